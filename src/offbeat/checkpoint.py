@@ -90,7 +90,13 @@ def save(
         "own": own,
         "random": {number: part["random"] for number, part in sorted(parts.items())},
         "buffers": {number: part["buffers"] for number, part in sorted(parts.items())},
-        "offbeat": {"format": FORMAT, "version": session.version if session is not None else 0, "workers": len(parts), "steps": _steps_of(session), "barriers": 0 if session is None else session.barriers},
+        "offbeat": {
+            "format": FORMAT,
+            "version": session.version if session is not None else 0,
+            "workers": len(parts),
+            "steps": _steps_of(session),
+            "barriers": 0 if session is None else session.barriers,
+        },
     }
     _write(Path(path), content)
 

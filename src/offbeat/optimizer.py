@@ -153,6 +153,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return local
         from offbeat.runtime.group.leader import Leading, shadow_of  # a script without a launcher needs no sockets
         from offbeat.runtime.joining import session_of
+        from offbeat.runtime.worker.early_copies import EarlyCopies
 
         wrapped, shadow = self.wrapped, None
         with _job_is_told():
@@ -178,8 +179,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 grouped=shadow is not None,
             )
         leading = Leading(self._place, shadow, session) if shadow is not None else None
+        early = EarlyCopies(model)
         session.follow_process()
         session.join(policy.spelling)
+        if leading is None and not session.restarted and early.found(model):
+            warnings.warn(
+                "this worker's initial parameters differ from the job's, and a copy of the model from before the wrapping has them (an "
+                "average of the weights, a target network): make the copy after offbeat.DistributedOptimizer, or seed all workers alike",
+                stacklevel=4,
+            )
         if leading is not None:
             leading.joined()
             session.group = leading

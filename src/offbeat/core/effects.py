@@ -8,7 +8,6 @@ from offbeat.core.partitions import Parts
 from offbeat.core.policy import Plan
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Version, WorkerId, WorkerState
 
-
 BARRIER: Final = -1
 """Stands for a pool of samples in a `Paused` at a barrier."""
 

@@ -11,7 +11,19 @@ from collections import deque
 from typing import Final
 
 from offbeat.core.effects import BarrierPassed, Effect, EpochEnded, Fence, Fold, Grant, Initialise, Interrupt, NoMore, Publish, Release
-from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Event, Folded, Initialised, Joined, LeaseWanted, Left, PullWanted, Pushed
+from offbeat.core.events import (
+    Abandoned,
+    BarrierWanted,
+    EpochWanted,
+    Event,
+    Folded,
+    Initialised,
+    Joined,
+    LeaseWanted,
+    Left,
+    PullWanted,
+    Pushed,
+)
 from offbeat.types import NO_CAUSE, RecordId, Version, WorkerId
 
 FOLDS_KEPT: Final = 1_000

@@ -313,11 +313,11 @@ class Serving:
     def _on_failing(self, connection: Connection, message: Message) -> None:
         """Pass a worker's failure report on to the supervisor, before the worker's process can end."""
         messages.FAILING.check(message.header, connection.peer, len(message.payload), len(message.memory))
-        fields = {name: message.header[name] for name in ("worker", "reason", "pushed")}
+        fields, before = {name: message.header[name] for name in messages.FAILURE}, None
         if self._coordinator is not None:
-            self._coordinator.on_last_words(connection, fields["worker"], fields["reason"])
+            before = self._coordinator.on_last_words(connection, fields, self.now())
         self._pass_on({"kind": "failing", **fields})
-        connection.send({"kind": "noted"})
+        connection.send({"kind": "noted", "before": before})
 
     def _pass_on(self, report: dict[str, Any]) -> None:
         """Send the supervisor a failure report."""

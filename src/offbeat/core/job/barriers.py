@@ -48,7 +48,11 @@ class Barriers:
         self._began[worker] = steps
 
     def come(self, event: BarrierWanted, steps: int) -> int | None:
-        """Note that a worker has come, after this many steps. Returns the number of the barrier at which it waits; None: the others have passed it already."""
+        """Note that a worker has come, after this many steps.
+
+        Returns:
+            The number of the barrier at which it waits; None: the others have passed it already.
+        """
         if event.number is not None and event.number < self.number:
             return None
         self._began.pop(event.worker, None)

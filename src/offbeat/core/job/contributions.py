@@ -28,9 +28,7 @@ class Contributions:
         effects: of the event in hand; this object appends its own.
     """
 
-    def __init__(
-        self, participants: Participants, waiting: Waiting, work: JobWork, progress: Progress, effects: list[Effect]
-    ) -> None:
+    def __init__(self, participants: Participants, waiting: Waiting, work: JobWork, progress: Progress, effects: list[Effect]) -> None:
         self._participants, self._waiting, self._work, self._effects = participants, waiting, work, effects
         self._progress = progress
         self._ledger, self._epochs = work.ledger, work.epochs

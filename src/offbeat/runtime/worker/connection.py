@@ -226,11 +226,18 @@ class WorkerConnection:
         """The notice has been heeded: what is still to be handed in may be waited for, until there is another."""
         self._noticed = False
 
-    def fail(self, why: Mapping[str, Any]) -> None:
-        """Send a failure report, if the coordinator can still be reached."""
+    def fail(self, why: Mapping[str, Any]) -> int | None:
+        """Send a failure report, if the coordinator can still be reached.
+
+        Returns:
+            The worker that has reported the same before; None: none has.
+        """
+        answer: Mapping[str, Any] = {}
         if not self._cut_off and not self.closed.is_set():
-            last_words.say(self.hub, self.coordinator, why)
+            answer = last_words.say(self.hub, self.coordinator, why)
         self.failed = True
+        before = answer.get("before")
+        return before if isinstance(before, int) else None
 
     def close(self) -> None:
         """End the heartbeat and the connections without a word, once what was sent before has reached the servers that are there."""

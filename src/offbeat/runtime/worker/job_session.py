@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -41,6 +41,13 @@ from offbeat.session import Barrier, LeasedRange, Session
 from offbeat.tensors.flat import FlatModel
 from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
+
+ANEW: Final = (
+    "offbeat: worker {worker} begins its script anew, after {before} steps: its own counters begin at 0. So do learning-rate schedules, "
+    "random generators and an average of the weights (EMA) that the script keeps. Count with 'for step in offbeat.steps(n)', and load with "
+    "offbeat.load what the chief has saved: docs/restarts.md"
+)
+"""What a restarted worker says before its first step, unless its script has done one of the two."""
 
 
 def pushed_fields(push: Pushed) -> dict[str, Any]:
@@ -324,9 +331,13 @@ class JobSession(Session):
         notice, interrupt = partial(self._siblings.notice, self), partial(self._siblings.interrupt, self)
         process_end.follow(leave=self._at_exit, fail=self._tell_why, notice=notice, interrupt=interrupt)
 
-    def _tell_why(self, error: BaseException) -> None:
+    def _tell_why(self, error: BaseException) -> str | None:
         pushed = any(session.steps > 0 for session in self._siblings)
-        self.link.fail(last_words.failing(self.worker, error, pushed=pushed))
+        why = last_words.failing(self.worker, error, pushed=pushed)
+        before = self.link.fail(why)
+        if before is None:
+            return None
+        return f"offbeat: worker {self.worker}: {why['reason']} ({why['place']}), as on worker {before} before: see the traceback there"
 
     @library_call
     def _at_exit(self) -> None:
@@ -420,13 +431,7 @@ class JobSession(Session):
         self.keeps_place = True
         if self._siblings.first_is(self):
             with suppress(OSError, ValueError):
-                print(
-                    f"offbeat: worker {self.worker} begins its script anew after {self.before} steps: its own counters begin at 0, and so do "
-                    "schedules that count its steps, its random generators and a copy of the model that it averages itself (EMA). "
-                    "Count with 'for step in offbeat.steps(n)', and read with offbeat.load what offbeat.save has saved: see docs/restarts.md",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(ANEW.format(worker=self.worker, before=self.before), file=sys.stderr, flush=True)
 
     @abstractmethod
     def _step(self, samples: int | None) -> None:

@@ -17,13 +17,14 @@ from offbeat.runtime.job.notices import NOTICES
 
 
 def follow(
-    *, leave: Callable[[], None], fail: Callable[[BaseException], None], notice: Callable[[], None], interrupt: Callable[[], bool]
+    *, leave: Callable[[], None], fail: Callable[[BaseException], str | None], notice: Callable[[], None], interrupt: Callable[[], bool]
 ) -> None:
     """Call these when this process ends.
 
     Args:
         leave: at exit, however the script has ended, so also after ``fail``.
-        fail: an exception ends the script, and its traceback is printed. `SystemExit` is none: a script may end itself with a status.
+        fail: an exception ends the script. Returns a line that is printed in place of its traceback, or None. `SystemExit` is none: a
+            script may end itself with a status.
         notice: one of `NOTICES` has come; runs in the main thread, between any two of its instructions, and may raise. Never called where
             the script handles the signal itself, or where the caller is not the main thread, which alone may set handlers.
         interrupt: SIGINT has come; runs where ``notice`` runs. Returns whether to raise `KeyboardInterrupt` there and then. A script that
@@ -35,11 +36,15 @@ def follow(
     def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if issubclass(kind, KeyboardInterrupt):
             return  # the user has asked for the end: no traceback, and the job hears that this worker leaves
-        before(kind, error, trace)
+        line: str | None = None
         try:
-            fail(error)
+            line = fail(error)
         except Exception as unsaid:
             print(f"offbeat: the job could not be told why this process ends: {unsaid}", file=sys.stderr)
+        if line is None:
+            before(kind, error, trace)
+        else:
+            print(line, file=sys.stderr)
 
     def terminated(number: int, frame: Any) -> None:
         notice()
