@@ -60,6 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "journal": {*BASE, "core"},
     "session": {*BASE, "core"},
     "sampler": {*BASE, "core", "session", "orders"},
+    "place": {*BASE, "core", "session"},
     "tensors": {*BASE, "core", "core.allreduce"},
     "runtime.job": {*RULES, *DATA_PLANE},
     "runtime.coordination": {*RULES, *DATA_PLANE, "journal", "runtime.job"},
@@ -89,8 +90,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {*RULES, "options", "journal", "report", "launch", "runtime.job", "sim", "sim.latency", "chaos"},
     "__main__": {"cli"},
     "agent": {"cli"},
-    "integrations": {*FACE, "loaders", "checkpoint", "launch"},
-    "__init__": {*FACE, "loaders", "checkpoint"},
+    "integrations": {*FACE, "loaders", "checkpoint", "place", "launch"},
+    "__init__": {*FACE, "loaders", "checkpoint", "place"},
 }
 """Arrows point down: each room of the package, a folder or a file beside the folders, and the rooms that it may import besides itself."""
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,8 @@ def load(
 
     Call it on every worker, after wrapping the optimizer and before the first step. Only the objects given are loaded. A restarted worker,
     which joins a running job, keeps the job's parameters, optimizer state and place in the epoch; it takes from the file the sampler's
-    epoch number, the schedulers, and the script's own values.
+    epoch number, the schedulers, models that the optimizer does not train (an average of the weights, for example), and the script's own
+    values.
 
     Args:
         path: the path of the file.
@@ -140,6 +141,8 @@ def load(
         _load_each("model", model, content["model"], lambda one, state: one.load_state_dict(state))
         _load_each("optimizer", optimizer, content["optimizer"], lambda one, state: one.load_state_dict(state))
     else:
+        trained = {id(parameter) for one in wrapped for group in one.param_groups for parameter in group["params"]}
+        _load_each("model", model, content["model"], lambda one, state: _load_own(one, state, trained))
         _load_each("optimizer", optimizer, content["optimizer"], _load_settings)
     _load_each("sampler", sampler, content["sampler"], lambda one, state: one.load_state_dict(state))
     _load_each("scheduler", scheduler, content["scheduler"], lambda one, state: one.load_state_dict(state))
@@ -155,6 +158,12 @@ def load(
 
 def _steps_of(session: Session | None) -> int:
     return 0 if session is None else session.before + session.steps
+
+
+def _load_own(model: torch.nn.Module, state: dict[str, Any], trained: Collection[int]) -> None:
+    """Load a model of the script's own, such as an average of the weights; the job has the state of the others."""
+    if not any(id(parameter) in trained for parameter in model.parameters()):
+        model.load_state_dict(state)
 
 
 def _load_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
