@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import offbeat
 from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.transport.base import Closed, Connection, Hub, Message
@@ -23,7 +22,7 @@ from offbeat.transport.hub import SocketHub
 from offbeat.transport.link import Link
 from offbeat.types import Seconds
 
-_PATHS = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(offbeat.__file__).parent))
+_PATHS = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[2]))
 _NOT_OWN = (*(path + os.sep for path in _PATHS), "<frozen ")
 """What the names of files begin with that are not the script's."""
 PATIENCE_S: Seconds = 2.0
