@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gradient_watch": {*BASE, "core"},
     "session": {*BASE, "core", "gradient_watch"},
     "sampler": {*BASE, "core", "gradient_watch", "session", "orders"},
+    "place": {*BASE, "core", "session"},
     "tensors": {*BASE, "core", "core.allreduce", "gradient_watch"},
     "runtime.job": {"files", *RULES, *DATA_PLANE},
     "runtime.coordination": {"files", *RULES, *DATA_PLANE, "journal", "runtime.job", "runtime.recovery"},
@@ -92,8 +93,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {"files", "guarded", *RULES, "options", "journal", "report", "launch", "runtime.job", "sim", "sim.latency", "chaos"},
     "__main__": {"cli"},
     "agent": {"cli"},
-    "integrations": {*FACE, "loaders", "checkpoint", "guarded", "launch"},
-    "__init__": {*FACE, "loaders", "checkpoint"},
+    "integrations": {*FACE, "loaders", "checkpoint", "place", "guarded", "launch"},
+    "__init__": {*FACE, "loaders", "checkpoint", "place"},
 }
 """Arrows point down: each room of the package, a folder or a file beside the folders, and the rooms that it may import besides itself."""
 

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from offbeat.checkpoint import save as save
     from offbeat.core.policy import Policy as Policy
     from offbeat.errors import ConfigurationError as ConfigurationError
+    from offbeat.errors import JobEnded as JobEnded
     from offbeat.errors import JobError as JobError
     from offbeat.errors import OffbeatError as OffbeatError
     from offbeat.errors import ProtocolError as ProtocolError
     from offbeat.errors import RefusedError as RefusedError
     from offbeat.loaders import elastic as elastic
     from offbeat.optimizer import DistributedOptimizer as DistributedOptimizer
+    from offbeat.place import barrier as barrier
+    from offbeat.place import steps as steps
     from offbeat.policies import *  # noqa: F403
     from offbeat.policies import rule as rule
     from offbeat.session import chief as chief
@@ -36,11 +39,13 @@ if "OFFBEAT_TOKEN" in os.environ:  # a process of a job: before the script start
     import_module("offbeat.runtime.job.settings").take_token()
 
 _HOME = {
+    "barrier": "offbeat.place",
     "chief": "offbeat.session",
     "ConfigurationError": "offbeat.errors",
     "DistributedOptimizer": "offbeat.optimizer",
     "elastic": "offbeat.loaders",
     "is_main_process": "offbeat.session",
+    "JobEnded": "offbeat.errors",
     "JobError": "offbeat.errors",
     "load": "offbeat.checkpoint",
     "log": "offbeat.session",
@@ -52,6 +57,7 @@ _HOME = {
     "RefusedError": "offbeat.errors",
     "rule": "offbeat.policies",
     "save": "offbeat.checkpoint",
+    "steps": "offbeat.place",
     "world_size": "offbeat.session",
 }
 """The module of each public name, except the rules, which are in `offbeat.policies`."""

@@ -8,7 +8,7 @@ import os
 import secrets
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from offbeat.files import flush, system_error
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.runtime.worker.process_state import buffers_of, load_buffers, random_state, set_random_state
 from offbeat.sampler import Passes
-from offbeat.session import Snapshot
+from offbeat.session import Session, Snapshot
 from offbeat.types import FIRST_WORKER
 
 FORMAT = 1
@@ -93,7 +93,13 @@ def save(
         "own": own,
         "random": {number: part["random"] for number, part in sorted(parts.items())},
         "buffers": {number: part["buffers"] for number, part in sorted(parts.items())},
-        "offbeat": {"format": FORMAT, "version": session.version if session is not None else 0, "workers": len(parts)},
+        "offbeat": {
+            "format": FORMAT,
+            "version": session.version if session is not None else 0,
+            "workers": len(parts),
+            "steps": _steps_of(session),
+            "barriers": 0 if session is None else session.barriers,
+        },
     }
     _write(Path(path), content)
 
@@ -110,7 +116,8 @@ def load(
 
     Call it on every worker, after wrapping the optimizer and before the first step. Only the objects given are loaded. A restarted worker,
     which joins a running job, keeps the job's parameters, optimizer state and place in the epoch; it takes from the file the sampler's
-    epoch number, the schedulers, and the script's own values.
+    epoch number, the schedulers, models that the optimizer does not train (an average of the weights, for example), and the script's own
+    values.
 
     Args:
         path: the path of the file.
@@ -137,15 +144,29 @@ def load(
         _load_each("model", model, content["model"], lambda one, state: one.load_state_dict(state))
         _load_each("optimizer", optimizer, content["optimizer"], lambda one, state: one.load_state_dict(state))
     else:
+        trained = {id(parameter) for one in wrapped for group in one.param_groups for parameter in group["params"]}
+        _load_each("model", model, content["model"], lambda one, state: _load_own(one, state, trained))
         _load_each("optimizer", optimizer, content["optimizer"], _load_settings)
     _load_each("sampler", sampler, content["sampler"], lambda one, state: one.load_state_dict(state))
     _load_each("scheduler", scheduler, content["scheduler"], lambda one, state: one.load_state_dict(state))
+    if session is not None:
+        session.go_on(content["offbeat"].get("steps", 0), content["offbeat"].get("barriers", 0))
     worker = session.worker if session is not None else FIRST_WORKER
     if resumes and worker in content["random"]:
         load_buffers(_objects(model), content["buffers"][worker])
         set_random_state(content["random"][worker])
     own: dict[str, Any] = content["own"]
     return own
+
+
+def _steps_of(session: Session | None) -> int:
+    return 0 if session is None else session.before + session.steps
+
+
+def _load_own(model: torch.nn.Module, state: dict[str, Any], trained: Collection[int]) -> None:
+    """Load a model of the script's own, such as an average of the weights; the job has the state of the others."""
+    if not any(id(parameter) in trained for parameter in model.parameters()):
+        model.load_state_dict(state)
 
 
 def _load_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

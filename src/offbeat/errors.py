@@ -27,6 +27,29 @@ class RefusedError(OffbeatError):
     """The job refused this worker: its token is wrong, or its model differs from the job's."""
 
 
+class JobEnded(SystemExit):
+    """The job has ended before this worker's script: there is nothing left for it to do.
+
+    A restarted worker begins its script anew while the others are near its end. When their scripts have ended, its pass over an elastic
+    loader is empty, and beginning another raises `JobEnded`; without a sampler, its next `step` does. A pass whose samples other workers
+    have taken is empty, too, and raises nothing.
+
+    It is a `SystemExit` with the status 0, so that a script needs no line for it: the process ends without a traceback, after its
+    ``finally`` blocks and exit handlers, and the launcher counts the worker as finished. ``except Exception``, which many scripts have
+    around a step or an epoch to go on after an error, does not catch it. A script that has something to do at its end can:
+
+    >>> try:
+    ...     raise JobEnded("the scripts of the job's first workers have ended")
+    ... except JobEnded as end:
+    ...     print(end, end.code)
+    the scripts of the job's first workers have ended 0
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.code = 0  # else Python would print the reason, and end with status 1
+
+
 class JobError(OffbeatError):
     """The job cannot continue; the message says why in one sentence."""
 

@@ -160,6 +160,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return local
         from offbeat.runtime.group.leader import Leading, shadow_of  # a script without a launcher needs no sockets
         from offbeat.runtime.joining import session_of
+        from offbeat.runtime.worker.early_copies import EarlyCopies
 
         wrapped, shadow = self.wrapped, None
         with _job_is_told():
@@ -186,8 +187,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         leading = Leading(self._place, shadow, session) if shadow is not None else None
         session.reduction = self._reduction
+        early = EarlyCopies(model)
         session.follow_process()
         session.join(policy.spelling)
+        if leading is None and not session.restarted and early.found(model):
+            warn(
+                "this worker's initial parameters differ from the job's, and a copy of the model from before the wrapping has them (an "
+                "average of the weights, a target network): make the copy after offbeat.DistributedOptimizer, or seed all workers alike"
+            )
         if leading is not None:
             leading.joined()
             session.group = leading
@@ -269,6 +276,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             JobError: the servers have ended.
+            JobEnded: this worker was restarted, its script takes no samples from the job, and the others' scripts have ended.
 
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -280,6 +288,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         >>> optimizer.step(closure)
         1.0
         """
+        self._session.check_end()
         loss = None
         if closure is not None:
             with torch.enable_grad():

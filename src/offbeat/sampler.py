@@ -141,6 +141,7 @@ class Passes:
     def _pass(self) -> tuple[Epoch, Iterator[LeasedRange]]:
         """Begin the next pass; return its epoch, and an iterator over its grants."""
         session, epoch = self._session, self._next
+        session.check_end()
         kept = list(self._dealt) if self._peeked and epoch == self._begun else []
         if kept:
             session.take_back(self._pool)
@@ -165,6 +166,8 @@ class Passes:
                 session.progress = progress
                 progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
             yield grant
+        if not dealt and session.over is not None:
+            session.ended = True
         self._look_for_evaluation(dealt)
 
     def _delivered(self, dealt: list[LeasedRange], number: int, batch: Any = None) -> None:

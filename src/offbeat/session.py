@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat
 from offbeat.core.gradient_contents import GradientContents
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Parts, size_of
+from offbeat.errors import JobEnded
 from offbeat.gradient_watch import GradientWatch
 from offbeat.types import FIRST_WORKER, Epoch, Fate, LeaseId, Reduction, Version, WorkerId
 
 if TYPE_CHECKING:
     import torch
+    from torch.optim.lr_scheduler import LRScheduler
 
 
 PROCESS: Final = "OFFBEAT_PROCESS"
@@ -106,6 +108,23 @@ class SplitProgress:
             self.batches = self.dealt + -(-max(0, size_of(parts) - self.samples) // batch)
 
 
+class Barrier(NamedTuple):
+    """What `offbeat.barrier` returns: which barrier this was, and whose model each worker has after it."""
+
+    number: int
+    """Of the barrier, from 0 in each job; a restarted worker goes on with the job's number."""
+    version: Version
+    """The version of the model that this worker has now."""
+    workers: tuple[WorkerId, ...]
+    """The workers that have come to it."""
+    shared: bool
+    """True: every worker has the same model, of this version. False: under this rule each worker keeps a model of its own
+    (``dpsgd``, ``adpsgd``, ``sgp``), and ``version`` counts the steps that are in this worker's."""
+    past: bool = False
+    """True: the others passed this barrier before this worker's process was there. A restarted worker passes over epochs that are over:
+    what belongs to such an epoch, an evaluation or a save, has been done."""
+
+
 class Snapshot(NamedTuple):
     """The contents of a checkpoint, all of one version if the rule has one; the model then has the parameters of that version."""
 
@@ -138,6 +157,22 @@ class Session(ABC):
     """The fraction of the data that all workers' splits share; None: no splits, samples are dealt out from one pool."""
 
     def __init__(self) -> None:
+        self.steps = 0
+        """Steps that this process has made."""
+        self.before = 0
+        """Steps of this worker's script before this process: of its earlier processes, or before the checkpoint that it has loaded."""
+        self.restarted = False
+        """Whether this process takes the place of an earlier one, or has joined a job that has made steps before."""
+        self.counts = False
+        """Whether the script counts with `offbeat.steps`."""
+        self.barriers_before = 0
+        """The number of the next barrier when the checkpoint that the script has loaded was saved."""
+        self.keeps_place = False
+        """Whether the script goes on where the job is: it has used `offbeat.steps`, or loaded a checkpoint."""
+        self.over: str | None = None
+        """Why the job has ended for this worker, which its script has not; None: it has not ended."""
+        self.ended = False
+        """Whether the script has been told of the end: by an empty pass, or, without a sampler, by the next step."""
         self.progress = SplitProgress()
         self.metrics: dict[str, float] = {}
         self.reports: list[dict[str, Any]] = []
@@ -278,6 +313,30 @@ class Session(ABC):
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         """Return the next samples of an epoch, ``self.batch`` or else ``batch`` of them; None once the epoch is over for this worker."""
 
+    def check_end(self) -> None:
+        """Raise `JobEnded` where the job has ended and this worker's script has been told so."""
+        if self.ended:
+            assert self.over is not None, "a script is told of the end of a job that has ended"
+            raise JobEnded(self.over)
+
+    def look(self) -> None:  # noqa: B027 without a launcher nothing comes
+        """Read what the job has to say, without waiting."""
+
+    @property
+    def barriers(self) -> int:
+        """The number of the script's next barrier."""
+        return 0
+
+    def go_on(self, steps: int, barriers: int) -> None:
+        """Note the steps that the script has made, and the barriers, according to the checkpoint that it has loaded."""
+        self.keeps_place, self.barriers_before = True, barriers
+        if self.resumes:
+            self.before = steps
+
+    @abstractmethod
+    def barrier(self) -> Barrier:
+        """Wait until every living worker has come, and load the newest parameters."""
+
     @abstractmethod
     def pull(self) -> None:
         """Load the newest parameters into the model."""
@@ -302,6 +361,10 @@ class Session(ABC):
 
     def known_as(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: B027 without a launcher nothing is saved unasked
         """Note the object that the script uses as its optimizer: its schedulers hold it, or the wrapped one."""
+
+    def schedulers(self) -> list[LRScheduler]:
+        """Return the schedulers of the script's optimizer, those that exist now."""
+        return []
 
     def hand_in(self, part: dict[str, Any]) -> None:  # noqa: B027 without a launcher no other process saves
         """Send this worker's part of a checkpoint to the worker that writes the file."""
@@ -338,12 +401,14 @@ class LocalSession(Session):
         """Pools whose epoch has been dealt out while some of its batches have not been used in a step yet."""
         self._stepping = False
         GradientWatch(self.contents).follow(parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._barriers = 0
 
     @property
     def inside(self) -> bool:
         return self._stepping
 
     def step(self, samples: int | None) -> None:
+        self.steps += 1
         self._stepping = True
         try:
             self._optimizer.step()
@@ -354,6 +419,7 @@ class LocalSession(Session):
 
     def reject(self, reason: str) -> None:
         """Skip this step: its samples are rejected with the reason."""
+        self.steps += 1
         self._settle(Fate.REJECTED, reason)
 
     def _settle(self, fate: Fate, reason: str) -> None:
@@ -392,6 +458,14 @@ class LocalSession(Session):
         self._leases.keep(self.worker, kept)
         epoch = self._leases.epoch(pool)
         self.note_report({"epoch": epoch, **self._leases.end(pool)})
+
+    @property
+    def barriers(self) -> int:
+        return self._barriers
+
+    def barrier(self) -> Barrier:
+        self._barriers += 1
+        return Barrier(self._barriers - 1, self.version, (self.worker,), True)
 
     def pull(self) -> None:
         """End the epochs that have no more samples; the parameters are in this process."""

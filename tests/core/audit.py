@@ -16,8 +16,22 @@ from tests.core.promises import Promises, promises_of
 from tests.core.samples import Samples
 from tests.core.scripts import served
 
-from offbeat.core.effects import Effect, EpochEnded, Fold, Gather, Grant, Interrupt, NoMore, Paused, Release, Settle, StateChanged
-from offbeat.core.events import Abandoned, EpochWanted, Event, Folded, LeaseWanted, Pushed
+from offbeat.core.effects import (
+    BARRIER,
+    BarrierPassed,
+    Effect,
+    EpochEnded,
+    Fold,
+    Gather,
+    Grant,
+    Interrupt,
+    NoMore,
+    Paused,
+    Release,
+    Settle,
+    StateChanged,
+)
+from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Event, Folded, LeaseWanted, Pushed
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Policy
 from offbeat.types import Clock, Fate, WorkerState
@@ -53,6 +67,10 @@ class Auditor:
         """Whether gradients may be late, and their worker goes on before they have a fate."""
         self._paused: dict[int, Paused] = {}
         """Who waits for the end of an epoch, and of which."""
+        self.barriers = 0
+        """Those that have been passed."""
+        self._joined_since: set[int] = set()
+        """Workers that have joined the running job and come to no barrier since: they may be past that at which others wait."""
         self._due: list[Key] = []
         """What the last fold has named and whose fates are still to come."""
         self._fenced: Who | None = None
@@ -196,6 +214,8 @@ class Auditor:
         if effect.state is WorkerState.ALIVE:
             assert effect.incarnation > self.alive.get(effect.worker, 0)
             self.alive[effect.worker] = effect.incarnation
+            if self.job.start.begun and not self.job.start.first(effect.worker):
+                self._joined_since.add(effect.worker)
         else:
             self.alive.pop(effect.worker, None)
 
@@ -229,11 +249,15 @@ class Auditor:
     def _pause(self, effect: Paused, event: Event | None, effects: Sequence[Effect]) -> None:
         """A worker pauses because of what it has asked for itself, once, with nothing pending, and says so before what follows from it."""
         who = effect.worker, effect.incarnation
-        assert isinstance(event, LeaseWanted | EpochWanted) and (event.worker, event.incarnation) == who, f"nobody asked: {effect}"
-        assert effects[0] is effect and effect.epoch <= event.epoch
+        wishes = BarrierWanted if effect.pool == BARRIER else LeaseWanted | EpochWanted
+        assert isinstance(event, wishes) and (event.worker, event.incarnation) == who, f"nobody asked: {effect}"
+        asked = event.number if isinstance(event, BarrierWanted) else event.epoch
+        assert effects[0] is effect and (asked is None or effect.epoch <= asked)
         assert self.alive.get(effect.worker) == effect.incarnation and (self.rounds or not self.waits_to_be_folded(effect.worker))
         assert effect.worker not in self._paused, f"paused twice: {self._paused[effect.worker]}, {effect}"
         self._paused[effect.worker] = effect
+        if effect.pool == BARRIER:
+            self._joined_since.discard(effect.worker)
         self._told.pop(effect.worker, None)
 
     def _no_more(self, effect: NoMore) -> None:
@@ -247,6 +271,21 @@ class Auditor:
             del self._paused[worker]
         assert not self.job.participants.outside, f"kept outside after the end of epoch {effect.epoch}: {self.job.participants.outside}"
         self.samples.report(effect)
+
+    def _barrier(self, effect: BarrierPassed) -> None:
+        """A barrier is for all who wait at it; whoever does not is dead, outside, late, or waits for what only these can do."""
+        if effect.past:  # one that came late goes on alone
+            assert effect.number < self.barriers
+            assert not self._paused.keys() & set(effect.workers)
+            return
+        assert effect.number == self.barriers and not self.open, f"passed with contributions that have no fate: {self.open}"
+        self.barriers += 1
+        ahead = self.job.participants.outside.keys() | self._joined_since
+        here = {worker for worker, paused in self._paused.items() if paused.pool == BARRIER}
+        assert here == set(effect.workers) and {self._paused[worker].epoch for worker in here} == {effect.number}
+        assert self.alive.keys() - ahead <= self._paused.keys(), "passed without a worker that may come"
+        for worker in here:
+            del self._paused[worker]
 
     def _the_paused_are_idle(self) -> None:
         """The rule counts on whoever is alive, inside, and has not paused, and on nobody else."""
@@ -265,4 +304,5 @@ class Auditor:
         Grant: _grant,
         NoMore: _no_more,
         EpochEnded: _end_of_epoch,
+        BarrierPassed: _barrier,
     }

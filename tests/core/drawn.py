@@ -92,6 +92,7 @@ def schedules(draw: st.DrawFn, name: str, faults: tuple[str, ...] = FAULTS, leas
         size=draw(st.integers(1, 40)),
         batch=draw(st.integers(1, 5)),
         prefetch=draw(st.integers(0, 4)),
+        barriers=draw(st.sampled_from((0, 0, 1, 2))),
         timeout_s=draw(st.sampled_from((None, 12.0))),
         faults=tuple(draw(happenings)),
     )

@@ -11,8 +11,8 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from offbeat.core.effects import Effect, EpochEnded, Grant, Initialise, NoMore, Release
-from offbeat.core.events import Abandoned, EpochWanted, Event, Initialised, LeaseWanted, Left, PullWanted, Pushed, Skipped
+from offbeat.core.effects import BarrierPassed, Effect, EpochEnded, Grant, Initialise, NoMore, Release
+from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Event, Initialised, LeaseWanted, Left, PullWanted, Pushed, Skipped
 from offbeat.core.partitions import size_of
 from offbeat.core.policy import Plan, Policy, ServerRule
 from offbeat.policies import BSP
@@ -42,6 +42,8 @@ class Schedule:
     batch: int = 4
     prefetch: int = 0
     """Leases that a worker takes ahead of the one it works on."""
+    barriers: int = 0
+    """After how many iterations, or after how many epochs, the script comes to a barrier; 0: never."""
     timeout_s: float | None = None
     faults: tuple[tuple[str, int, int], ...] = ()
     """What, to which worker, at which tick: see `World.fault_*`."""
@@ -85,6 +87,8 @@ class Process:
     batches: int = 0
     steps: int = 0
     """Local steps since the last push, and what they were made of."""
+    barrier: int | None = None
+    """The next one; None: this process has passed none, and has not been there when the job began."""
     samples: int = 0
     leases: tuple[LeaseId, ...] = ()
     compute_s: float = 0.0
@@ -94,12 +98,14 @@ class Process:
         self._forget()
         self.kept = ()
         yield from self._hear(None, Release)
-        for _ in range(0 if self.schedule.epochs else self.schedule.iterations):
+        for iteration in range(0 if self.schedule.epochs else self.schedule.iterations):
             yield from self._step(None)
             while self.steps:
                 yield from self._step(None)
+            yield from self._come_to_barrier(iteration)
         for epoch in range(self.schedule.epochs):
             yield from self._epoch(epoch)
+            yield from self._come_to_barrier(epoch)
         yield Left(self.worker, self.incarnation)
 
     def _epoch(self, epoch: int) -> Script:
@@ -170,6 +176,17 @@ class Process:
         )
         self.poisoned = False
         self._forget()
+
+    def _come_to_barrier(self, iteration: int) -> Script:
+        if not self.schedule.barriers or (iteration + 1) % self.schedule.barriers:
+            return
+        if self.barrier is None and self.incarnation == 1 and self.worker < self.schedule.workers:
+            self.barrier = 0
+        passed = yield from self._hear(BarrierWanted(self.worker, self.incarnation, self.barrier), BarrierPassed)
+        assert isinstance(passed, BarrierPassed) and self.barrier in (None, passed.number)
+        self.barrier = passed.number + 1
+        yield from self._hear(None, Release)
+        assert self.version >= passed.version, "the newest parameters come with the end of a barrier"
 
     def _forget(self) -> None:
         """Nothing has been computed since the last push."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tests.core.audit import Auditor
 from tests.core.scripts import Process, Schedule, Script, served
 
-from offbeat.core.effects import Effect, EpochEnded, Fence, Fold, Grant, Initialise, Interrupt, NoMore, Release
+from offbeat.core.effects import BarrierPassed, Effect, EpochEnded, Fence, Fold, Grant, Initialise, Interrupt, NoMore, Release
 from offbeat.core.events import Event, Folded, Heard, Joined, Left, Lost, Skipped
 from offbeat.core.job.coordinator import Coordinator
 
@@ -216,7 +216,7 @@ class World:
                 self._measure(effect)
             elif isinstance(effect, Interrupt):
                 self._interrupt(effect)
-            elif isinstance(effect, EpochEnded):
+            elif isinstance(effect, EpochEnded | BarrierPassed):
                 for worker in effect.workers:
                     self._deliver(self.processes[worker], effect)
             elif isinstance(effect, Fence):

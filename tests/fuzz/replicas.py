@@ -10,7 +10,7 @@ from tests.fuzz.receiver import Finding, Outcome, Receiver, checked
 from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.replicated_server import ReplicatedServer
-from offbeat.runtime.serving import JobEnded
+from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Closed, Connection, Message
 from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.transport.wire import EMPTY
@@ -48,7 +48,7 @@ class ReplicaReceiver(Receiver):
         try:
             self.server._arrived(self.line, message)
             self.server.tick()
-        except JobEnded:
+        except ServingEnded:
             return Outcome.ENDED
         except JobError as error:
             checked(error)

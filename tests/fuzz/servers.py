@@ -13,7 +13,7 @@ from offbeat.errors import JobError
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.lasting_server import Server
-from offbeat.runtime.serving import JobEnded
+from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.transport.shm import MemoryBlock
@@ -76,7 +76,7 @@ class ServerReceiver(Receiver):
         try:
             self.server._handle(self.line, message)
             self.server.tick()
-        except JobEnded:
+        except ServingEnded:
             return Outcome.ENDED
         except JobError as error:
             checked(error)

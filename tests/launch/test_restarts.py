@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.outcome import End, verdict
 from offbeat.launch.processes import describe, start
-from offbeat.launch.restarts import FailureReport, WorkerProcess, why_not_restarted
+from offbeat.launch.restarts import Bugs, FailureReport, WorkerProcess, why_not_restarted
+from offbeat.runtime.job.last_words import failing, place_of
 from offbeat.types import WorkerId, worker_ids
 
 LEAVE = "it was told to leave"
@@ -35,6 +40,40 @@ USED_UP = "--max-restarts 3 is used up"
 )
 def test_who_is_restarted(status: int, pushed: bool, restarts: int, why: str | None) -> None:
     assert why_not_restarted(status, pushed=pushed, restarts=restarts, max_restarts=3) == why
+
+
+def test_a_refused_call_is_final() -> None:
+    why = why_not_restarted(1, pushed=True, restarts=0, max_restarts=3, final=True)
+    assert why == "it made a call that offbeat refuses, and would make it again"
+    assert why_not_restarted(-9, pushed=True, restarts=0, max_restarts=3, final=True) is None, "it was killed, and raised nothing"
+
+
+def test_a_bug_is_the_same_exception_at_the_same_line() -> None:
+    def report(type: str, place: str | None) -> FailureReport:
+        return FailureReport(f"{type}: text", pushed=True, type=type, place=place)
+
+    bugs = Bugs()
+    accidents = [("ValueError", "a.py:1"), ("KeyError", "a.py:1"), ("ValueError", "a.py:2"), ("JobError", None), ("JobError", None)]
+    assert not any(bugs.note(WorkerId(number), report(*accident)) for number, accident in enumerate(accidents))
+    assert "twice on worker 0" in str(bugs.note(WorkerId(0), report("ValueError", "a.py:1")))
+    assert "on workers 2 and 5" in str(bugs.note(WorkerId(5), report("ValueError", "a.py:2")))
+
+
+def test_where_a_script_failed() -> None:
+    """The line of the script, also where an installed package raises; what happened to the job is at no line."""
+    here = Path(__file__).name
+    with pytest.raises(RuntimeError) as torch_raises:
+        torch.nn.Linear(2, 1)(torch.zeros(3))
+    assert str(place_of(torch_raises.value)).rpartition(":")[0].endswith(here)
+    with pytest.raises(json.JSONDecodeError) as python_raises:
+        json.loads("{")
+    assert str(place_of(python_raises.value)).rpartition(":")[0].endswith(here)
+    with pytest.raises(JobError) as job_ends:
+        raise JobError("server 0 is gone")
+    assert failing(1, job_ends.value, pushed=True)["place"] is None
+    with pytest.raises(ConfigurationError) as refused:
+        raise ConfigurationError("impossible")
+    assert failing(1, refused.value, pushed=True)["final"]
 
 
 def test_no_restarts_wanted() -> None:

@@ -23,7 +23,7 @@ from offbeat.launch.lasting import LastingServer
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.recovery.replica import Replica, StreamRecorder
 from offbeat.runtime.replicated_server import ReplicatedServer
-from offbeat.runtime.serving import JobEnded
+from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.link import Link
 from offbeat.types import Ack, Seconds, WorkerId
@@ -142,7 +142,7 @@ class ReplicatedServers(SteppedJob):
         except Death:
             self._living = None
             self._take_over(process)
-        except JobEnded:
+        except ServingEnded:
             self._ended.add(process.number)
         finally:
             self._living = before

@@ -25,7 +25,7 @@ from offbeat.journal.records import Record
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.lasting_server import Server
-from offbeat.runtime.serving import JobEnded
+from offbeat.runtime.serving import ServingEnded
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.event_queue import FAULT, WAKE, EventQueue
 from offbeat.sim.faults import Fault, Join, Kill, Restart, Vanish
@@ -191,7 +191,7 @@ class SteppedJob:
         """A server handles one message."""
         try:
             self._servers[number].hear(0.0)
-        except JobEnded:
+        except ServingEnded:
             self._ended.add(number)
 
     def _wake(self, serial: int) -> None:

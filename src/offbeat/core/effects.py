@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from offbeat.core.partitions import Parts
 from offbeat.core.policy import Plan
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Version, WorkerId, WorkerState
+
+BARRIER: Final = -1
+"""Stands for a pool of samples in a `Paused` at a barrier."""
 
 
 class Part(NamedTuple):
@@ -208,12 +211,17 @@ class Grant(NamedTuple):
 
 
 class Paused(NamedTuple):
-    """Note that a worker has no samples until the epoch ends or some come back; the rule does not wait for it meanwhile."""
+    """Note that a worker has no samples until the epoch ends or some come back, or that it waits at a barrier.
+
+    The rule does not wait for it meanwhile.
+    """
 
     worker: WorkerId
     incarnation: Incarnation
     pool: int
+    """`BARRIER`: it waits at a barrier."""
     epoch: Epoch
+    """Or the barrier's number."""
     reason: str
 
 
@@ -242,6 +250,8 @@ class NoMore(NamedTuple):
     refreshed: bool
     """True if a `Release` with the newest parameters comes with this effect."""
     reason: str
+    over: bool = False
+    """True if no later epoch will have samples for this worker either: the job has ended."""
 
 
 class EpochEnded(NamedTuple):
@@ -253,6 +263,34 @@ class EpochEnded(NamedTuple):
     """See ``core/leases.py``."""
     workers: tuple[WorkerId, ...]
     """The workers that waited for the end."""
+
+
+class BarrierPassed(NamedTuple):
+    """Tell the workers that wait at a barrier to go on. Separate `Release` effects admit them, with the newest parameters."""
+
+    number: int
+    version: Version
+    workers: tuple[WorkerId, ...]
+    past: bool = False
+    """True: the others have passed it before; its one worker is late."""
+
+
+class GoesOn(NamedTuple):
+    """Tell a worker that has joined a running job after how many steps of its script it goes on."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    steps: int
+    restarted: bool
+    """False: the whole job goes on from a checkpoint."""
+
+
+class JobOver(NamedTuple):
+    """Tell a worker that has joined the running job that the job has ended: its script gets no step more."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    reason: str
 
 
 class StateChanged(NamedTuple):
@@ -285,5 +323,8 @@ Effect: TypeAlias = (
     | TakenBack
     | NoMore
     | EpochEnded
+    | BarrierPassed
+    | GoesOn
+    | JobOver
     | StateChanged
 )

@@ -20,6 +20,14 @@ class Initialised(NamedTuple):
     worker: WorkerId
 
 
+class Resumed(NamedTuple):
+    """The script of a worker has loaded a checkpoint before which it had made this many steps."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    steps: int
+
+
 class Heard(NamedTuple):
     """A sign of life."""
 
@@ -135,6 +143,15 @@ class Skipped(NamedTuple):
     leases: tuple[LeaseId, ...]
 
 
+class BarrierWanted(NamedTuple):
+    """A worker has come to a barrier and waits until every living worker has."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    number: int | None
+    """Of the barrier, from 0 in each job; None: a process that has joined the running job and has passed none: the next one."""
+
+
 class PullWanted(NamedTuple):
     """An admitted worker asks for the newest parameters, without a push."""
 
@@ -184,6 +201,7 @@ class Left(NamedTuple):
 Event: TypeAlias = (
     Joined
     | Initialised
+    | Resumed
     | Heard
     | Pushed
     | Abandoned
@@ -191,6 +209,7 @@ Event: TypeAlias = (
     | Withdrawn
     | Voided
     | PullWanted
+    | BarrierWanted
     | LeaseWanted
     | EpochWanted
     | Skipped

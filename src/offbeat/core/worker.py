@@ -13,8 +13,10 @@ simulated one and the tests' workers all drive this machine, so that they push, 
 The states, and what is understood in each of them; what is not in the table is a `ProtocolError`::
 
     WAITING     for a Release, or in rules of shard scope for blocks    Release, BlockArrived, Woken -> COMPUTING; Fence -> WAITING
-    ASKING      for samples, or for the end of an epoch                 Grant, NoMore -> COMPUTING or WAITING; EpochEnded, Fence -> WAITING
-    COMPUTING   the script has control                                  Stepped, SamplesWanted, EpochEndWanted, PullAsked, Finished
+    ASKING      for samples, for an epoch's end, or at a barrier        Grant, NoMore -> COMPUTING or WAITING;
+                                                                        EpochEnded, BarrierPassed, Fence -> WAITING
+    COMPUTING   the script has control                                  Stepped, SamplesWanted, EpochEndWanted, BarrierAsked, PullAsked,
+                                                                        Finished
     LEFT        the worker has left the job
 
 Every instruction carries the number of the effect that caused it, as the journal has it (0: there is no journal): the reader of a
@@ -33,11 +35,12 @@ from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
 from offbeat.core.block_cache import Blocks
-from offbeat.core.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Release
-from offbeat.core.events import Abandoned, EpochWanted, Joined, LeaseWanted, Left, PullWanted, Pushed
+from offbeat.core.effects import BarrierPassed, EpochEnded, Fence, Grant, Interrupt, NoMore, Release
+from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Joined, LeaseWanted, Left, PullWanted, Pushed
 from offbeat.core.policy import Plan
 from offbeat.core.worker_messages import (
     Advanced,
+    BarrierAsked,
     BlockArrived,
     Compute,
     EpochEndWanted,
@@ -61,7 +64,7 @@ class State(IntEnum):
     WAITING = 0
     """For the parameters of a `Release`; in rules of shard scope, for enough blocks."""
     ASKING = 1
-    """For samples, or for the end of an epoch."""
+    """For samples, for the end of an epoch, or at a barrier."""
     COMPUTING = 2
     """For nothing: its script has control."""
     LEFT = 3
@@ -305,6 +308,13 @@ class Worker:
         event = EpochWanted(self.number, self.incarnation, wanted.pool, wanted.epoch, wanted.size, wanted.kept)
         return [Send(event, self._cause)]
 
+    def _ask_for_barrier(self, asked: BarrierAsked, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self._count(now)
+        if self.fenced:
+            return self._rejoin(self._fenced_by)
+        self.state = State.ASKING
+        return [Send(BarrierWanted(self.number, self.incarnation, asked.number), self._cause)]
+
     def _pull(self, _: PullAsked, now: Seconds, cause: RecordId) -> list[Instruction]:
         self._count(now)
         if self.fenced:
@@ -341,6 +351,10 @@ class Worker:
 
     def _epoch_ended(self, effect: EpochEnded, now: Seconds, cause: RecordId) -> list[Instruction]:
         self._over = effect.epoch >= self._epoch  # the end of an earlier epoch: its question has to be asked again
+        return self._await_release()
+
+    def _passed(self, effect: BarrierPassed, now: Seconds, cause: RecordId) -> list[Instruction]:
+        self._over = True
         return self._await_release()
 
     def _await_release(self) -> list[Instruction]:
@@ -392,6 +406,7 @@ _TABLE: Final[dict[State, dict[type, _Handler]]] = {
         Grant: Worker._granted,
         NoMore: Worker._no_more,
         EpochEnded: Worker._epoch_ended,
+        BarrierPassed: Worker._passed,
         Advanced: Worker._advanced,
         HandIn: Worker._hand_in,  # a script that is told to leave does not wait for the answer
         BlockArrived: Worker._block,
@@ -404,6 +419,7 @@ _TABLE: Final[dict[State, dict[type, _Handler]]] = {
         HandIn: Worker._hand_in,
         SamplesWanted: Worker._ask,
         EpochEndWanted: Worker._ask_for_end,
+        BarrierAsked: Worker._ask_for_barrier,
         PullAsked: Worker._pull,
         Finished: Worker._finish,
         Release: Worker._released,  # of a script that reads a checkpoint's parts

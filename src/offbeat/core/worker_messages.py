@@ -66,6 +66,12 @@ class EpochEndWanted(NamedTuple):
     kept: tuple[LeaseId, ...] = ()
 
 
+class BarrierAsked(NamedTuple):
+    """The script has come to a barrier; for the number see `events.BarrierWanted`."""
+
+    number: int | None
+
+
 class Advanced(NamedTuple):
     """Without servers: results of rounds have brought this rank's replica to this version."""
 
@@ -86,7 +92,9 @@ class Finished(NamedTuple):
     noticed: bool = False
 
 
-Stimulus: TypeAlias = BlockArrived | Woken | Stepped | Advanced | HandIn | SamplesWanted | EpochEndWanted | PullAsked | Finished | Effect
+Stimulus: TypeAlias = (
+    BlockArrived | Woken | Stepped | Advanced | HandIn | SamplesWanted | EpochEndWanted | BarrierAsked | PullAsked | Finished | Effect
+)
 
 
 # Instructions.

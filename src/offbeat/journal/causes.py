@@ -10,8 +10,20 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from offbeat.core.effects import Effect, EpochEnded, Fence, Fold, Grant, Initialise, Interrupt, NoMore, Publish, Release
-from offbeat.core.events import Abandoned, EpochWanted, Event, Folded, Initialised, Joined, LeaseWanted, Left, PullWanted, Pushed
+from offbeat.core.effects import BarrierPassed, Effect, EpochEnded, Fence, Fold, Grant, Initialise, Interrupt, NoMore, Publish, Release
+from offbeat.core.events import (
+    Abandoned,
+    BarrierWanted,
+    EpochWanted,
+    Event,
+    Folded,
+    Initialised,
+    Joined,
+    LeaseWanted,
+    Left,
+    PullWanted,
+    Pushed,
+)
 from offbeat.types import NO_CAUSE, RecordId, Version, WorkerId
 
 FOLDS_KEPT: Final = 1_000
@@ -46,7 +58,7 @@ class Causes:
         match effect:
             case Release() | Grant() | NoMore() | Initialise():
                 self._turns[effect.worker] = number
-            case EpochEnded():
+            case EpochEnded() | BarrierPassed():
                 self._turns |= dict.fromkeys(effect.workers, number)
             case Interrupt():
                 self._interrupts[effect.worker] = number
@@ -64,7 +76,7 @@ class Causes:
             case Pushed(held=(_, *_)):
                 blocks = max(self._blocks.get(block, NO_CAUSE) for block in enumerate(event.held))
                 return max(blocks, self._turns.get(event.worker, NO_CAUSE))
-            case Pushed() | LeaseWanted() | EpochWanted() | PullWanted() | Left() | Initialised():
+            case Pushed() | LeaseWanted() | EpochWanted() | BarrierWanted() | PullWanted() | Left() | Initialised():
                 return self._turns.get(event.worker, NO_CAUSE)
             case Abandoned():
                 return self._interrupts.get(event.worker, NO_CAUSE)

@@ -151,6 +151,11 @@ def warning_record(t: Seconds, about: str, workers: Sequence[WorkerId], step: in
     return {"kind": "warning", "t": round(t, 6), "about": about, "workers": list(workers), "step": step, "detail": detail}
 
 
+def exception_record(t: Seconds, worker: WorkerId, reason: str, place: str | None) -> Record:
+    """Return a record of an exception that has ended a worker's script, raised at ``place`` (``file:line``; None: it is not known)."""
+    return {"kind": "exception", "t": round(t, 6), "worker": worker, "reason": reason, "place": place}
+
+
 def end_record(t: Seconds, ok: bool, reason: str) -> Record:
     """Return the last record of a job that came to its end by itself."""
     return {"kind": "end", "t": round(t, 6), "ok": ok, "reason": reason}

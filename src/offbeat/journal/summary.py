@@ -21,6 +21,8 @@ LEAD_BOUNDED: Final = frozenset({"ssp", "dssp"})
 """The rules that bound how many iterations a worker may be ahead of the slowest."""
 FAULTS_LISTED: Final = 1_000
 """Faults listed in a summary, the first ones; all are in the journal."""
+EXCEPTIONS_LISTED: Final = 100
+"""Most exceptions of scripts in a summary; the journal has all."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class Tally(Derived):
         self._epochs = EpochReports()
         self._faults: list[Record] = []
         self._warnings: list[Record] = []
+        self._exceptions: list[Record] = []
         self._others: dict[int, Tally] = {}
         """The tallies of the optimizers after the first, where a job has several."""
         self.journal_failure: str | None = None
@@ -92,6 +95,7 @@ class Tally(Derived):
             "metrics": self._on_metrics,
             "fault": self._on_fault,
             "warning": self._on_warning,
+            "exception": self._on_exception,
             "end": self._on_end,
         }
 
@@ -161,6 +165,7 @@ class Tally(Derived):
             **self._epochs.summary(brief=brief),
             "faults": list(self._faults),
             "warnings": list(self._warnings),
+            "exceptions": list(self._exceptions),
             "loss": plain(sum(losses) / len(losses)) if losses else None,
             "optimizers": self._per_optimizer(),
             "journal_failure": self.journal_failure,
@@ -278,6 +283,10 @@ class Tally(Derived):
 
     def _on_warning(self, record: Record) -> None:
         self._warnings.append({key: record.get(key) for key in ("t", "about", "workers", "step", "detail")})
+
+    def _on_exception(self, record: Record) -> None:
+        if len(self._exceptions) < EXCEPTIONS_LISTED:
+            self._exceptions.append({key: record.get(key) for key in ("t", "worker", "reason", "place")})
 
     def _on_end(self, record: Record) -> None:
         self._end = record

@@ -22,6 +22,38 @@ class FailureReport(NamedTuple):
     reason: str
     pushed: bool
     """True if the process had made a step."""
+    type: str = ""
+    """The exception's class."""
+    place: str | None = None
+    """The line of the script, as ``file:line``; None: it is not known, or what was raised is no bug of the script."""
+    final: bool = False
+    """True if the exception is one of this library about an impossible call: the script would make it again."""
+
+
+class Bugs:
+    """Tell a bug of the script from an accident: a bug raises the same exception at the same line again.
+
+    >>> bugs = Bugs()
+    >>> bugs.note(1, FailureReport("ValueError: no file a", True, "ValueError", "train.py:12"))
+    >>> bugs.note(1, FailureReport("KeyError: 'x'", True, "KeyError", "train.py:12"))
+    >>> bugs.note(0, FailureReport("ValueError: no file b", True, "ValueError", "train.py:12"))
+    'the script raised the same exception on workers 1 and 0, which no restart mends: ValueError: no file b (train.py:12)'
+    """
+
+    def __init__(self) -> None:
+        self._raised: dict[tuple[str, str], WorkerId] = {}
+
+    def note(self, worker: WorkerId, failure: FailureReport) -> str | None:
+        """Note an exception that has ended a worker's script; return why the job ends, None: it goes on."""
+        if failure.place is None:
+            return None
+        key = failure.type, failure.place
+        first = self._raised.get(key)
+        self._raised.setdefault(key, worker)
+        if first is None:
+            return None
+        who = f"twice on worker {worker}" if first == worker else f"on workers {first} and {worker}"
+        return f"the script raised the same exception {who}, which no restart mends: {failure.reason} ({failure.place})"
 
 
 @dataclass(slots=True)
@@ -37,6 +69,8 @@ class WorkerProcess:
     """Exit status once the worker has ended for good, negative for a signal; None before."""
     failure: FailureReport | None = None
     """Why the newest process fails, if it has reported that."""
+    over: bool = False
+    """True if the newest process has ended because the job has, before its script: no failure."""
     too_late: bool = False
     """True if it came back after all others had finished: no failure, but nothing left to do."""
     standing: ProcessStanding = field(default_factory=lambda: ProcessStanding(0.0))
@@ -44,13 +78,15 @@ class WorkerProcess:
 
     def begin(self, child: Child, now: Seconds) -> None:
         """Follow a new process from now on."""
-        self.child, self.away, self.failure = child, None, None
+        self.child, self.away, self.failure, self.over = child, None, None, False
         self.standing = ProcessStanding(now)
 
     def describe(self, status: int) -> str:
         """Return how the newest process ended, in words."""
         if self.too_late:
             return "came back too late: the others had finished, and there was nothing left to do"
+        if self.over and status == 0:
+            return "ended with the job, before its own script: the scripts of the others had ended"
         if self.standing.kill_reason is not None:
             return f"{self.standing.kill_reason}, and was killed"
         if self.standing.was_done(status):
@@ -78,7 +114,7 @@ def script_failed(status: int) -> bool:
     return status > 0 and not told_to_leave(status)
 
 
-def why_not_restarted(status: int, *, pushed: bool, restarts: int, max_restarts: int) -> str | None:
+def why_not_restarted(status: int, *, pushed: bool, restarts: int, max_restarts: int, final: bool = False) -> str | None:
     """Return why a worker whose process has died is not restarted; None: it is restarted.
 
     Args:
@@ -86,12 +122,15 @@ def why_not_restarted(status: int, *, pushed: bool, restarts: int, max_restarts:
         pushed: True if the process had made a step.
         restarts: how often the worker has been restarted before.
         max_restarts: how often it may be restarted.
+        final: True if the script has made a call that this library refuses.
     """
     assert status != 0, "a worker that has finished is not restarted"
     if told_to_leave(status):
         return "it was told to leave"
     if script_failed(status) and not pushed:
         return "it failed before its first step and would fail again"
+    if script_failed(status) and final:
+        return "it made a call that offbeat refuses, and would make it again"
     if restarts >= max_restarts:
         return f"--max-restarts {max_restarts} is used up" if max_restarts else "--max-restarts is 0"
     return None

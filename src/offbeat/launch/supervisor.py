@@ -282,6 +282,8 @@ class Supervisor:
             self._workers.take_in()
             self._workers.check(self._listens)
             self._workers.check_hangs(loading=self._servers.watch.loading(0))
+            if self._workers.bug is not None:
+                return self._end(1, self._workers.bug)
             if self._workers.all_done():
                 return self._conclude()
 

@@ -12,7 +12,7 @@ from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
 from offbeat.launch.lack import Backoff, lack_of
 from offbeat.launch.outcome import End
 from offbeat.launch.output import Output
-from offbeat.launch.restarts import AWAITED, FailureReport, WorkerProcess, why_not_restarted
+from offbeat.launch.restarts import AWAITED, Bugs, FailureReport, WorkerProcess, script_failed, why_not_restarted
 from offbeat.launch.stop_signals import TOGETHER_S
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.types import Seconds, WorkerId, worker_ids
@@ -65,6 +65,9 @@ class Workers:
         """Of workers that could not be started, or whose processes have failed before they could join."""
         self._later: dict[WorkerId, str] = {}
         """How the newest process has ended, by worker that is to be restarted later."""
+        self._bugs = Bugs()
+        self.bug: str | None = None
+        """Why the job ends since its script has a bug; None: no bug is known."""
         self._none_since: Seconds | None = None
         """Since when no process of a worker runs."""
 
@@ -90,6 +93,7 @@ class Workers:
         state = self._states.get(header["worker"])
         if state is not None and state.child is not None and state.child.pid == header["pid"]:
             state.standing.heard(header, self._clock.now())
+            state.over = state.over or header.get("over", False)
             if header["standing"] == "too late":
                 state.too_late = True
                 state.child.strike()
@@ -97,7 +101,9 @@ class Workers:
     def on_failing(self, header: Mapping[str, Any]) -> None:
         """Keep the reason for which a script is about to fail."""
         if header["worker"] in self._states:
-            self._states[header["worker"]].failure = FailureReport(header["reason"], header["pushed"])
+            self._states[header["worker"]].failure = FailureReport(
+                header["reason"], header["pushed"], header["type"], header["place"], header["final"]
+            )
 
     def on_kill(self, worker: WorkerId) -> None:
         """Kill a worker's process, as ordered by ``--kill``."""
@@ -144,10 +150,14 @@ class Workers:
             if status == 0 or state.too_late or state.standing.was_done(status):
                 state.status = 0
                 self._tell("ended", worker=worker)
-                if status != 0 or state.too_late:
+                if status != 0 or state.too_late or state.over:
                     self._note(f"worker {worker} {how}")
                 continue
             self._tell("lost", worker=worker, reason=f"its process {how}")
+            if script_failed(status) and state.failure is not None and (bug := self._bugs.note(worker, state.failure)) is not None:
+                state.status, self.bug = status, bug
+                self._output.drain()
+                return
             self._restart(worker, state, status, how, pushed=state.has_pushed(worker, self._snapshot()))
         for worker, how in list(self._later.items()):
             if self._backoffs[worker].due(self._clock.now()) or self._others_finished(worker):
@@ -179,7 +189,13 @@ class Workers:
                 yield worker, state, status
 
     def _restart(self, worker: WorkerId, state: WorkerProcess, status: int, how: str, *, pushed: bool) -> None:
-        why_not = why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts)
+        why_not = why_not_restarted(
+            status,
+            pushed=pushed,
+            restarts=state.restarts,
+            max_restarts=self._max_restarts,
+            final=state.failure is not None and state.failure.final,
+        )
         self._output.drain()  # its own output comes before the note on its end
         if why_not is not None:
             state.status = status

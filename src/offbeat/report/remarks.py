@@ -21,6 +21,7 @@ def remarks(summary: Summary) -> str:
             after = f", the last reason is: {worker['reason']}" if worker["state"] == "dead" else " and came back"
             after = " and came back" if worker["state"] in ("alive", "finished") else after
             said.append(f"Worker {worker['worker']} died{times}{after}.")
+    said += _exceptions(summary)
     said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
     said += [_optimizer_sentence(one) for one in summary["optimizers"] or ()]
     if summary.get("journal_failure") is not None:
@@ -28,6 +29,18 @@ def remarks(summary: Summary) -> str:
     if summary["ok"] is False:
         said.append(f"The job failed: {summary['reason']}.")
     return "\n".join(said)
+
+
+def _exceptions(summary: Summary) -> list[str]:
+    """Return a sentence for each exception that has ended a script, equal ones in one."""
+    alike: dict[str, list[int]] = {}
+    for one in summary.get("exceptions", ()):
+        alike.setdefault(one["reason"] + (f" ({one['place']})" if one["place"] else ""), []).append(one["worker"])
+    return [
+        f"The script of worker{'s' * (len(set(workers)) > 1)} {', '.join(map(str, sorted(set(workers))))} raised"
+        f"{'' if len(workers) == 1 else f', {len(workers)} times in all'}: {text}."
+        for text, workers in alike.items()
+    ]
 
 
 def _optimizer_sentence(one: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from offbeat.core.job.several_optimizers import Several
 from offbeat.core.policy import ServerRule
 from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.file import Journal, PartOfJournal
-from offbeat.journal.records import end_record, process_record
+from offbeat.journal.records import end_record, exception_record, process_record
 from offbeat.journal.summary import Tally
 from offbeat.runtime.coordination.checkpoint_content import Resumed
 from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
@@ -71,6 +71,8 @@ class LiveCoordinators:
         """By worker's connection: the coordinator of the optimizer that it belongs to."""
         self._coordinators: dict[int, Coordinator] = {}
         self._several = Several(self._coordinators)
+        self._raised: dict[tuple[str, str], WorkerId] = {}
+        """The worker that has raised an exception first, by the exception's type and line."""
 
     # Messages and events.
 
@@ -148,9 +150,20 @@ class LiveCoordinators:
         found = [live.job.peers.predecessor(worker) for live in self._live]
         return [connection for connection in found if connection is not None]
 
-    def on_last_words(self, connection: Connection, worker: WorkerId, reason: str) -> None:
-        """Keep the reason for which a worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises."""
-        self._at.get(connection, self.first).on_last_words(connection, worker, reason)
+    def on_last_words(self, connection: Connection, failure: Mapping[str, Any], now: Seconds) -> WorkerId | None:
+        """Keep the exception with which a worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises.
+
+        Returns:
+            The worker whose script has raised the same exception at the same line before; None: it is new.
+        """
+        worker, place = failure["worker"], failure["place"]
+        self._at.get(connection, self.first).on_last_words(connection, worker, failure["reason"])
+        self._journal.write(exception_record(now, worker, failure["reason"], place))
+        if place is None:
+            return None
+        before = self._raised.get((failure["type"], place))
+        self._raised.setdefault((failure["type"], place), worker)
+        return before
 
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds) -> None:
         """Handle the end of a worker's process in the coordinators of all optimizers."""

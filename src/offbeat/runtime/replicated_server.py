@@ -32,7 +32,7 @@ from offbeat.runtime.leading_server import IMPORTING, LeadingServer
 from offbeat.runtime.recovery.recorder import Recorder
 from offbeat.runtime.recovery.replica import StreamRecorder
 from offbeat.runtime.recovery.replica_messages import FROM_LEADER
-from offbeat.runtime.serving import STATUS_PERIOD_S, JobEnded
+from offbeat.runtime.serving import STATUS_PERIOD_S, ServingEnded
 from offbeat.transport.base import Closed, Connection, Hub, Message
 from offbeat.types import Seconds
 
@@ -109,7 +109,7 @@ class ReplicatedServer(LeadingServer):
             case "moved":
                 self._servers = read_addresses(header["servers"])
             case "finish":
-                raise JobEnded
+                raise ServingEnded
             case _:
                 raise JobError(f"the supervisor sent {kind!r} to the standby of server {self._number}, which cannot do that now")
 

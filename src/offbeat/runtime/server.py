@@ -16,7 +16,7 @@ from offbeat.runtime.job import last_words
 from offbeat.runtime.job.notices import NOTICES, sit_out
 from offbeat.runtime.job.settings import ROLE, read_addresses, take_token
 from offbeat.runtime.lasting_server import Server
-from offbeat.runtime.serving import JobEnded
+from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Address, Connection, Hub
 from offbeat.transport.hub import SocketHub
 
@@ -57,7 +57,7 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
             for notice in NOTICES:
                 signal.signal(notice, server.notice)
         server.run()
-    except JobEnded:
+    except ServingEnded:
         return 0
     except FencedError as error:
         print(f"offbeat: {error}", file=sys.stderr)

@@ -39,7 +39,7 @@ EARLY_MAX = 16
 """Most messages of one peer that are kept until this server can begin."""
 
 
-class JobEnded(Exception):
+class ServingEnded(Exception):
     """The supervisor has told this server to end."""
 
 
@@ -108,7 +108,7 @@ class Serving:
         """Handle the messages that come within ``timeout_s``, and what is due.
 
         Raises:
-            JobEnded: the supervisor has ended the job.
+            ServingEnded: the supervisor has ended the job.
             JobError: the job cannot go on.
         """
         self.hear(timeout_s)
@@ -167,7 +167,7 @@ class Serving:
         elif connection not in self._refused:
             try:
                 self._on_message(connection, item)
-            except (JobError, JobEnded):
+            except (JobError, ServingEnded):
                 raise
             except Exception as error:
                 # No message of a peer may end the job. The checks of its fields raise ProtocolError; any other error is a mistake of
@@ -313,11 +313,11 @@ class Serving:
     def _on_failing(self, connection: Connection, message: Message) -> None:
         """Pass a worker's failure report on to the supervisor, before the worker's process can end."""
         messages.FAILING.check(message.header, connection.peer, len(message.payload), len(message.memory))
-        fields = {name: message.header[name] for name in ("worker", "reason", "pushed")}
+        fields, before = {name: message.header[name] for name in messages.FAILURE}, None
         if self._coordinator is not None:
-            self._coordinator.on_last_words(connection, fields["worker"], fields["reason"])
+            before = self._coordinator.on_last_words(connection, fields, self.now())
         self._pass_on({"kind": "failing", **fields})
-        connection.send({"kind": "noted"})
+        connection.send({"kind": "noted", "before": before})
 
     def _pass_on(self, report: dict[str, Any]) -> None:
         """Send the supervisor a failure report."""
@@ -427,7 +427,7 @@ class Serving:
     def _finish(self, ok: bool, reason: str) -> None:
         if self._coordinator is not None:
             self._close_journal(self._coordinator, ok, reason)
-        raise JobEnded
+        raise ServingEnded
 
     def _close_journal(self, coordinator: LiveCoordinators, ok: bool, reason: str) -> None:
         """Close the journal, and send the supervisor the summary even if that fails."""

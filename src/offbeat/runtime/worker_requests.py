@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from offbeat.core.derived import Derived
-from offbeat.core.events import Abandoned, EpochWanted, Heard, LeaseWanted, Left, PullWanted, Skipped, Stands
+from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Heard, LeaseWanted, Left, PullWanted, Resumed, Skipped, Stands
 from offbeat.core.leases import checked_ranges
 from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.records import metrics_record, warning_record
@@ -28,7 +28,7 @@ from offbeat.types import Seconds, WorkerId, WorkerState
 ALWAYS: Final = ("heard", "left", "abort", "metrics")
 """Kinds of messages that a process may send before it is welcomed."""
 
-AFTER_ALL_EVENTS: Final = ("samples", "epoch", "place")
+AFTER_ALL_EVENTS: Final = ("samples", "epoch", "barrier", "place")
 """Kinds of messages whose answer depends on events that ranks report late."""
 
 METRICS_MAX: Final = 10_000
@@ -42,6 +42,7 @@ INCARNATION_FIELD: Final = {
     "heard": "",
     "stands": "",
     "skipped": "",
+    "barrier": "",
     "outside": "",
     "pull": "",
     "place": "",
@@ -97,6 +98,7 @@ class WorkerRequests(Derived):
             "pull": self._pull,
             "samples": self._wants,
             "epoch": self._wants,
+            "barrier": self._barrier,
             "left": self._leave,
             "abort": self._abort,
             "state": lambda peer, message, now: job.served.shard.answer_state(peer.connection, message),
@@ -167,7 +169,7 @@ class WorkerRequests(Derived):
         self._job.ranks.outside(peer.worker, message.header["incarnation"], message.header["reason"], now)
 
     def _leave(self, peer: Peer, message: Message, now: Seconds) -> None:
-        peer.exits = message.header.get("exits", False)
+        peer.exits, peer.over = message.header.get("exits", False), message.header.get("over", False)
         self._left(Left(peer.worker, message.header["incarnation"], message.header["noticed"]), now)
 
     def _abort(self, peer: Peer, message: Message, now: Seconds) -> None:
@@ -180,7 +182,9 @@ class WorkerRequests(Derived):
         loaded = message.header.get("loaded")
         if loaded is not None:
             self._loaded.note(peer.worker, loaded)
-        self._checkpoints.stepped(peer.worker, message.header["steps"])
+        if (before := message.header.get("before")) is not None:
+            self._job.feed(Resumed(peer.worker, peer.incarnation, before), now)
+        self._checkpoints.pushed(peer.worker, peer.incarnation, message.header["push"]["version"])
         warnings = self._first_steps.note(peer.worker, message.header.get("first", ()))
         if self._job.servers_step:
             warnings += self._groups.note(peer.worker, message.header)
@@ -198,13 +202,21 @@ class WorkerRequests(Derived):
     def _pull(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._job.served.pull(PullWanted(peer.worker, message.header["incarnation"]), now)
 
+    def _barrier(self, peer: Peer, message: Message, now: Seconds) -> None:
+        """Have a worker wait at a barrier."""
+        self._may_ask(peer, "barrier", message.header["incarnation"])
+        self._job.feed(BarrierWanted(peer.worker, message.header["incarnation"], message.header["number"]), now)
+
+    def _may_ask(self, peer: Peer, kind: str, incarnation: int) -> None:
+        member = self._job.core.membership[peer.worker]
+        current = member.state is WorkerState.ALIVE and incarnation == member.incarnation
+        if current and not self._job.backend.may_request(peer.worker):
+            raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
+
     def _wants(self, peer: Peer, message: Message, now: Seconds) -> None:
         """Handle a request for samples or for the end of an epoch."""
         want, kind = message.header["want"], message.header["kind"]
-        member = self._job.core.membership[peer.worker]
-        current = member.state is WorkerState.ALIVE and want["incarnation"] == member.incarnation
-        if current and not self._job.backend.may_request(peer.worker):
-            raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
+        self._may_ask(peer, kind, want["incarnation"])
         try:
             rest = checked_ranges(want["rest"], want["size"]) if "rest" in want else None
         except ValueError as error:
@@ -235,13 +247,17 @@ class WorkerRequests(Derived):
 
     def _parts(self, peer: Peer, message: Message, now: Seconds) -> None:
         """Send the worker that writes a checkpoint the parts that other workers have handed in."""
-        job = self._job.core
-        others = [worker for worker in job.membership.in_state(WorkerState.ALIVE) if worker != peer.worker]
-        steps = message.header["steps"]
-        computing = [worker for worker in others if not job.epochs.waits(worker)]
+        job, version = self._job.core, message.header["version"]
+        alive = {worker: job.membership[worker].incarnation for worker in job.membership.in_state(WorkerState.ALIVE)}
+        computing = {
+            worker: (incarnation, job.start.first(worker))
+            for worker, incarnation in alive.items()
+            if worker != peer.worker and not job.waiting.idle.intersection((worker,))
+        }
         assert self._job.spec is not None
-        awaited = self._checkpoints.awaited(computing, steps) if self._job.spec.policy.in_step else []
-        parts, payload = self._checkpoints.parts(peer.worker, steps)
+        awaited = self._checkpoints.awaited(computing, version) if self._job.spec.policy.in_step else []
+        collects = not awaited or message.header["last"]
+        parts, payload = self._checkpoints.parts(peer.worker, version, message.header["nth"]) if collects else ([], [])
         peer.connection.send({"kind": "parts", "awaited": awaited, "parts": parts}, payload=payload)
 
     def _checkpoint_part(self, peer: Peer, message: Message, now: Seconds) -> None:

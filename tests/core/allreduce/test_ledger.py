@@ -14,11 +14,11 @@ from tests.core.scripts import Schedule
 from tests.core.world import World
 from tests.tiers import examples
 
-from offbeat.core.effects import Effect, EpochEnded, Fold, Grant, Release, Settle, Undone
+from offbeat.core.effects import Effect, EpochEnded, Fold, Grant, Release, Settle, StateChanged, Undone
 from offbeat.core.events import Folded, Initialised, Joined, LeaseWanted, Left, Lost, Pushed, Voided, Withdrawn
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.policies import rule
-from offbeat.types import Fate
+from offbeat.types import Fate, WorkerState
 
 USURPED = "a new process has taken its place"
 NO_USURPERS = tuple(fault for fault in FAULTS if fault != "usurp")
@@ -141,6 +141,10 @@ def test_a_limited_round_closes_when_the_slow_rank_has_caught_up() -> None:
     assert [part.staleness for part in only(Fold, effects).parts] == [0, 1]
 
 
+def _deaths(effects: Sequence[Effect]) -> int:
+    return sum(isinstance(effect, StateChanged) and effect.state is WorkerState.DEAD for effect in effects)
+
+
 def followed(world: World) -> list[list[Effect]]:
     """The same job told by somebody else: the events in their order, and after each the rounds that it has closed."""
     schedule = world.schedule
@@ -167,6 +171,8 @@ def test_who_follows_writes_the_same_books() -> None:
         world = World(schedule).run()
         # Two restarts of one worker may start its second process while the first lives: that usurps too.
         assume(not any(getattr(effect, "reason", "") == USURPED for _, _, effects in world.log for effect in effects))
+        # Two that are found silent at one instant are two events for the ranks as well, and one here.
+        assume(not any(event is None and _deaths(effects) > 1 for _, event, effects in world.log))
         for (_, event, effects), told in zip(world.log, followed(world), strict=True):
             assert _decisions(effects) == _decisions(told), f"after {event}"
             assert {effect.worker for effect in effects if isinstance(effect, Release)} == {

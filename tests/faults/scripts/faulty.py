@@ -34,7 +34,8 @@ def block() -> None:
 
 
 def raise_error() -> None:
-    raise RuntimeError("the disk is on fire")
+    """Raise an accident: of a class of its own each time, since the same exception twice is a bug, which ends the job."""
+    raise type(f"Accident{os.getpid()}", (RuntimeError,), {})("the disk is on fire")
 
 
 def crash() -> None:

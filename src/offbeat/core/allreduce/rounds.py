@@ -300,13 +300,14 @@ class Rounds(Derived):
                 cells[row + VERSION], cells[row + THROUGH] = done, 0
         return self._close(None)
 
-    def catch_up(self, rank: WorkerId) -> range:
-        """Give a rank that does not wait the results that it lacks; returns their rounds."""
+    def catch_up(self, rank: WorkerId, upto: Version | None = None) -> range:
+        """Give a rank that does not wait the results that it lacks, of the rounds before ``upto``; returns their rounds."""
         row, cells = (1 + rank) * WIDTH, self._cells
         through, before, done = cells[row + THROUGH], cells[row + VERSION], cells[DONE]
         assert not through, f"rank {rank} catches up while it waits until {through} rounds are done"
-        cells[row + VERSION] = done
-        return range(before, done)
+        stop = done if upto is None else max(before, min(upto, done))
+        cells[row + VERSION] = stop
+        return range(before, stop)
 
     def read(self, rank: WorkerId, version: Version = 0) -> bool:
         """Release the results that a rank was given last, and all before this version, which an idle rank may have taken."""

@@ -170,11 +170,15 @@ class Sequencer:
         self._wrote(EntryKind.ARRIVE, rank, version, arrival.closed, buffer)
         return [*self._settled(), Answer(rank, *arrival)]
 
-    def catch_up(self, rank: WorkerId) -> list[Order]:
-        """Give a rank that has no gradient all results up to now. Raises `Fenced` if the rank does not take part."""
+    def catch_up(self, rank: WorkerId, upto: Version | None = None) -> list[Order]:
+        """Give a rank that has no gradient all results up to now, of the rounds before ``upto``.
+
+        Raises `Fenced` if the rank does not take part.
+        """
         self._check(rank)
-        self._wrote(EntryKind.CATCH_UP, rank, self._rounds.catch_up(rank).stop)
-        return [Answer(rank, self.number, True, False, self.number)]
+        given = self._rounds.catch_up(rank, upto)
+        self._wrote(EntryKind.CATCH_UP, rank, given.stop)
+        return [Answer(rank, self.number, True, False, self.number if upto is None else given.stop)]
 
     def read(self, rank: WorkerId, version: Version = 0) -> list[Order]:
         """Take note that a rank needs the results that it was given no more, nor, while it waits to leave, those before ``version``."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from offbeat.core.allreduce.ledger import RoundLedger
 from offbeat.core.effects import Effect, Settle
-from offbeat.core.events import Abandoned, EpochWanted, Folded, LeaseWanted, PullWanted, Pushed, Skipped, Voided, Withdrawn
+from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Folded, LeaseWanted, PullWanted, Pushed, Skipped, Voided, Withdrawn
 from offbeat.core.job.participants import Participants
+from offbeat.core.job.progress import Progress
 from offbeat.core.job.waiting import Waiting
 from offbeat.core.job.work import JobWork
 from offbeat.core.server.ledger import Ledger
@@ -23,11 +24,13 @@ class Contributions:
         participants: of the job.
         waiting: of the job.
         work: of the job.
+        progress: of the job; counts the steps of contributions.
         effects: of the event in hand; this object appends its own.
     """
 
-    def __init__(self, participants: Participants, waiting: Waiting, work: JobWork, effects: list[Effect]) -> None:
+    def __init__(self, participants: Participants, waiting: Waiting, work: JobWork, progress: Progress, effects: list[Effect]) -> None:
         self._participants, self._waiting, self._work, self._effects = participants, waiting, work, effects
+        self._progress = progress
         self._ledger, self._epochs = work.ledger, work.epochs
 
     def pushed(self, event: Pushed, now: Seconds) -> None:
@@ -40,7 +43,8 @@ class Contributions:
         refusal = None
         self._waiting.take_back(worker, now)
         if self._ledger.begins(event):
-            self._effects += self._epochs.resume(worker, now)
+            self._work.resume(worker, now)
+            self._progress.count(worker, event.steps)
             refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
             if event.nonfinite is not None:
                 refusal = f"gradient not finite in {event.nonfinite}"
@@ -64,7 +68,7 @@ class Contributions:
         if not self._participants.speaks(worker, event.incarnation, now) or not self._waiting.admitted(worker):
             return
         self._waiting.take_back(worker, now)
-        self._effects += self._epochs.resume(worker, now)
+        self._work.resume(worker, now)
         self._epochs.abandon(event)
         self._work.note(self._ledger.abandon(event, now))
         self._work.deal(now)
@@ -98,6 +102,12 @@ class Contributions:
         """Send the newest parameters to an admitted worker; one that waits to be admitted gets them with that, and not before."""
         if self._participants.speaks(event.worker, event.incarnation, now) and self._waiting.admitted(event.worker):
             self._work.note(self._ledger.refresh(event.worker, now, "asked for"))
+
+    def barrier_wanted(self, event: BarrierWanted, now: Seconds) -> None:
+        """Have an admitted worker wait at a barrier."""
+        if self._participants.speaks(event.worker, event.incarnation, now) and self._waiting.admitted(event.worker):
+            self._waiting.take_back(event.worker, now)
+            self._work.meet(event, self._progress.steps(event.worker), now)
 
     def samples_wanted(self, event: LeaseWanted | EpochWanted, now: Seconds) -> None:
         """Answer a participant that asks for samples, or for the end of an epoch."""

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from offbeat.core.derived import Derived
-from offbeat.core.effects import Effect
+from offbeat.core.effects import Effect, GoesOn, JobOver
 from offbeat.core.events import (
     Abandoned,
+    BarrierWanted,
     Elsewhere,
     EpochWanted,
     Event,
@@ -28,22 +29,25 @@ from offbeat.core.events import (
     Lost,
     PullWanted,
     Pushed,
+    Resumed,
     Returned,
     Skipped,
     Stands,
     Voided,
     Withdrawn,
 )
+from offbeat.core.job.barriers import Barriers
 from offbeat.core.job.contributions import Contributions
 from offbeat.core.job.epochs import Epochs
 from offbeat.core.job.ledgers import ledger_of
 from offbeat.core.job.participants import Participants
+from offbeat.core.job.progress import Progress
 from offbeat.core.job.start import Beginning, JobStart
 from offbeat.core.job.waiting import Waiting
 from offbeat.core.job.work import JobWork
 from offbeat.core.membership import Membership
 from offbeat.core.policy import Policy
-from offbeat.types import Seconds, Version, WorkerId, WorkerState
+from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
 
 
 class Coordinator(Derived):
@@ -110,7 +114,10 @@ class Coordinator(Derived):
             self.epochs.begin_at(beginning.places)
         self._work = JobWork(self.ledger, self.epochs, self.participants, self._effects)
         self.waiting = Waiting(self.start, self.participants, self._work, self._effects)
-        self._contributions = Contributions(self.participants, self.waiting, self._work, self._effects)
+        self.progress = Progress() if beginning is None or beginning.progress is None else beginning.progress
+        self._told_over: set[tuple[WorkerId, Incarnation]] = set()
+        """The processes that have been told that the job is over."""
+        self._contributions = Contributions(self.participants, self.waiting, self._work, self.progress, self._effects)
         self._derive()
 
     def _derive(self) -> None:
@@ -121,12 +128,14 @@ class Coordinator(Derived):
             Heard: lambda event, now: self.participants.speaks(event.worker, event.incarnation, now),
             Lost: self._lost,
             Left: self._left,
+            Resumed: lambda event, now: self.progress.begin_at(event.worker, event.steps),
             Pushed: contributions.pushed,
             Abandoned: contributions.abandoned,
             Folded: contributions.folded,
             Withdrawn: contributions.withdrawn,
             Voided: contributions.voided,
             PullWanted: contributions.pull_wanted,
+            BarrierWanted: contributions.barrier_wanted,
             LeaseWanted: contributions.samples_wanted,
             EpochWanted: contributions.samples_wanted,
             Skipped: contributions.skipped,
@@ -134,6 +143,11 @@ class Coordinator(Derived):
             Elsewhere: self.waiting.elsewhere,
             Returned: self.waiting.returned,
         }
+
+    @property
+    def barriers(self) -> Barriers:
+        """Return the barriers of the job."""
+        return self._work.barriers
 
     @property
     def version(self) -> Version:
@@ -177,6 +191,12 @@ class Coordinator(Derived):
         if self.membership[worker].state is WorkerState.ALIVE:
             self._take_out(worker, WorkerState.DEAD, "a new process has taken its place", now)
         self.participants.join(worker, now)
+        steps = self.progress.join(worker, self.participants.inside())
+        if self.start.begun:
+            self.barriers.joined(worker, steps)
+        if steps:
+            self._effects.append(GoesOn(worker, self.membership[worker].incarnation, steps, self.start.begun))
+        self._tell_over()
         if not self.start.begun:
             self._ask_to_begin(now)
         elif self.rule.entry == "next_epoch" and self.epochs.under_way and self.participants.inside() != [worker]:
@@ -204,6 +224,7 @@ class Coordinator(Derived):
     def _take_out(self, worker: WorkerId, state: WorkerState, reason: str, now: Seconds) -> None:
         if not self.participants.leave(worker, state, reason):
             return
+        self._tell_over()
         self.start.lost(worker)
         self.waiting.forget(worker)
         self.epochs.gone(worker)
@@ -211,6 +232,22 @@ class Coordinator(Derived):
             self._work.leave(worker, now)
         else:
             self._ask_to_begin(now)
+
+    def _tell_over(self) -> None:
+        """Tell workers that came to the running job that it is over: without a sampler, when the scripts of its first workers have ended.
+
+        With a sampler, the epoch that no first worker begins says the same.
+        """
+        if not self.start.begun or self.epochs.used or not self.start.completed():
+            return
+        alive = self.participants.alive()
+        if any(self.start.first(worker) for worker in alive):
+            return
+        for worker in alive:
+            incarnation = self.membership[worker].incarnation
+            if (worker, incarnation) not in self._told_over:
+                self._told_over.add((worker, incarnation))
+                self._effects.append(JobOver(worker, incarnation, "the scripts of the job's first workers have ended"))
 
     def _ask_to_begin(self, now: Seconds) -> None:
         if self.start.ask():

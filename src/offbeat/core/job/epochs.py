@@ -73,6 +73,11 @@ class Epochs:
         return bool(self._leases.under_way())
 
     @property
+    def used(self) -> bool:
+        """True if a worker that was there when the job began has taken samples: then the epochs say when the job is over."""
+        return bool(self._users)
+
+    @property
     def idle(self) -> Collection[WorkerId]:
         """Return the workers that wait for an epoch's end, or for samples to come back."""
         return self._idle.keys()
@@ -220,7 +225,7 @@ class Epochs:
 
     def _no_epoch(self, event: LeaseWanted) -> NoMore:
         reason = f"the scripts of the job's first workers have ended before epoch {event.epoch}"
-        return NoMore(event.worker, event.incarnation, event.pool, event.epoch, False, reason)
+        return NoMore(event.worker, event.incarnation, event.pool, event.epoch, False, reason, over=True)
 
     def places(self) -> dict[int, dict[str, Any]]:
         """Return each sampler's position for a checkpoint: see `Leases.place`."""

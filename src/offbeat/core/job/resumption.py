@@ -5,12 +5,15 @@ from __future__ import annotations
 from offbeat.core.events import Folded
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.job.ledgers import AnyLedger
+from offbeat.core.job.progress import Progress
 from offbeat.core.policy import ServerRule
 from offbeat.types import Seconds
 
 
-def ledger_of(job: Coordinator, now: Seconds) -> AnyLedger:
-    """Return the ledger of a coordinator after the loss of all its workers: versions, clocks and the rule's state are as they were.
+def kept_from(job: Coordinator, now: Seconds) -> tuple[AnyLedger, Progress]:
+    """Return the ledger of a coordinator after the loss of all its workers, and its count of the scripts' steps.
+
+    Versions, clocks and the rule's state are as they were.
 
     Contributions without a fate are gone with the servers' memory, so no later fold has them; their samples are a matter of the epochs
     (`core.leases.Leases.progress`). What a rule waits to hear of its last fold will not come.
@@ -24,7 +27,7 @@ def ledger_of(job: Coordinator, now: Seconds) -> AnyLedger:
     >>> job = Coordinator(rule("asp"), workers=1)
     >>> for event in (Joined(0), Initialised(0), Pushed(0, 1, version=0, samples=8, compute_s=0.5)):
     ...     _ = job.on(event, now=1.0)
-    >>> ledger = ledger_of(job, now=1.0)
+    >>> ledger, _ = kept_from(job, now=1.0)
     >>> ledger.version, ledger.clock(0), len(ledger.active)
     (1, 1, 0)
     """
@@ -35,4 +38,4 @@ def ledger_of(job: Coordinator, now: Seconds) -> AnyLedger:
             ledger.leave(worker, now)
     if isinstance(job.rule, ServerRule) and job.rule.measures != "nothing":
         ledger.folded(Folded(ledger.version, (), 0.0, 0.0), now)
-    return ledger
+    return ledger, job.progress

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from offbeat.core.effects import Effect, Initialise
 from offbeat.core.job.ledgers import AnyLedger
+from offbeat.core.job.progress import Progress
 from offbeat.core.membership import Membership
 from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
 
@@ -19,6 +20,8 @@ class Beginning(NamedTuple):
     """Each sampler's position: see `core.leases.Leases.progress`."""
     ledger: AnyLedger | None = None
     """The ledger of the job before, see `core.job.resumption`; None: the job has other workers or servers, and its ledger begins anew."""
+    progress: Progress | None = None
+    """The steps of each worker's script before; None: not known."""
     now: Seconds = 0.0
     """The time that it had reached; the clock of this job begins at 0 again."""
 

@@ -33,8 +33,9 @@ class Waiting:
 
     @property
     def idle(self) -> set[WorkerId]:
-        """Return the living workers that have no work here before an epoch ends, or samples come back."""
-        return {worker for worker in self._participants.alive() if worker in self._work.epochs.idle or worker in self._participants.outside}
+        """Return the living workers that have no work here before an epoch ends, samples come back, or a barrier is passed."""
+        work, outside = self._work, self._participants.outside
+        return {w for w in self._participants.alive() if w in work.epochs.idle or w in work.barriers.waiting or w in outside}
 
     @property
     def held(self) -> set[WorkerId]:
@@ -42,7 +43,8 @@ class Waiting:
         alive = self._participants.alive()
         if not self._start.begun:
             return set(alive)
-        waiting = {*self._work.ledger.waiting, *self._standing, *self._work.epochs.idle, *self._participants.outside}
+        work = self._work
+        waiting = {*work.ledger.waiting, *self._standing, *work.epochs.idle, *work.barriers.waiting, *self._participants.outside}
         return waiting.intersection(alive)
 
     def admitted(self, worker: WorkerId) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offbeat.core.effects import Effect, EpochEnded
-from offbeat.core.events import EpochWanted, LeaseWanted
+from offbeat.core.effects import BARRIER, BarrierPassed, Effect, EpochEnded, Paused
+from offbeat.core.events import BarrierWanted, EpochWanted, LeaseWanted
+from offbeat.core.job.barriers import Barriers
 from offbeat.core.job.epochs import Epochs
 from offbeat.core.job.ledgers import AnyLedger
 from offbeat.core.job.participants import Participants
@@ -27,7 +28,7 @@ class JobWork:
     """
 
     def __init__(self, ledger: AnyLedger, epochs: Epochs, participants: Participants, effects: list[Effect]) -> None:
-        self.ledger, self.epochs = ledger, epochs
+        self.ledger, self.epochs, self.barriers = ledger, epochs, Barriers()
         self._participants, self._effects = participants, effects
 
     def note(self, effects: list[Effect]) -> None:
@@ -43,10 +44,38 @@ class JobWork:
         """Answer a participant that asks for samples, or for the end of an epoch."""
         self._dealt(self.epochs.want(event, now), now)
 
+    def meet(self, event: BarrierWanted, steps: int, now: Seconds) -> None:
+        """Have a participant, which has made ``steps``, wait at a barrier; one that the others have passed goes on at once."""
+        worker, number = event.worker, self.barriers.come(event, steps)
+        if number is None:
+            assert event.number is not None
+            self._effects.append(BarrierPassed(event.number, self.ledger.version, (worker,), past=True))
+            self.note(self.ledger.refresh(worker, now, f"barrier {event.number} has been passed"))
+            return
+        self._effects.append(Paused(worker, event.incarnation, BARRIER, number, f"waits at barrier {number}"))
+        self.note(self.ledger.pause(worker, now))
+        self.deal(now)
+
+    def resume(self, worker: WorkerId, now: Seconds) -> None:
+        """Let a worker that was to wait for an epoch's end, or at a barrier, work again: it has sent a contribution."""
+        self._effects += self.epochs.resume(worker, now)
+        if self.barriers.leave(worker):
+            self.note(self.ledger.resume(worker, now))
+
     def _dealt(self, effects: list[Effect], now: Seconds) -> None:
         self._effects += effects
         if self._participants.outside and any(isinstance(effect, EpochEnded) for effect in effects):
             self._let_in(now)
+        if not self.ledger.unsettled and self.barriers.complete(self._participants.inside(), self.epochs.idle):
+            self._open_barrier(now)
+
+    def _open_barrier(self, now: Seconds) -> None:
+        number, workers = self.barriers.number, self.barriers.end()
+        self._effects.append(BarrierPassed(number, self.ledger.version, workers))
+        for worker in workers:
+            self.note(self.ledger.resume(worker, now))
+        for worker in workers:
+            self.note(self.ledger.refresh(worker, now, f"all living workers have come to barrier {number}"))
 
     def enter(self, workers: Sequence[WorkerId], now: Seconds) -> None:
         """Let these workers take part from now on."""
@@ -59,6 +88,7 @@ class JobWork:
 
     def leave(self, worker: WorkerId, now: Seconds) -> None:
         """Go on without this worker; if it was the last inside, the workers outside need not wait for the end of its epoch."""
+        self.barriers.leave(worker)
         self.note(self.ledger.leave(worker, now))
         self.deal(now)
         if self._participants.outside and not self._participants.inside():

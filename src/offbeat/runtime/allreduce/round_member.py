@@ -53,12 +53,13 @@ class RoundMember(RankMember):
         self._apply(rounds.results())
         self._replica.aim(rounds.send())
 
-    def catch_up(self, goal: Version = 0) -> None:
+    def catch_up(self, goal: Version = 0, *, exactly: bool = False) -> None:
         """Apply the available results, and wait for those up to version ``goal``."""
-        self._apply(self._rounds.catch_up())
+        upto = goal if exactly else None
+        self._apply(self._rounds.catch_up(upto=upto))
         while self.version < goal:
             self._hear()
-            self._apply(self._rounds.catch_up(LOOK_S))
+            self._apply(self._rounds.catch_up(LOOK_S, upto=upto))
 
     def _apply(self, results: Sequence[tuple[Version, torch.Tensor]]) -> None:
         """Apply the results of these rounds; only the last one if the rule delivers ``latest``."""

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Final
 import torch
 
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.job.resumption import ledger_of
+from offbeat.core.job.resumption import kept_from
 from offbeat.core.job.start import Beginning
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError, ProtocolError
@@ -295,16 +295,16 @@ class Resumed:
 
     def beginning(self, number: int, policy: Policy, settings: JobSettings) -> Beginning:
         """Return where an optimizer's coordinator begins: with the ledger of the job before, if it has as many workers and servers."""
-        saved, ledger = self._of(number), None
+        saved, ledger, progress = self._of(number), None, None
         path = self.checkpoint.path / f"coordinator-{number}.state"
         if self._alike(settings) and path.name in self.checkpoint.manifest["files"]:
             try:
-                ledger = ledger_of(coordinator_from(path.read_bytes()), saved["now"])
+                ledger, progress = kept_from(coordinator_from(path.read_bytes()), saved["now"])
             except (OSError, ProtocolError) as error:
                 log.warning(
                     "the rule's state begins anew, since that of the checkpoint cannot be read, or is of another release: %s", error
                 )
-        return Beginning(saved["version"], dict(saved["places"]), ledger, saved["now"] if ledger is not None else 0.0)
+        return Beginning(saved["version"], dict(saved["places"]), ledger, progress, saved["now"] if ledger is not None else 0.0)
 
     def copy_for(self, number: int, layout: Layout, span: Span, spec: OptimizerSpec) -> ShardCopy:
         """Return what the shard of this span holds.

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from offbeat.core.effects import Effect, EpochEnded, Fence, Grant, Initialise, Interrupt, NoMore, Settle, StateChanged
+from offbeat.core.effects import (
+    BarrierPassed,
+    Effect,
+    EpochEnded,
+    Fence,
+    GoesOn,
+    Grant,
+    Initialise,
+    Interrupt,
+    JobOver,
+    NoMore,
+    Settle,
+    StateChanged,
+)
 from offbeat.runtime.coordination.buffers import BufferBook
 from offbeat.runtime.coordination.peers import Peers
 from offbeat.transport.link import send
@@ -51,6 +64,12 @@ class Notifier:
                 self._no_more(effect)
             case EpochEnded():
                 self._epoch_ended(effect)
+            case BarrierPassed():
+                self._barrier_passed(effect)
+            case GoesOn():
+                self._send(effect.worker, "goes_on", steps=effect.steps, restarted=effect.restarted)
+            case JobOver():
+                self._send(effect.worker, "job_over", reason=effect.reason)
 
     def concerns_worker(self, effect: Settle) -> bool:
         """Return True if the worker must know of this fate of its push: see `Peer.keeps_feedback`."""
@@ -71,7 +90,7 @@ class Notifier:
     def _no_more(self, effect: NoMore) -> None:
         report, mean = self._ended.get(effect.pool, (None, None)) if effect.refreshed else (None, None)
         self._send_mean(effect.worker, mean)
-        self._send(effect.worker, "no_more", epoch=effect.epoch, refreshed=effect.refreshed, report=report)
+        self._send(effect.worker, "no_more", epoch=effect.epoch, refreshed=effect.refreshed, report=report, over=effect.over)
 
     def _epoch_ended(self, effect: EpochEnded) -> None:
         mean = self.buffers.mean()
@@ -79,6 +98,12 @@ class Notifier:
         for worker in effect.workers:
             self._send_mean(worker, mean)
             self._send(worker, "epoch_ended", epoch=effect.epoch, report=effect.report)
+
+    def _barrier_passed(self, effect: BarrierPassed) -> None:
+        mean = self.buffers.mean()
+        for worker in effect.workers:
+            self._send_mean(worker, mean)
+            self._send(worker, "barrier_passed", **effect._asdict())
 
     def _send_mean(self, worker: WorkerId, mean: bytes | None) -> None:
         if mean is not None:

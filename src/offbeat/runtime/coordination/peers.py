@@ -29,6 +29,8 @@ class Peer:
     """True if it must know which of its pushes are not used: it adds the rounding errors of the others to its next push."""
     exits: bool = False
     """True once it has left because its process ends; a script that calls `close` may go on."""
+    over: bool = False
+    """True if it has left because the job has ended before its script."""
     last_words: str | None = None
     """The error for which its script has failed; its process is about to end."""
 

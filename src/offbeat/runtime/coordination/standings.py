@@ -36,8 +36,9 @@ class Standings:
     def changed(self, effect: StateChanged) -> None:
         """Report a worker's new state in the job."""
         if self._peers.knows(effect.worker):
-            exits = {"exits": True} if effect.state is WorkerState.FINISHED and self._peers[effect.worker].exits else {}
-            self._tell(effect.worker, effect.state.value, reason=effect.reason, **exits)
+            peer = self._peers[effect.worker]
+            ends = {"exits": peer.exits, "over": peer.over} if effect.state is WorkerState.FINISHED and peer.exits else {}
+            self._tell(effect.worker, effect.state.value, reason=effect.reason, **ends)
 
     def too_late(self, worker: WorkerId) -> None:
         """Report a process that came after all others had finished."""

@@ -69,7 +69,7 @@ class GossipMember(RankMember):
         self._replica.write_share(0, self._gossip.model)
         self.version = self._gossip.steps
 
-    def catch_up(self, goal: Version = 0) -> None:
+    def catch_up(self, goal: Version = 0, *, exactly: bool = False) -> None:
         """Mix in the messages for this rank, if it is paused."""
         if self._gossip.catch_up():
             self._replica.write_share(0, self._gossip.model)

@@ -11,7 +11,7 @@ from torch import nn
 from offbeat.runtime.group import messages, values
 from offbeat.runtime.group.channel import Follower, follower
 from offbeat.runtime.group.state import Entries, ScriptState
-from offbeat.session import LeasedRange, Place, Session, Snapshot
+from offbeat.session import Barrier, LeasedRange, Place, Session, Snapshot
 from offbeat.types import Epoch, LeaseId, WorkerId
 
 
@@ -57,6 +57,8 @@ class FollowerSession(Session):
             self._own.take()
         self.version, self.batch, self.overlap = answer["version"], answer["batch"], answer["overlap"]
         self.resumes = answer["resumes"]
+        self.before, self.restarted, self.over = answer["before"], answer["restarted"], answer["over"]
+        self.ended = self.ended or answer["ended"]
         for report in answer["reports"]:
             self.note_report(report)
         held = {(pool, lease) for pool, lease in answer["held"]}
@@ -64,6 +66,7 @@ class FollowerSession(Session):
 
     def step(self, samples: int | None) -> None:
         finite = self._own.give_gradients()
+        self.steps += 1
         self._call("step", samples=samples, nonfinite=[number for number in finite if not finite[number]])
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
@@ -77,6 +80,10 @@ class FollowerSession(Session):
 
     def pull(self) -> None:
         self._call("pull")
+
+    def barrier(self) -> Barrier:
+        number, version, workers, shared, past = self._call("barrier")["barrier"]
+        return Barrier(number, version, tuple(workers), shared, past)
 
     def state_dict(self) -> dict[str, Any]:
         self._call("state_dict")

@@ -13,11 +13,11 @@ from offbeat.runtime.group import values
 from offbeat.runtime.group.channel import leader
 from offbeat.runtime.group.shadow import Shadow
 from offbeat.runtime.worker.job_session import JobSession
-from offbeat.session import LeasedRange, Place
+from offbeat.session import Barrier, LeasedRange, Place
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
 
-SHARED_CALLS = {name: name for name in ("step", "take", "pull", "state_dict", "load_state_dict")} | dict.fromkeys(
+SHARED_CALLS = {name: name for name in ("step", "take", "pull", "barrier", "state_dict", "load_state_dict")} | dict.fromkeys(
     ("snapshot", "hand_in"), "save"
 )
 """The methods of a session that all processes call, and the call's name: to save, the chief makes a snapshot, and all others hand in."""
@@ -91,13 +91,14 @@ class Leading:
         if call == "load_state_dict":
             self._shadow.loaded()
         grant = result if isinstance(result, LeasedRange) else None
-        self._answer(grant, loads=call != "take" or grant is None or session.version != self._version or not session.consumed)
+        met = result if isinstance(result, Barrier) else None
+        self._answer(grant, met, loads=call != "take" or grant is None or session.version != self._version or not session.consumed)
         if call == "state_dict":
             self._channel.hand_out(lambda rank: self._shadow.entries(rank, result))
             return self._shadow.script_state(result)
         return result
 
-    def _answer(self, grant: LeasedRange | None, *, loads: bool) -> None:
+    def _answer(self, grant: LeasedRange | None, met: Barrier | None = None, *, loads: bool) -> None:
         session, memory = self._session, self._session.memory[1]
         moved, self._values = memory is not self._values, memory
         if moved:
@@ -111,6 +112,11 @@ class Leading:
                 "moved": moved,
                 "grant": list(grant) if grant is not None else None,
                 "loads": loads,
+                "barrier": list(met) if met is not None else None,
+                "before": session.before,
+                "restarted": session.restarted,
+                "over": session.over,
+                "ended": session.ended,
                 "version": session.version,
                 "batch": session.batch,
                 "overlap": session.overlap,

@@ -28,6 +28,11 @@ RESULT: Final = fields(
         "batch": maybe(whole()),
         "overlap": maybe(number()),
         "resumes": flag,
+        "barrier": maybe(row(whole(), whole(), many(whole()), flag, flag)),
+        "before": whole(),
+        "restarted": flag,
+        "over": maybe(text(1000)),
+        "ended": flag,
         "reports": many(plain()),
         "held": many(row(whole(), whole())),
     }

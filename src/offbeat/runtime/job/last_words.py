@@ -7,39 +7,80 @@ until the other end has answered ``noted``. Of a process that ends without this,
 from __future__ import annotations
 
 import contextlib
+import os
+import sysconfig
 import time
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from offbeat.errors import OffbeatError
+from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.runtime.job.settings import WorkerSettings
-from offbeat.transport.base import Closed, Connection, Hub
+from offbeat.transport.base import Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.link import Link
 from offbeat.types import Seconds
 
+_PATHS = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[2]))
+_NOT_OWN = (*(path + os.sep for path in _PATHS), "<frozen ")
+"""What the names of files begin with that are not the script's."""
 PATIENCE_S: Seconds = 2.0
 """Seconds to wait for ``noted``; after that the receiver is dead or too busy."""
 
 
-def say(hub: Hub, connection: Connection, header: Mapping[str, Any]) -> None:
-    """Send a message, and wait until the answer ``noted``, the end of the connection, or the timeout."""
+def say(hub: Hub, connection: Connection, header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Send a message, and wait until the answer ``noted``, the end of the connection, or the timeout. Returns the answer's header."""
     connection.send(header)
     over = connection.socket if isinstance(connection, Link) else connection
     deadline = time.monotonic() + PATIENCE_S
     while (left_s := deadline - time.monotonic()) > 0.0:
         for peer, item in hub.poll(left_s):
-            if peer is over and (isinstance(item, Closed) or item.header.get("kind") == "noted"):
-                return
+            if peer is over and isinstance(item, Closed):
+                return {}
+            if peer is over and isinstance(item, Message) and item.header.get("kind") == "noted":
+                return item.header
+    return {}
 
 
 def failing(worker: int, error: BaseException, *, pushed: bool) -> dict[str, Any]:
     """Return a worker's last message.
 
-    >>> failing(1, ValueError("no such file"), pushed=True)
-    {'kind': 'failing', 'worker': 1, 'reason': 'ValueError: no such file', 'pushed': True}
+    >>> said = failing(1, ValueError("no such file"), pushed=True)
+    >>> said["reason"], said["type"], said["place"], said["final"]
+    ('ValueError: no such file', 'ValueError', None, False)
     """
-    return {"kind": "failing", "worker": worker, "reason": in_words(error), "pushed": pushed}
+    ours = isinstance(error, OffbeatError) and not isinstance(error, ConfigurationError)  # what has happened to the job is no bug
+    return {
+        "kind": "failing",
+        "worker": worker,
+        "reason": in_words(error),
+        "pushed": pushed,
+        "type": type(error).__name__,
+        "place": None if ours else place_of(error),
+        "final": isinstance(error, ConfigurationError),
+    }
+
+
+def place_of(error: BaseException) -> str | None:
+    """Return the line of the script's own code that an exception has come through last, as ``file:line``; None: it has no traceback.
+
+    Code of Python, of this package and of installed packages is not the script's, unless there is no other.
+
+    >>> try:
+    ...     import json
+    ...     json.loads("{")
+    ... except ValueError as error:
+    ...     place_of(error).endswith(":3")
+    True
+    """
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(name, line) for name, line in frames if not name.startswith(_NOT_OWN)]
+    name, line = (own or frames or [("", 0)])[-1]
+    if not name:
+        return None
+    inside = os.path.relpath(name) if name.startswith(os.getcwd() + os.sep) else name
+    return f"{inside[-300:]}:{line}"
 
 
 def in_words(error: BaseException) -> str:

@@ -76,7 +76,12 @@ _PUSHED: Final = fields(
 _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute_s": _seconds}, {"leases": _leases})
 _EPOCH: Final = {"incarnation": whole(), "pool": whole(0, POOLS_MAX), "epoch": whole(0, SAMPLES_MAX), "size": maybe(whole(0, SAMPLES_MAX))}
 _PUSH: Final = {"number": whole(), "steps": whole(), "push": _PUSHED}
-_NEWS: Final = {"loaded": whole(0, 1 << 33), "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100), "given": flag}
+_NEWS: Final = {
+    "loaded": whole(0, 1 << 33),
+    "before": whole(0, SAMPLES_MAX),
+    "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100),
+    "given": flag,
+}
 """Fields that come only with a worker's first pushes; ``given``: with those whose number of samples the script has passed to step()."""
 _VECTOR: Final = fields({"dtype": text(20), "numel": whole(0, 1 << 50), "size": whole(0, 1 << 50)})
 _STATE: Final = MessageSchema(fields({"do": one_of("get", "offer")}, {"pieces": anything}), payload=True)
@@ -117,13 +122,14 @@ FROM_WORKER: Final = Kinds(
         "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges, "unit": whole(0, SAMPLES_MAX)})})),
         "epoch": MessageSchema(fields({"want": fields(_EPOCH, {"kept": _leases})})),
         "skipped": MessageSchema(fields({"incarnation": whole(), "leases": _leases})),
-        "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag})),
+        "barrier": MessageSchema(fields({"incarnation": whole(), "number": maybe(whole())})),
+        "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag, "over": flag})),
         "abort": MessageSchema(fields({"reason": _words})),
         "state": _STATE,
         "place": MessageSchema(fields({"incarnation": whole(), "pull": flag})),
-        "part": MessageSchema(fields({"steps": whole(), "part": plain(40)}), payload=True),
+        "part": MessageSchema(fields({"version": whole(), "nth": whole(), "part": plain(40)}), payload=True),
         "checkpoint_part": MessageSchema(fields({"version": whole(), "final": flag, "part": plain(40)}, {"leaves": flag}), payload=True),
-        "parts": MessageSchema(fields({"steps": whole()})),
+        "parts": MessageSchema(fields({"version": whole(), "nth": whole(), "last": flag})),
     }
 )
 """From a worker to server 0."""
@@ -132,7 +138,8 @@ ROUNDS: Final = Kinds({"rounds": MessageSchema(fields({"worker": _worker, "index
 """From a rank of several hosts to server 0, as the first message of a connection to the sequencer of one kind of rounds: 0 for gradients, 1
 for parameters. Those that follow are in ``runtime/allreduce/multi_host/messages.py``."""
 
-FAILING: Final = Kinds({"failing": MessageSchema(fields({"worker": _worker, "reason": _words, "pushed": flag}))})
+FAILURE: Final = {"worker": _worker, "reason": _words, "pushed": flag, "type": text(), "place": maybe(text(1000)), "final": flag}
+FAILING: Final = Kinds({"failing": MessageSchema(fields(FAILURE))})
 """From a worker, or from a process that does not become one, to server 0."""
 
 TO_SHARD: Final = Kinds(
@@ -291,7 +298,7 @@ _STANDINGS: Final[dict[str, dict[str, Check]]] = {
     "told": {},
 }
 """What a server may report of a worker, and what comes with it."""
-_MORE_STANDINGS: Final[dict[str, dict[str, Check]]] = {WorkerState.FINISHED.value: {"exits": flag}}
+_MORE_STANDINGS: Final[dict[str, dict[str, Check]]] = {WorkerState.FINISHED.value: {"exits": flag, "over": flag}}
 
 TO_SUPERVISOR: Final = Kinds(
     {
@@ -358,11 +365,16 @@ TO_WORKER: Final = Kinds(
                 {"refreshed": flag},
             )
         ),
-        "no_more": MessageSchema(fields({"epoch": whole(), "refreshed": flag, "report": _report})),
+        "no_more": MessageSchema(fields({"epoch": whole(), "refreshed": flag, "report": _report, "over": flag})),
+        "barrier_passed": MessageSchema(
+            fields({"number": whole(), "version": whole(), "workers": many(_worker, WORKERS_MAX), "past": flag})
+        ),
+        "goes_on": MessageSchema(fields({"steps": whole(), "restarted": flag})),
+        "job_over": MessageSchema(fields({"reason": _words})),
         "epoch_ended": MessageSchema(fields({"epoch": whole(), "report": _report})),
         "farewell": MessageSchema(),
         "chief": MessageSchema(fields({"chief": maybe(_worker)})),
-        "noted": MessageSchema(),
+        "noted": MessageSchema(fields({}, {"before": maybe(_worker)})),
         "refused": MessageSchema(fields({"reason": _words})),
         "state": MessageSchema(fields({"pieces": anything}), payload=True),
         "checkpoint": MessageSchema(fields({"version": whole(), "rest": flag, "frozen": flag})),

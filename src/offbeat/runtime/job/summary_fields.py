@@ -72,6 +72,7 @@ SUMMARY: Final = fields(
         "earlier_epochs": maybe(mapping(_any_whole, 100)),
         "faults": many(_FAULT),
         "warnings": many(_WARNING),
+        "exceptions": many(fields({"t": _amount, "worker": whole(0, _WORKERS_MAX), "reason": _words, "place": maybe(_words)})),
         "loss": maybe(_figure),
         "optimizers": maybe(many(_OPTIMIZER, 1 << 10)),
         "journal_failure": maybe(_words),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offbeat.core.effects import Effect, EpochEnded, Fold, Gather, NoMore, Release, Settle, StateChanged
+from offbeat.core.effects import BarrierPassed, Effect, EpochEnded, Fold, Gather, NoMore, Release, Settle, StateChanged
 from offbeat.core.events import Folded
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
@@ -94,7 +94,7 @@ class Dispatcher:
                     self._notifier.tell(effect)
                     if isinstance(effect, NoMore) and effect.refreshed:
                         self.next_is_exact(effect.worker, anew=False)
-                    if isinstance(effect, EpochEnded):
+                    if isinstance(effect, EpochEnded | BarrierPassed):
                         self._exact.update(effect.workers)
                     if isinstance(effect, StateChanged) and effect.state is WorkerState.ALIVE:
                         # Later parameters may be changes to these. What a frozen process was sent may have been overwritten on its way.

@@ -27,7 +27,6 @@ from offbeat.runtime.job.loading import checksum, too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.parameter_server.exchange import Exchange
 from offbeat.runtime.parameter_server.interrupts import Interrupts
-from offbeat.runtime.worker.checkpoint_parts import parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
@@ -84,6 +83,8 @@ class WorkerSession(JobSession):
                 "unused": lambda message: self._exchange.unused(message.header["incarnation"]),
                 "checkpoint": self._on_checkpoint,
                 "resume_part": self._on_resume,
+                "goes_on": self._on_goes_on,
+                "job_over": self._on_job_over,
             },
             settings.timeout_s / 10,
             servers_return=settings.servers_return,
@@ -307,6 +308,9 @@ class WorkerSession(JobSession):
         self._settle()
         self._tell(PullAsked())
         self._settle()
+        self.refreshed()
+
+    def refreshed(self) -> None:
         if self._unshared is not None:
             self._exchange.copy(self._unshared)
             self._exchange.flat.remember()
@@ -335,7 +339,7 @@ class WorkerSession(JobSession):
             state = self._exchange.assembled()
         else:
             state = self.state_dict()
-        return Snapshot(self.version, state, dict(answer.header["places"]), parts_of_others(self.link, self.steps))
+        return Snapshot(self.version, state, dict(answer.header["places"]), self._parts_of_others())
 
     @library_call
     def state_dict(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from offbeat.core.effects import Effect, EpochEnded, Grant, Paused, Release, SetAside, Settle, StateChanged, TakenBack
+from offbeat.core.effects import BarrierPassed, Effect, EpochEnded, Grant, Paused, Release, SetAside, Settle, StateChanged, TakenBack
 from offbeat.core.events import Event, Folded, Initialised, Joined, Left, Lost, Pushed, Voided, Withdrawn
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.rank_log import Entry, EntryKind
@@ -343,7 +343,7 @@ class RankCoordinatorSide:
                 case StateChanged():
                     self._changed(effect)
                     self._notifier.tell(effect)
-                case EpochEnded():
+                case EpochEnded() | BarrierPassed():
                     # Before any rank is told: the first one to arrive would otherwise close its round alone.
                     for worker in effect.workers:
                         self._group.resume(worker)

@@ -99,8 +99,11 @@ class RankMember(ABC):
         """Make a step with the gradient, or without one if it is not usable; wait for other ranks as far as the rule says."""
 
     @abstractmethod
-    def catch_up(self, goal: Version = 0) -> None:
-        """Take available results without a step, and wait for those up to version ``goal``."""
+    def catch_up(self, goal: Version = 0, *, exactly: bool = False) -> None:
+        """Take available results without a step, and wait for those up to version ``goal``.
+
+        ``exactly``: take none after these: other ranks that have them begin with the same version.
+        """
 
     def pull(self) -> None:
         """Take all results that exist by now, on whatever host they are."""

@@ -29,7 +29,7 @@ from offbeat.runtime.job.loading import too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
-from offbeat.runtime.worker.checkpoint_parts import LOOK_S, PARTS_S, parts_of_others
+from offbeat.runtime.worker.checkpoint_parts import LOOK_S, PARTS_S
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
@@ -91,6 +91,8 @@ class RankSession(JobSession):
                 "chief": self._on_chief,
                 "checkpoint": self._on_checkpoint,
                 "resume_part": self._on_resume,
+                "goes_on": self._on_goes_on,
+                "job_over": self._on_job_over,
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
             },
             settings.timeout_s / 10,
@@ -133,6 +135,10 @@ class RankSession(JobSession):
         if self._part is None or self._part.mixes_parameters:
             return None
         return "the replicas of the other ranks do not have what was written, and differ from now on"
+
+    @property
+    def shares_model(self) -> bool:
+        return not self._mine.mixes_parameters
 
     @property
     def memory(self) -> tuple[SharedMemory, SharedMemory]:
@@ -241,7 +247,7 @@ class RankSession(JobSession):
             self._enters = self._fenced = False
             self._mine.begin(given, self._goal, first=self.resumes)
         else:
-            self._mine.catch_up(self._goal)
+            self._mine.catch_up(self._goal, exactly=True)
         self.version = self._mine.version
         self._mine.resume()
 
@@ -421,7 +427,7 @@ class RankSession(JobSession):
             except Fenced as error:
                 self._fall_out(error)
                 self._admitted()
-        return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), parts_of_others(self.link, self.steps))
+        return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), self._parts_of_others())
 
     @library_call
     def state_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from offbeat.errors import warn
 from offbeat.runtime.job.packing import unpack
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import Seconds, Version, WorkerId
 
 PARTS_S: Final[Seconds] = 5.0
 """Longest wait for the parts of the other workers, in seconds."""
@@ -16,18 +16,19 @@ LOOK_S: Final[Seconds] = 0.005
 """The interval between two requests, in seconds."""
 
 
-def parts_of_others(link: WorkerConnection, steps: int) -> dict[WorkerId, dict[str, Any]]:
-    """Return the parts that other workers have handed in after as many steps.
+def parts_of_others(link: WorkerConnection, version: Version, nth: int) -> dict[WorkerId, dict[str, Any]]:
+    """Return the parts that other workers have handed in since the checkpoint before.
 
-    Under lockstep rules, workers that will come to the same step are awaited, for at most `PARTS_S` in all. A warning names those that
-    have not come.
+    Under lockstep rules, workers that may still come to the same place are awaited, for at most `PARTS_S` in all. A warning names those
+    that have not come.
     """
     until = time.monotonic() + PARTS_S
     while True:
-        link.coordinator.send({"kind": "parts", "steps": steps})
+        last = time.monotonic() > until
+        link.coordinator.send({"kind": "parts", "version": version, "nth": nth, "last": last})
         answer = link.receive("parts")
         awaited = answer.header["awaited"]
-        if not awaited or time.monotonic() > until:
+        if not awaited or last:
             break
         time.sleep(LOOK_S)
     if awaited:

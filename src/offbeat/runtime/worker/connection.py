@@ -38,6 +38,8 @@ AtOnce: TypeAlias = Mapping[
         "chief",
         "checkpoint",
         "resume_part",
+        "goes_on",
+        "job_over",
     ],
     Callable[[Message], None],
 ]
@@ -246,11 +248,18 @@ class WorkerConnection:
         """The notice has been heeded: what is still to be handed in may be waited for, until there is another."""
         self._noticed = False
 
-    def fail(self, why: Mapping[str, Any]) -> None:
-        """Send a failure report, if the coordinator can still be reached."""
+    def fail(self, why: Mapping[str, Any]) -> int | None:
+        """Send a failure report, if the coordinator can still be reached.
+
+        Returns:
+            The worker that has reported the same before; None: none has.
+        """
+        answer: Mapping[str, Any] = {}
         if not self._cut_off and not self.closed.is_set():
-            last_words.say(self.hub, self.coordinator, why)
+            answer = last_words.say(self.hub, self.coordinator, why)
         self.failed = True
+        before = answer.get("before")
+        return before if isinstance(before, int) else None
 
     def close(self) -> None:
         """End the heartbeat and the connections without a word, once what was sent before has reached the servers that are there."""
@@ -377,7 +386,9 @@ class WorkerConnection:
                 | "meet"
                 | "chief"
                 | "checkpoint"
-                | "resume_part" as kind
+                | "resume_part"
+                | "goes_on"
+                | "job_over" as kind
             ):
                 self._at_once[kind](message)
             case "joined":
@@ -392,5 +403,5 @@ class WorkerConnection:
                 self._states[connection] = message
             case "noted":
                 pass
-            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "farewell" | "place" | "parts" as kind:
+            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "barrier_passed" | "farewell" | "place" | "parts" as kind:
                 self._mail[kind] = message

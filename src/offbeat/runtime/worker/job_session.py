@@ -7,36 +7,47 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
-from offbeat.core.effects import EpochEnded, Fence, Grant, NoMore
-from offbeat.core.events import Abandoned, EpochWanted, Event, Joined, LeaseWanted, PullWanted, Pushed
+from offbeat.core.effects import BarrierPassed, EpochEnded, Fence, Grant, NoMore
+from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Event, Joined, LeaseWanted, PullWanted, Pushed
 from offbeat.core.policy import Plan
 from offbeat.core.worker import State, Worker
-from offbeat.core.worker_messages import Compute, EpochEndWanted, HandIn, Instruction, PullAsked, SamplesWanted, Stimulus
+from offbeat.core.worker_messages import BarrierAsked, Compute, EpochEndWanted, HandIn, Instruction, PullAsked, SamplesWanted, Stimulus
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
 from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
+from offbeat.runtime.worker.checkpoint_parts import parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.library_calls import TakesPart, library_call
+from offbeat.runtime.worker.process_state import schedulers_of, watch_schedulers
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.script_writes import ScriptWrites
 from offbeat.runtime.worker.siblings import Sibling, Siblings
-from offbeat.session import LeasedRange, Session
+from offbeat.session import Barrier, LeasedRange, Session
 from offbeat.tensors.flat import FlatModel
 from offbeat.transport.base import Message, SharedMemory
-from offbeat.types import NO_CAUSE, Epoch, LeaseId
+from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
+
+ANEW: Final = (
+    "offbeat: worker {worker} begins its script anew, after {before} steps: its own counters begin at 0. So do learning-rate schedules, "
+    "random generators and an average of the weights (EMA) that the script keeps. Count with 'for step in offbeat.steps(n)', and load with "
+    "offbeat.load what the chief has saved: docs/restarts.md"
+)
+"""What a restarted worker says before its first step, unless its script has done one of the two."""
 
 
 def pushed_fields(push: Pushed) -> dict[str, Any]:
@@ -87,7 +98,6 @@ class JobSession(Session):
         self._seen = 0
         """Number of steps over samples that another session had made at this session's last step."""
         self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
-        self.steps = 0
         self.resumes = False  # until the job says that it begins with this process
         self._loaded: int | None = 0
         """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has been told."""
@@ -96,9 +106,15 @@ class JobSession(Session):
         """The plan that came with the newest parameters."""
         self._turn = Compute(None, False, NO_CAUSE)
         """The instruction with which the script got control last."""
-        self._asked: SamplesWanted | EpochEndWanted | None = None
+        self._asked: SamplesWanted | EpochEndWanted | BarrierAsked | None = None
         """The question whose answer the script has not got yet, and the answer, if that has come."""
         self._answer: Compute | None = None
+        self._barriers: int | None = None
+        """The number of the next barrier; None: this process has come to none."""
+        self._passed = Barrier(0, 0, (), True)
+        """The last barrier that this process has passed."""
+        self._last_save: tuple[Version, int] = (-1, 0)
+        """The version at which the script has saved last, and how often it had before at that version."""
         self._first = FirstSteps()
         self._samples_given = False
         """Whether the script has passed the number of samples to its last step."""
@@ -219,6 +235,8 @@ class JobSession(Session):
             case EpochWanted(_, incarnation, pool, epoch, size, kept):
                 asked = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size}
                 self._coordinator.send({"kind": "epoch", "want": {**asked, "kept": kept} if kept else asked})
+            case BarrierWanted():
+                self._coordinator.send({"kind": "barrier", "incarnation": event.incarnation, "number": event.number})
             case PullWanted():
                 self._coordinator.send({"kind": "pull", "incarnation": event.incarnation})
             case Joined():
@@ -236,8 +254,8 @@ class JobSession(Session):
         if self._asked is not None and self._answer is None:
             self._answer = self._turn
 
-    def _ask(self, question: SamplesWanted | EpochEndWanted) -> Compute:
-        """Ask the coordinator about samples, and wait for the answer."""
+    def _ask(self, question: SamplesWanted | EpochEndWanted | BarrierAsked) -> Compute:
+        """Ask the coordinator for samples, or to pass a barrier, and wait for the answer."""
         if question != self._asked:  # else Ctrl-C has ended the wait for this very answer
             self._settle()
             self._asked, self._answer = question, None
@@ -248,12 +266,19 @@ class JobSession(Session):
         return answer
 
     def _hear_answer(self) -> None:
-        message = self.link.answer("grant", "no_more", "epoch_ended")
+        message = self.link.answer("grant", "no_more", "epoch_ended", "barrier_passed")
         if message is None:
             self._fenced_off()
             return
         header, asked, me = message.header, self._asked, self.link.incarnation
-        assert asked is not None
+        if header["kind"] == "barrier_passed":
+            self._passed = Barrier(header["number"], header["version"], tuple(header["workers"]), True, header["past"])
+            self._barriers = self._passed.number + 1
+            self._tell(BarrierPassed(*self._passed[:3]))
+            return
+        assert isinstance(asked, SamplesWanted | EpochEndWanted)
+        if header.get("over", False):
+            self.over = "the scripts of the job's first workers have ended"
         if header.get("report") is not None:
             self.note_report({"epoch": header["epoch"], **header["report"]})
             if header["epoch"] >= asked.epoch:
@@ -326,7 +351,9 @@ class JobSession(Session):
         """Return the fields that go with the first push of a worker with which the job began: all workers must have loaded the same."""
         loaded, self._loaded = self._loaded, None
         news: dict[str, Any] = {"given": True} if self._samples_given else {}
-        return {**news, "loaded": loaded} if self.resumes and loaded is not None else news
+        if not self.resumes or loaded is None:
+            return news
+        return {**news, "loaded": loaded, **({"before": self.before} if self.before else {})}
 
     # The end.
 
@@ -341,9 +368,13 @@ class JobSession(Session):
             interrupt=partial(all_of_us.interrupt, self),
         )
 
-    def _tell_why(self, error: BaseException) -> None:
+    def _tell_why(self, error: BaseException) -> str | None:
         pushed = any(session.steps > 0 for session in self._siblings)
-        self.link.fail(last_words.failing(self.worker, error, pushed=pushed))
+        why = last_words.failing(self.worker, error, pushed=pushed)
+        before = self.link.fail(why)
+        if before is None:
+            return None
+        return f"offbeat: worker {self.worker}: {why['reason']} ({why['place']}), as on worker {before} before: see the traceback there"
 
     @library_call
     def _at_exit(self) -> None:
@@ -352,6 +383,41 @@ class JobSession(Session):
             self._samples.leave_all()
             self._hand_in()
             self._leave(exits=True)
+
+    @library_call
+    def barrier(self) -> Barrier:
+        """Hand in what this worker has, wait for the others, and take the newest parameters."""
+        self.pull()
+        if self._barriers is None:
+            self._barriers = self._first_barrier()
+        while not self._ask(BarrierAsked(self._barriers)).over:
+            pass
+        self.refreshed()
+        self._siblings.refresh_others(self)
+        same = self.shares_model and self.version == self._passed.version
+        return self._passed._replace(version=self.version, shared=same)
+
+    def _first_barrier(self) -> int | None:
+        """Return the number of the first barrier of this process's script; None: the next one of the job.
+
+        A restarted script that counts with `offbeat.steps` goes on where the job is; one that passes over the epochs that are over comes
+        to their barriers again, which have been passed.
+        """
+        if self.restarted and (self.counts or not (self.has_sampler or self.barriers_before)):
+            return None
+        return self.barriers_before if self.restarted else 0
+
+    @property
+    def barriers(self) -> int:
+        return self._barriers or 0
+
+    @property
+    def shares_model(self) -> bool:
+        """Return whether workers that have the same version have the same model."""
+        return True
+
+    def refreshed(self) -> None:
+        """Take parameters that have come with a release into the script's model, where they are elsewhere."""
 
     @library_call
     def close(self) -> None:
@@ -368,7 +434,7 @@ class JobSession(Session):
             if self.steps:
                 self.checkpoints.leaving(chief=self.chief)
             left = {"kind": "left", "incarnation": self.link.incarnation, "noticed": self.link.told_to_leave}
-            self._coordinator.send({**left, "exits": True} if exits else left)
+            self._coordinator.send({**left, "exits": True, "over": self.over is not None} if exits else left)
             self.vanish()
 
     def vanish(self) -> None:
@@ -381,11 +447,31 @@ class JobSession(Session):
     def step(self, samples: int | None) -> None:
         self.in_step = True
         try:
+            if not self.steps and self.restarted and not self.keeps_place:
+                self._say_anew()
             self.checkpoints.stepping()
             self._step(samples)
             self.checkpoints.stepped()
+            self.look()
         finally:
             self.in_step = False
+
+    def look(self) -> None:
+        if self.restarted:  # only such a worker can find that the job has ended
+            self.link.glance()
+
+    def _on_goes_on(self, message: Message) -> None:
+        self.before, self.restarted = message.header["steps"], self.restarted or message.header["restarted"]
+
+    def _on_job_over(self, message: Message) -> None:
+        self.over, self.ended = message.header["reason"], True
+
+    def _say_anew(self) -> None:
+        """Say that the script has begun from its top in a job that has not: once, before the first step."""
+        self.keeps_place = True
+        if self._siblings.first_is(self):
+            with suppress(OSError, ValueError):
+                print(ANEW.format(worker=self.worker, before=self.before), file=sys.stderr, flush=True)
 
     @abstractmethod
     def _step(self, samples: int | None) -> None:
@@ -428,13 +514,28 @@ class JobSession(Session):
     def hand_in(self, part: dict[str, Any]) -> None:
         packer = Packer()
         plain = packer.pack(part, "this worker's part of a checkpoint")
-        self._coordinator.send({"kind": "part", "steps": self.steps, "part": plain}, payload=packer.payload)
+        version, nth = self._next_save()
+        self._coordinator.send({"kind": "part", "version": version, "nth": nth, "part": plain}, payload=packer.payload)
+
+    def _parts_of_others(self) -> dict[WorkerId, dict[str, Any]]:
+        """Collect the other workers' parts of the checkpoint that this one writes."""
+        return parts_of_others(self.link, *self._next_save())
+
+    def _next_save(self) -> tuple[Version, int]:
+        """Return the version at which the script saves, and how often it has before at this version."""
+        version, nth = self._last_save
+        self._last_save = (self.version, nth + 1 if version == self.version else 0)
+        return self._last_save
 
     def _on_checkpoint(self, message: Message) -> None:
         self.checkpoints.wanted(message)
 
     def _on_resume(self, message: Message) -> None:
         self.checkpoints.resume(message)
+
+    def schedulers(self) -> list[LRScheduler]:
+        watch_schedulers()  # finds those that exist
+        return schedulers_of(self.checkpoints.optimizers)
 
     def known_as(self, optimizer: torch.optim.Optimizer) -> None:
         self.checkpoints.optimizers.append(optimizer)

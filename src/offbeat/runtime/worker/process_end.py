@@ -21,7 +21,7 @@ from offbeat.runtime.worker.loader_processes import guard_loaders
 def follow(
     *,
     leave: Callable[[], None],
-    fail: Callable[[BaseException], None],
+    fail: Callable[[BaseException], str | None],
     told: Callable[[], None],
     notice: Callable[[], None],
     interrupt: Callable[[], bool],
@@ -30,7 +30,8 @@ def follow(
 
     Args:
         leave: at exit, however the script has ended, so also after ``fail``.
-        fail: an exception ends the script, and its traceback is printed. `SystemExit` is none: a script may end itself with a status.
+        fail: an exception ends the script. Returns a line that is printed in place of its traceback, or None. `SystemExit` is none: a
+            script may end itself with a status.
         told: one of `NOTICES` or SIGINT has come, which may be meant for all processes of the job: the launcher, once it knows, orders this
             process to leave. Never called where there are no orders: there a notice is one.
         notice: the order to leave; runs in the main thread, between any two of its instructions, and may raise. Never called where the
@@ -44,11 +45,15 @@ def follow(
     def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if issubclass(kind, KeyboardInterrupt):
             return  # the user has asked for the end: no traceback, and the job hears that this worker leaves
-        before(kind, error, trace)
+        line: str | None = None
         try:
-            fail(error)
+            line = fail(error)
         except Exception as unsaid:
             print(f"offbeat: the job could not be told why this process ends: {unsaid}", file=sys.stderr)
+        if line is None:
+            before(kind, error, trace)
+        else:
+            print(line, file=sys.stderr)
 
     def terminated(number: int, frame: Any) -> None:
         notice()

@@ -59,6 +59,10 @@ class Siblings:
     def __iter__(self) -> Iterator[Sibling]:
         return iter(self._sessions)
 
+    def first_is(self, session: Sibling) -> bool:
+        """Return whether this is the session of the process's first optimizer."""
+        return self._sessions[0] is session
+
     def add(self, session: Sibling) -> int:
         """Add a session and return its number. All sessions count the same calls: a call of any is progress of the script."""
         self._sessions.append(session)

@@ -44,7 +44,7 @@ def kinds_from(ranks: int, slots: int, *, orders: bool, leaders: bool, decides: 
     if decides:
         kinds |= {
             "arrive": MessageSchema(fields({"b": maybe(buffer), "f": factor, "w": whole()})),
-            "catch": MessageSchema(of_itself),
+            "catch": MessageSchema(fields({}, {"rank": rank, "n": whole()})),
             "read": MessageSchema(fields({"n": whole()})),
             "pause": MessageSchema(of_itself),
             "resume": MessageSchema(of_itself),

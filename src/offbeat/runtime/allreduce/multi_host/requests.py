@@ -78,6 +78,8 @@ class RankRequests:
                 orders = self._admit(sequencer, rank, header)
             elif kind == "resume":
                 orders = sequencer.resume(rank, asks="rank" not in header)
+            elif kind == "catch":
+                orders = sequencer.catch_up(rank, header.get("n"))
             elif kind == "has":
                 orders = sequencer.has(rank, header["n"])
             elif kind == "read":
@@ -85,7 +87,7 @@ class RankRequests:
             elif kind == "cut":
                 orders = sequencer.leave(rank, f"another rank has ended its connection: {header['why']}")
             else:
-                does = {"pause": sequencer.pause, "catch": sequencer.catch_up, "part": sequencer.part}
+                does = {"pause": sequencer.pause, "part": sequencer.part}
                 orders = sequencer.leave(rank) if kind == "leave" else does[kind](rank)
         except (Fenced, TooOld) as error:
             orders = [Exclude(rank, str(error))]

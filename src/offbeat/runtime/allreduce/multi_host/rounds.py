@@ -270,17 +270,21 @@ class MultiHostRounds:
             if tells:
                 self._node.notify({"k": "read", "n": self._version})
 
-    def catch_up(self, timeout_s: float = 0.0, *, newest: bool = False) -> list[tuple[Version, torch.Tensor]]:
+    def catch_up(self, timeout_s: float = 0.0, *, newest: bool = False, upto: Version | None = None) -> list[tuple[Version, torch.Tensor]]:
         """Return the results that are available, for a rank that computes no gradient: one that is idle, or has just entered.
 
         Args:
             timeout_s: how long to wait for a result if none is here.
+            upto: only the results of the rounds before this one; None: of all.
             newest: ask the sequencer, and wait for all rounds that are closed by now, on whatever host they are summed.
         """
         assert self._awaited is None, f"rank {self.rank} waits for round {self._awaited}; call wait() until it returns True"
         with self._lock:
+            if upto is not None and upto <= self._version:
+                return self.results()
             if newest or self._wait_for(lambda: self._node.executor.upto > self._version, timeout_s):
-                self._awaited = self._request(lambda: self._node.notify({"k": "catch"})).through
+                limit = {} if upto is None else {"n": min(upto, self._node.executor.upto)}
+                self._awaited = self._request(lambda: self._node.notify({"k": "catch", **limit})).through
                 self.wait()
             return self.results()
 

@@ -234,11 +234,12 @@ class OneHostRounds(OneHostMembers):
         self._memory.change(lambda state: self._checked(state).read(rank))
         self._look_after()
 
-    def catch_up(self, timeout_s: float = 0.0) -> list[tuple[Version, torch.Tensor]]:
+    def catch_up(self, timeout_s: float = 0.0, *, upto: Version | None = None) -> list[tuple[Version, torch.Tensor]]:
         """Return the results that there are, for a rank that is not computing a gradient: one that is idle, or has just entered.
 
         Args:
             timeout_s: how long to wait for one, if there is none.
+            upto: only those of the rounds before this one; None: all.
         """
         assert self._awaited is None, f"rank {self.rank} waits for round {self._awaited - 1}"
         rank, deadline = self._mine(), time.monotonic() + timeout_s
@@ -247,10 +248,12 @@ class OneHostRounds(OneHostMembers):
             version, number, done = self._memory.look(
                 lambda state: (self._checked(state).rounds.version(rank), state.rounds.number, state.rounds.done)
             )
+            if upto is not None and version >= upto:
+                break
             if done > version:
                 self._memory.make_room(self.meanwhile)
                 self._version = version
-                self._take(self._memory.change(lambda state: self._checked(state).catch_up(rank)))
+                self._take(self._memory.change(lambda state: self._checked(state).catch_up(rank, upto)))
                 break
             if number > done and self.help():
                 continue

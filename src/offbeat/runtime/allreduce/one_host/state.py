@@ -137,9 +137,9 @@ class RoundsState:
         given = cells[(1 + rank) * WIDTH + VERSION]
         return arrival, version, self.slots_of(range(version, given)) if given > version else []
 
-    def catch_up(self, rank: WorkerId) -> list[tuple[Version, int]]:
-        """Give the rank all available results. Returns them as `slots_of` does."""
-        given = self.rounds.catch_up(rank)
+    def catch_up(self, rank: WorkerId, upto: Version | None = None) -> list[tuple[Version, int]]:
+        """Give the rank all available results of the rounds before ``upto``. Returns them as `slots_of` does."""
+        given = self.rounds.catch_up(rank, upto)
         self._wrote(EntryKind.CATCH_UP, rank, given.stop, False)
         return self.slots_of(given)
 

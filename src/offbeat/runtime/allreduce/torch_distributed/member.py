@@ -66,7 +66,7 @@ class TorchMember(RankMember):
             # The mean is over all ranks; the step needs that over the ranks with a gradient.
             self._replica.step(vector[:-1] if round(share * len(self._members)) == len(self._members) else vector[:-1].div_(share))
 
-    def catch_up(self, goal: Version = 0) -> None:
+    def catch_up(self, goal: Version = 0, *, exactly: bool = False) -> None:
         """Do nothing: results only come from rounds in which this rank takes part."""
 
     def _admit(self, rank: WorkerId, ticket: Sequence[int]) -> None:

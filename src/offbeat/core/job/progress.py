@@ -1,0 +1,39 @@
+"""Count the steps of each worker's script, so that a restarted worker can go on where it was, or where the others are by now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from offbeat.types import WorkerId
+
+
+class Progress:
+    """Keep the number of steps that each worker has made in this job, in all its processes.
+
+    >>> progress = Progress()
+    >>> for worker, steps in ((0, 1), (1, 1), (0, 4)):
+    ...     progress.count(worker, steps)
+    >>> progress.join(1, others=[0]), progress.join(2, others=[0, 1]), progress.join(0, others=[])
+    (5, 5, 5)
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[WorkerId, int] = {}
+
+    def steps(self, worker: WorkerId) -> int:
+        """Return the number of a worker's steps."""
+        return self._steps.get(worker, 0)
+
+    def count(self, worker: WorkerId, steps: int) -> None:
+        """Add steps that a worker has pushed: one gradient, or several local steps."""
+        self._steps[worker] = self._steps.get(worker, 0) + steps
+
+    def begin_at(self, worker: WorkerId, steps: int) -> None:
+        """Set the steps that a worker's script has made before this job, according to the checkpoint that it has loaded."""
+        self._steps[worker] = steps
+
+    def join(self, worker: WorkerId, others: Iterable[WorkerId]) -> int:
+        """Return after how many steps a worker's new process goes on: its own, or those of the slowest of the others, if that is more."""
+        slowest = min((self._steps.get(other, 0) for other in others if other != worker), default=0)
+        self._steps[worker] = max(self._steps.get(worker, 0), slowest)
+        return self._steps[worker]

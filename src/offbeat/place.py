@@ -1,0 +1,111 @@
+"""`steps` and `barrier`: where a script is in its job. A restarted worker begins its script anew, and goes on where the job is by these."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from offbeat import session as sessions
+from offbeat.core.policy import whole_number
+from offbeat.errors import ConfigurationError
+from offbeat.session import Barrier, Session
+
+if TYPE_CHECKING:
+    from torch.optim.lr_scheduler import LRScheduler
+
+
+def barrier() -> Barrier:
+    """Wait until every living worker has come here, and load the newest parameters.
+
+    Call it before an evaluation that all workers take part in or decide by, and before the last save, where no elastic loader's end
+    does the same. Meanwhile the rule does not wait for this worker; local steps are pushed before, and the contributions on their way are
+    folded or dropped. A worker that dies, leaves or has ended its script counts as come. Call it equally often on every worker, between
+    two steps; a restarted worker goes on with the number of the barrier that the others come to next.
+
+    Returns:
+        Its number, the version of the model that this worker has now, the workers that have come, and whether all have the same model.
+
+    Raises:
+        ConfigurationError: the optimizer does not exist yet.
+
+    >>> import torch, offbeat
+    >>> model = torch.nn.Linear(1, 1)
+    >>> optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    >>> barrier()
+    Barrier(number=0, version=0, workers=(0,), shared=True, past=False)
+    """
+    return _session("barrier()").barrier()
+
+
+def steps(number: int, *, every: int = 1) -> Iterator[int]:
+    """Count the steps of a script that takes no samples from the job: 0 to ``number`` - 1, one ``optimizer.step()`` in each iteration.
+
+    A restarted worker goes on where it was, or where the slowest of the others is by now, if that is further. Its learning-rate
+    schedules are brought there, too: each ``torch.optim.lr_scheduler`` of the optimizer is advanced as if it had made its steps. The loop
+    ends early where the job has ended before this worker's script.
+
+    Args:
+        number: of steps of the whole training; at least 0.
+        every: after how many steps the script makes one step of its schedulers.
+
+    Raises:
+        ConfigurationError: a number is out of its range, or the optimizer does not exist yet.
+
+    >>> import torch, offbeat
+    >>> model = torch.nn.Linear(1, 1)
+    >>> optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    >>> for step in steps(3):
+    ...     optimizer.zero_grad()
+    ...     model(torch.ones(1, 1)).sum().backward()
+    ...     optimizer.step()
+    >>> step, optimizer.version
+    (2, 3)
+    """
+    whole_number("steps", "number", number, least=0)
+    whole_number("steps", "every", every, least=1)
+    return _steps(_session("steps()"), number, every)
+
+
+def _steps(session: Session, number: int, every: int) -> Iterator[int]:
+    session.keeps_place = session.counts = True
+    at = session.before + session.steps
+    if at:
+        _bring_schedulers(session, at // every)
+    while at < number:
+        session.look()
+        if session.over is not None:
+            return
+        yield at
+        at += 1
+
+
+def _session(call: str) -> Session:
+    if sessions.current is None:
+        raise ConfigurationError(f"offbeat.{call} concerns the job, in which this process is not yet: make the DistributedOptimizer first")
+    return sessions.current
+
+
+def _bring_schedulers(session: Session, to: int) -> None:
+    """Advance the schedulers of the session's optimizer to this number of their steps."""
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    for scheduler in _outermost(session.schedulers()):
+        missing = to - getattr(scheduler, "last_epoch", to)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            warnings.warn(
+                "a ReduceLROnPlateau of a restarted worker begins anew, since its steps depend on measurements: save it with "
+                "offbeat.save(scheduler=...), and load it",
+                stacklevel=4,
+            )
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch misses the optimizer's steps, which an earlier process has made
+            for _ in range(missing):
+                scheduler.step()
+
+
+def _outermost(schedulers: list[LRScheduler]) -> list[LRScheduler]:
+    """Return the schedulers that no other one steps, as SequentialLR and ChainedScheduler do."""
+    inner = {id(one) for scheduler in schedulers for one in getattr(scheduler, "_schedulers", ())}
+    return [scheduler for scheduler in schedulers if id(scheduler) not in inner]
