@@ -1,4 +1,4 @@
-"""Tell `core.gradient_contents` what it cannot see: backward passes, gradients that were thrown away, batches that the script has dropped."""
+"""Tell `core.gradient_contents` what it cannot see: backward passes, gradients that were thrown away, batches that are dropped."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.gradient_watch import life_of
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
 from offbeat.sampler import ElasticBatchSampler, Passes, unit_of
@@ -93,9 +92,7 @@ def elastic(
     return DataLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session, deal), **options)
 
 
-def _sampler(
-    order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None, deal: str
-) -> ElasticBatchSampler:
+def _sampler(order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None, deal: str) -> ElasticBatchSampler:
     whole_number("elastic", "batch_size", batch_size, least=1)
     batch = batch_size * Place.of_process().size
     unit = unit_of(deal, batch, whole=drop_last)

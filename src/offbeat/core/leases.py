@@ -424,7 +424,7 @@ class Leases:
                 deck = state.deck(lease.worker)
                 assert deck is not None, f"a lease from no deck: {lease}"
                 deck.back.append((lease.start, lease.stop))
-                state.returned += 0 if deck.closed else lease.stop - lease.start
+                state.returned += 0 if deck.closed and not state.reopens else lease.stop - lease.start
 
     def close(self, worker: WorkerId) -> None:
         """Return the leases of a dead worker, and close its splits, if it has any, until the next epoch."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
-
 from offbeat import session as sessions
+from offbeat.gradient_watch import life_of
 from offbeat.loaders import ElasticStream, elastic
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.sampler import ElasticBatchSampler, Passes

@@ -22,7 +22,7 @@ from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.job.resumption import ledger_from
 from offbeat.core.job.start import Beginning
 from offbeat.core.job.state import dumps
-from offbeat.core.leases import adds_up, Lease, Leases
+from offbeat.core.leases import Lease, Leases, adds_up
 from offbeat.errors import ConfigurationError
 from offbeat.policies import BSP, RULES
 from offbeat.types import Fate, WorkerId

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from offbeat.gradient_watch import GradientWatch
 from offbeat.runtime.group import state
 from offbeat.runtime.group.state import Entries, ScriptState
 from offbeat.runtime.group.values import REPLICATED, Own, Piece, is_sharded, placed
-from offbeat.gradient_watch import GradientWatch
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import DTYPES, Layout
 
@@ -56,6 +56,7 @@ class Shadow:
         self._by_slot = dict(enumerate(shadow for group in self.optimizer.param_groups for shadow in group["params"]))
         self.layout = Layout.of(self.module, self.optimizer)
         self.pieces = placed(pieces, self.layout)
+
     def enter(self, flat: FlatModel, gradients: memoryview, values: memoryview) -> None:
         """Write the leader's parameters to the session's memory, of which ``flat`` makes views; the other processes write theirs."""
         self._flat = flat

@@ -114,7 +114,9 @@ FROM_WORKER: Final = Kinds(
             payload=True,
         ),
         "pull": MessageSchema(fields({"incarnation": whole()})),
-        "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges, "unit": whole(0, SAMPLES_MAX)})})),
+        "samples": MessageSchema(
+            fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges, "unit": whole(0, SAMPLES_MAX)})})
+        ),
         "epoch": MessageSchema(fields({"want": fields(_EPOCH, {"kept": _leases})})),
         "skipped": MessageSchema(fields({"incarnation": whole(), "leases": _leases})),
         "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag})),
