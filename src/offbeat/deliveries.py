@@ -45,16 +45,15 @@ def follow_loader(deliver: Callable[..., None]) -> Callable[[int], None] | None:
 def _report(iterator: _BaseDataLoaderIter, deliver: Callable[..., None]) -> None:
     again, pins = weakref.ref(iterator), iterator._pin_memory  # no cycle: the end of the iterator ends its processes
     numbers = count()
+    data_of: Callable[[Any], Any] = type(iterator)._next_data
 
     def next_data() -> Any:
-        following = again()
-        assert following is not None, "the iterator calls"
-        batch = type(following)._next_data(following)
+        batch = data_of(again())
         deliver(next(numbers), batch)
         return batch
 
     iterator._next_data = next_data  # type: ignore[method-assign]
-    fetcher = getattr(iterator, "_dataset_fetcher", None)
+    fetcher: Any = getattr(iterator, "_dataset_fetcher", None)
     if fetcher is None:
         return
 

@@ -173,8 +173,8 @@ class Passes:
         self._warned = True
         warnings.warn(
             "an elastic loader is iterated without gradients: its batches are this worker's share of the data, so that an accuracy over "
-            "them is not that of the data set, and they belong to this worker's next steps and count as their samples. To evaluate, use a plain "
-            "DataLoader, on the main process or over a slice by offbeat.rank()",
+            "them is not that of the data set, and they belong to this worker's next steps and count as their samples. To evaluate, use a "
+            "plain DataLoader, on the main process or over a slice by offbeat.rank()",
             stacklevel=2,
         )
 
