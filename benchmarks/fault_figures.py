@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from benchmarks.fault_plan import SHARES, grouped
-from offbeat.chaos.observation import SHARES as FATES
 from offbeat.chaos.observation import Hit, Observation
+from offbeat.core.leases import unaccounted
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 
@@ -122,7 +122,7 @@ def _start(records: Iterable[dict[str, Any]]) -> float:
 def lost_indices(journal: Path) -> int:
     """Return how many indices no report of an epoch accounts for."""
     reports = [record["report"] for record in read(journal) if record["kind"] == "epoch_ended"]
-    return sum(abs(report["indices"] - sum(report[fate] for fate in FATES)) for report in reports)
+    return sum(abs(unaccounted(report)) for report in reports)
 
 
 def infinite(journal: Path) -> int:

@@ -29,7 +29,8 @@ RULES = {*BASE, "spec", *CORE, "policies"}
 DATA_PLANE = {*BASE, "tensors", "transport"}
 ONE_HOST, MULTI_HOST = "runtime.allreduce.one_host", "runtime.allreduce.multi_host"
 SHARED = "runtime.shared_memory"
-TOOLS = {*RULES, *DATA_PLANE, "journal", "gradient_watch", "session", "runtime.job", "runtime.coordination", "runtime.worker", "runtime.recovery"}
+SESSION = {"gradient_watch", "session"}
+TOOLS = {*RULES, *DATA_PLANE, *SESSION, "journal", "runtime.job", "runtime.coordination", "runtime.worker", "runtime.recovery"}
 RANKS = {*TOOLS, "runtime.ranks"}
 SERVED = {*TOOLS, "runtime.parameter_server"}
 LIVE = {
@@ -44,7 +45,7 @@ LIVE = {
     "runtime.group",
     "runtime",
 }
-FACE = {*LIVE, "gradient_watch", "orders", "sampler", "wrapping", "optimizer"}
+FACE = {*LIVE, "gradient_watch", "deliveries", "orders", "sampler", "wrapping", "optimizer"}
 MAY_IMPORT: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
@@ -62,7 +63,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "journal": {"files", *BASE, "core"},
     "gradient_watch": {*BASE, "core"},
     "session": {*BASE, "core", "gradient_watch"},
-    "sampler": {*BASE, "core", "gradient_watch", "session", "orders"},
+    "deliveries": set(),
+    "sampler": {*BASE, "core", "gradient_watch", "deliveries", "session", "orders"},
     "place": {*BASE, "core", "session"},
     "tensors": {*BASE, "core", "core.allreduce", "gradient_watch"},
     "runtime.job": {"files", *RULES, *DATA_PLANE},

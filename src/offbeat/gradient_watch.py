@@ -1,4 +1,4 @@
-"""Tell `core.gradient_contents` what it cannot see: backward passes, gradients that were thrown away, batches that the script has dropped."""
+"""Tell `core.gradient_contents` what it cannot see: backward passes, gradients that were thrown away, batches that are dropped."""
 
 from __future__ import annotations
 
@@ -41,12 +41,17 @@ class GradientWatch:
 
     def reached(self, parameter: torch.Tensor) -> None:
         """Note that a pass has added to this parameter's gradient. Called while `GradientContents.pending`, once a pass is enough."""
+        self.look()
+        self._witness = None
+        self.contents.backward()
+
+    def look(self) -> None:
+        """Look whether the script has thrown the gradient away: by ``zero_grad()`` of the model, or ``p.grad = None``."""
         if self._witness is not None:
             witness, before = self._witness
             if witness.grad is None or witness.grad is not before():
-                self.contents.clear()  # by zero_grad() of the model, or p.grad = None
-        self.contents.backward()
-        self._witness = None
+                self._witness = None
+                self.contents.clear()
 
     def remember(self, parameter: torch.Tensor) -> None:
         """Remember the parameter's gradient, which later passes add to in place, unless a graph contains it (``create_graph``)."""

@@ -92,9 +92,7 @@ def elastic(
     return DataLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session, deal), **options)
 
 
-def _sampler(
-    order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None, deal: str
-) -> ElasticBatchSampler:
+def _sampler(order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None, deal: str) -> ElasticBatchSampler:
     whole_number("elastic", "batch_size", batch_size, least=1)
     batch = batch_size * Place.of_process().size
     unit = unit_of(deal, batch, whole=drop_last)

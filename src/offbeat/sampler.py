@@ -9,31 +9,23 @@ epoch's report lists exceptions. If the rule gives each worker a split, the work
 
 from __future__ import annotations
 
-import sys
-import weakref
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from functools import partial, reduce
-from itertools import chain, count
-from typing import Any, Final
+from itertools import chain
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from offbeat import session as sessions
 from offbeat.core.partitions import Parts, Splits, shares, size_of
 from offbeat.core.policy import whole_number
+from offbeat.deliveries import asked_to_show, follow_loader
 from offbeat.errors import ConfigurationError, warn
 from offbeat.gradient_watch import life_of
 from offbeat.orders import DrawnOrder, Order
 from offbeat.session import LeasedRange, Place, Session, SplitProgress
 from offbeat.types import Epoch, worker_ids
-
-LOADER_DEPTH: Final = 5
-"""Calls between a ``DataLoader``'s iterator and the sampler, of samplers that wrap it."""
-
-SHOWING: Final = ("tqdm", "rich", "fastprogress", "alive_progress", "progressbar")
-"""Packages that ask for the length of a loader to show how far it is."""
 
 
 class Passes:
@@ -182,9 +174,9 @@ class Passes:
             return
         self._warned = True
         warn(
-            "an elastic loader is iterated without gradients: its batches are this worker's share of the data, so that an accuracy over them "
-            "is not that of the data set, and they belong to this worker's next steps and count as their samples. To evaluate, use a plain "
-            "DataLoader, on the main process or over a slice by offbeat.rank()"
+            "an elastic loader is iterated without gradients: its batches are this worker's share of the data, so that an accuracy over "
+            "them is not that of the data set, and they belong to this worker's next steps and count as their samples. To evaluate, use a "
+            "plain DataLoader, on the main process or over a slice by offbeat.rank()"
         )
 
     def _check(self, grant: LeasedRange) -> None:
@@ -218,8 +210,8 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         order: the order of the indices in an epoch. Workers' splits are cut from one order for all epochs, drawn from the seed.
         batch_size: samples in a batch of one process; the last batch of an epoch may be smaller.
         seed: the seed of the orders; None: the job's seed.
-        unit: more than 0: each worker has an equal share of the epoch, in units of so many samples, and `len` holds; 0: workers take as many
-            batches as they can.
+        unit: more than 0: each worker has an equal share of the epoch, in units of so many samples, and `len` holds; 0: workers take as
+            many batches as they can.
     """
 
     _size: int
@@ -256,7 +248,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 indices = self._indices(epoch, () if even else grant.parts)
                 self._parts = grant.parts
             if not number and not self.reports_deliveries:
-                deliver = _follow_loader(partial(self._delivered, self._dealt))
+                deliver = follow_loader(partial(self._delivered, self._dealt))
             if deliver is not None:
                 deliver(number)
             yield self._place.part(indices[first + grant.start : first + grant.stop].tolist())
@@ -268,8 +260,8 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         if told not in (None, len(self._dealt)) and not self._warned_of_count:
             self._warned_of_count = True
             warn(
-                f"len() of this loader was {told}, and this worker was dealt {len(self._dealt)} batches: workers take as many batches of an "
-                "epoch as they can. A script that counts on len (to step with a last group of batches, to set a schedule) needs "
+                f"len() of this loader was {told}, and this worker was dealt {len(self._dealt)} batches: workers take as many batches of "
+                "an epoch as they can. A script that counts on len (to step with a last group of batches, to set a schedule) needs "
                 "deal='even', which gives each worker an equal share, or a step after the loop"
             )
 
@@ -283,7 +275,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         if parts:
             return _ceil(size_of(parts), self._batch)
         number = _ceil(_ceil(self._size, self._batch), session.workers)
-        if not _asked_to_show():
+        if not asked_to_show():
             self._told = number
         return number
 
@@ -339,48 +331,6 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         seed = self._session.seed if self._seed is None else self._seed
         mixed = reduce(lambda value, number: value * 1_000_003 + number, (seed, *numbers))
         return torch.Generator().manual_seed(mixed % 2**63)
-
-
-def _asked_to_show() -> bool:
-    """Return whether `len` was asked by a progress bar, or by PyTorch for itself."""
-    frame = sys._getframe(1).f_back
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch.utils.data"):
-        frame = frame.f_back
-    return frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in SHOWING
-
-
-def _follow_loader(deliver: Callable[..., None]) -> Callable[[int], None] | None:
-    """Have the iterator of the ``DataLoader`` that asks the sampler for indices report its batches, when the script gets them.
-
-    A loader with worker processes, or one that is iterated ahead, asks for indices long before that. Returns what the sampler has to call
-    with each number itself, because no loader asks; None: nothing.
-    """
-    frame = sys._getframe(1).f_back
-    for _ in range(LOADER_DEPTH):
-        iterator = frame.f_locals.get("self") if frame is not None else None
-        if isinstance(iterator, _BaseDataLoaderIter):
-            numbers, again, pins = count(), weakref.ref(iterator), iterator._pin_memory  # no cycle: the end of the iterator ends its processes
-
-            def next_data() -> Any:
-                following = again()
-                assert following is not None
-                batch = type(following)._next_data(following)
-                deliver(next(numbers), batch)
-                return batch
-
-            iterator._next_data = next_data
-            if (fetcher := getattr(iterator, "_dataset_fetcher", None)) is not None:  # without processes the first call is under way
-
-                def first(indices: Any) -> Any:
-                    del fetcher.fetch
-                    batch = fetcher.fetch(indices)
-                    deliver(next(numbers), None if pins else batch)  # the script gets a copy of one to be pinned
-                    return batch
-
-                fetcher.fetch = first
-            return None
-        frame = frame.f_back if frame is not None else None
-    return deliver
 
 
 def _ceil(number: int, divisor: int) -> int:

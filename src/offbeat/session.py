@@ -189,6 +189,7 @@ class Session(ABC):
         """Grants dealt to this worker and not pushed yet, oldest first."""
         self.contents = GradientContents()
         """Which of the batches that the script has been given are in its gradient."""
+        self.watch = GradientWatch(self.contents)
         self.consumed = 0
         """The number of steps over samples so far."""
         self._batch_samples = 0
@@ -291,6 +292,7 @@ class Session(ABC):
             pool: the sampler's number.
             exhausted: see `GradientContents.leave`.
         """
+        self.watch.look()
         kept = self.contents.leave(pool, exhausted=exhausted)
         self._forget_left_out()
         self._outstanding = [grant for grant in self._outstanding if grant.pool != pool or grant.lease in kept]
@@ -400,7 +402,7 @@ class LocalSession(Session):
         self._ending: set[int] = set()
         """Pools whose epoch has been dealt out while some of its batches have not been used in a step yet."""
         self._stepping = False
-        GradientWatch(self.contents).follow(parameter for group in optimizer.param_groups for parameter in group["params"])
+        self.watch.follow(parameter for group in optimizer.param_groups for parameter in group["params"])
         self._barriers = 0
 
     @property

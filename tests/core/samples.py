@@ -62,7 +62,8 @@ class Samples:
         kept = 0
         for worker, size in splits:
             used = [*self._folded[effect.epoch, worker]]
-            excepted = [p for e in report["exceptions"] if e.get("worker") == worker and "epoch" not in e for p in range(e["start"], e["stop"])]
+            listed = [e for e in report["exceptions"] if e.get("worker") == worker and "epoch" not in e]
+            excepted = [p for e in listed for p in range(e["start"], e["stop"])]
             assert len({*used, *excepted}) == len(used) + len(excepted) and {*used, *excepted} <= {*range(size)}, report
             kept += size - len(used) - len(excepted)
         assert report.get("kept", 0) == kept and report["indices"] == sum(size for _, size in splits)

@@ -11,8 +11,9 @@ from tests.core.hand import Hand, names, only
 from tests.tiers import examples
 
 from offbeat.core.effects import Effect, EpochEnded, Fold, Grant, NoMore, Paused, Release, Settle
-from offbeat.core.events import Joined, Lost
-from offbeat.core.partitions import Parts, Splits, size_of
+from offbeat.core.events import Joined, LeaseWanted, Lost
+from offbeat.core.leases import adds_up
+from offbeat.core.partitions import Parts, Splits, shares, size_of
 from offbeat.core.policy import Plan, View
 from offbeat.policies import ASP
 from offbeat.session import SplitProgress
@@ -245,3 +246,45 @@ def test_a_batch_size_that_changes_in_an_epoch_changes_what_is_left() -> None:
     assert progress.batches == 3
     progress.deal((), 8, batch=8)
     assert SplitProgress().batches is None
+
+
+def shared(job: Hand, worker: int, epoch: int = 0, incarnation: int = 1) -> list[tuple[int, int]]:
+    """Take and push all that the worker is dealt of its equal share of ten positions, in batches of three."""
+    done = []
+    while grants := [e for e in job(LeaseWanted(worker, incarnation, 0, epoch, 10, 3, None, 1)) if isinstance(e, Grant)]:
+        done.append((grants[0].parts[0][0] + grants[0].start, grants[0].parts[0][0] + grants[0].stop))
+        job.push(worker, job.job.version, incarnation, (grants[0].lease,))
+    return done
+
+
+def test_equal_shares_go_on_with_the_next_process_of_a_dead_worker() -> None:
+    """They are for one epoch: the next one is shared among those that are there then."""
+    job = Hand(ASP(), 3)
+    assert shared(job, 0) == [(0, 3)]
+    held = only(Grant, job(LeaseWanted(2, 1, 0, 0, 10, 3, None, 1)))
+    assert (held.start, held.stop, held.parts) == (0, 3, ((6, 10),))
+    job(Joined(2))
+    assert shared(job, 2, incarnation=2) == [(6, 9), (9, 10)] and shared(job, 1) == [(3, 6)]
+    report = only(EpochEnded, job.said).report
+    assert (report["indices"], report["folded"], report["unused"], report["returned"]) == (10, 10, 0, 3) and adds_up(report)
+    job(Lost(1, "gone", None))
+    assert shared(job, 0, 1) == [(0, 3), (3, 5)] and shared(job, 2, 1, incarnation=2) == [(5, 8), (8, 10)], "decided anew before the first"
+
+
+def test_what_a_dead_worker_leaves_of_its_equal_share_is_unused() -> None:
+    job = Hand(ASP(), 2)
+    shared(job, 0)
+    job(LeaseWanted(1, 1, 0, 0, 10, 3, None, 1))
+    job(Lost(1, "gone", None))
+    report = only(EpochEnded, job.said).report
+    assert (report["folded"], report["unused"]) == (5, 5) and adds_up(report)
+    assert {e["why"] for e in report["exceptions"]} == {"unused: its worker died or left before"}
+
+
+@examples(200)
+@given(st.integers(0, 100), st.sets(st.integers(0, 20), min_size=1, max_size=8), st.integers(1, 9))
+def test_shares_are_equal_up_to_a_unit_and_cover_every_position_once(size: int, living: set[int], unit: int) -> None:
+    found = shares(size, [WorkerId(worker) for worker in living], unit)
+    sizes = [size_of(parts) for parts in found.values()]
+    assert [at for worker in sorted(found) for part in found[worker] for at in range(*part)] == list(range(size))
+    assert max(sizes) - min(sizes) <= unit + size % unit

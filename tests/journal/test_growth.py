@@ -68,7 +68,7 @@ def test_an_epoch_lists_a_bounded_number_of_exceptions_and_counts_the_rest() -> 
 
 
 def test_a_summary_has_the_newest_epochs_and_the_sums_of_the_others() -> None:
-    counts = {"indices": 8, "folded": 5, "dropped": 2, "rejected": 0, "unused": 1, "returned": 3}
+    counts = {"indices": 9, "folded": 5, "dropped": 2, "rejected": 0, "skipped": 1, "unused": 1, "returned": 3, "kept": 1, "brought": 1}
     tally = Tally()
     for epoch in range(1000):
         report = {**counts, "exceptions": [{"start": 0, "stop": 3, "why": "x"}]}

@@ -31,7 +31,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import WireFormat, WorkerId
+from offbeat.types import Reduction, WireFormat, WorkerId
 
 DEADLINE_S = 30.0
 HERE = "here"
@@ -81,9 +81,10 @@ class Worker:
         *,
         wire: WireFormat = "float32",
         nonfinite: Literal["reject", "stop"] = "reject",
+        reduction: Reduction = "mean",
     ) -> DistributedOptimizer:
         """What `DistributedOptimizer` does in a process that a launcher has started."""
-        return _Injected(self, optimizer, model, sync, wire, nonfinite)
+        return _Injected(self, optimizer, model, sync, wire, nonfinite, reduction)
 
     def die(self) -> None:
         """End as a killed process ends: the connections close, nothing is said."""
@@ -123,15 +124,17 @@ class _Injected(DistributedOptimizer):
         sync: str | Policy,
         wire: WireFormat,
         nonfinite: Literal["reject", "stop"],
+        reduction: Reduction,
     ) -> None:
         self.owner = worker
-        super().__init__(optimizer, model, sync, wire=wire, nonfinite=nonfinite)
+        super().__init__(optimizer, model, sync, wire=wire, nonfinite=nonfinite, reduction=reduction)
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         stop, owner = self._nonfinite == "stop", self.owner
         hub = owner.hub.another() if owner.sessions else owner.hub
         options = {"stop_on_nonfinite": stop, "local_only": self._local_only, "wire": self._wire}
         session = session_of(owner.settings(), policy, layout, spec, model, self.wrapped, **options, siblings=owner.sessions, hub=hub)  # type: ignore[arg-type]
+        session.reduction = self._reduction
         session.join(policy.spelling)
         return session
 

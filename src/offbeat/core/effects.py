@@ -19,8 +19,8 @@ class Part(NamedTuple):
     incarnation: Incarnation
     clock: Clock
     weight: float
-    """The factor of its gradient in the sum; the weights of a fold add up to 1 (``sums``: to the number of parts), or each is 1 / ``divisor``
-    (``sums``: 1)."""
+    """The factor of its gradient in the sum; the weights of a fold add up to 1 (``sums``: to the number of parts), or each is
+    1 / ``divisor`` (``sums``: 1)."""
     staleness: int
     gathered: float = 0.0
     """The factor with which it was gathered; 0: not gathered, the gradient is still in its worker's memory."""

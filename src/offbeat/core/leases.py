@@ -51,14 +51,19 @@ SKIPPED: Final = 1 << 24
 """More leases than workers are dealt in a version."""
 
 
-def adds_up(report: Mapping[str, Any]) -> bool:
-    """Return whether an epoch's report accounts for every position.
+def unaccounted(report: Mapping[str, Any]) -> int:
+    """Return how many positions an epoch's report does not account for; less than 0: some are counted twice.
 
-    >>> adds_up({"indices": 9, "folded": 8, "dropped": 0, "rejected": 0, "skipped": 0, "unused": 0})
-    False
+    >>> unaccounted({"indices": 9, "folded": 8, "dropped": 0, "rejected": 0, "skipped": 0, "unused": 0})
+    1
     """
     fates = sum(report.get(name, 0) for name in ("folded", "dropped", "rejected", "skipped", "unused", "kept"))
-    return bool(fates == report["indices"] + report.get("brought", 0))
+    return int(report["indices"] + report.get("brought", 0) - fates)
+
+
+def adds_up(report: Mapping[str, Any]) -> bool:
+    """Return whether an epoch's report accounts for every position, once."""
+    return unaccounted(report) == 0
 
 
 class Lease(NamedTuple):
@@ -424,7 +429,7 @@ class Leases:
                 deck = state.deck(lease.worker)
                 assert deck is not None, f"a lease from no deck: {lease}"
                 deck.back.append((lease.start, lease.stop))
-                state.returned += 0 if deck.closed else lease.stop - lease.start
+                state.returned += 0 if deck.closed and not state.reopens else lease.stop - lease.start
 
     def close(self, worker: WorkerId) -> None:
         """Return the leases of a dead worker, and close its splits, if it has any, until the next epoch."""

@@ -26,7 +26,8 @@ a gradient are sent ahead of the message, while the rest is computed):
 | server 0 | server s | setup, orders | the layout and the rule's kind, then folds and releases in order |
 | server s | server 0 | arrived, initialised, measured | a push, or the initial parameters, have arrived at server s; the norms of a fold |
 | server s | server 0 | saved | its part of a checkpoint is in a file |
-| worker | server 0 | hello, ready, push (sent ahead), initial (carry), buffers, metrics, heard, pull, samples, epoch, skipped, abandoned, state | |
+| worker | server 0 | hello, ready, push (sent ahead), initial (carry), buffers, metrics, heard, pull, abandoned, state | |
+| worker | server 0 | samples, epoch, skipped | about samples |
 | worker | server 0 | left, abort, failing | how it ends |
 | worker | server 0 | stands, place, part, parts | it waits; for ``offbeat.save``: the samplers' places, and each worker's part |
 | worker | server 0 | checkpoint_part | its part of a checkpoint of the job |

@@ -168,3 +168,12 @@ def test_a_rule_that_keeps_time_is_asked_again_when_it_wanted() -> None:
     assert ledger.wake_at() == 5.0 and ledger.wake(4.0) == []
     (release,) = ledger.wake(5.0)
     assert isinstance(release, Release) and release.reason == "now" and ledger.wake_at() is None
+
+
+def test_gradients_that_are_sums_are_added_up_whatever_their_samples() -> None:
+    """And so that one process on the joined batch gets the same."""
+    ledger = entered(BSP(), 2)
+    for version, sums, weights in ((0, True, [1.0, 1.0]), (1, False, [0.75, 0.25])):
+        ledger.push(Pushed(0, 1, version, 24, 1.0, sums=sums), 1.0)
+        (fold,) = [effect for effect in ledger.push(Pushed(1, 1, version, 8, 1.0, sums=sums), 2.0) if isinstance(effect, Fold)]
+        assert fold.sums == sums and [part.weight for part in fold.parts] == weights

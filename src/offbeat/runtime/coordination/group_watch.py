@@ -1,7 +1,7 @@
 """Notice, at the coordinator, that workers accumulate gradients over groups of batches, and that a group is smaller than others.
 
-Scripts divide the loss of each batch by the usual number of batches in a group. The gradient of a smaller group is then smaller than the mean
-over its samples, and it is weighed by its samples besides: each of them counts less than one of a full group.
+Scripts divide the loss of each batch by the usual number of batches in a group. The gradient of a smaller group is then smaller than the
+mean over its samples, and it is weighed by its samples besides: each of them counts less than one of a full group.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class GroupWatch:
                 "partial_group",
                 (who,),
                 step,
-                f"the gradient of worker {who}'s step {step} is of {few} of the {most} batches over which others are accumulated. If the loss "
-                f"of each batch is divided by {most}, its samples count {few}/{most} of others: pass the samples of a full group, "
+                f"the gradient of worker {who}'s step {step} is of {few} of the {most} batches over which others are accumulated. If the "
+                f"loss of each batch is divided by {most}, its samples count {few}/{most} of others: pass the samples of a full group, "
                 f"step(samples={samples}), or divide by the number of batches in the group, or use deal='even' and whole groups",
             )
         ]

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from offbeat.errors import ConfigurationError
-from offbeat.gradient_watch import GradientWatch
 from offbeat.runtime.group import values
 from offbeat.runtime.group.channel import leader
 from offbeat.runtime.group.shadow import Shadow
@@ -52,7 +51,7 @@ class Leading:
         gradients, self._values = session.memory
         self._channel.answer({"pieces": values.to_wire(shadow.pieces)}, _mapped(gradients), _mapped(self._values))
         shadow.enter(session.flat, gradients.view, self._values.view)
-        shadow.watch(GradientWatch(session.contents))
+        shadow.watch(session.watch)
         shadow.begin_with([request["state"] for request in self._channel.gather("DistributedOptimizer")])
 
     def joined(self) -> None:

@@ -56,6 +56,7 @@ class Shadow:
         self._by_slot = dict(enumerate(shadow for group in self.optimizer.param_groups for shadow in group["params"]))
         self.layout = Layout.of(self.module, self.optimizer)
         self.pieces = placed(pieces, self.layout)
+
     def enter(self, flat: FlatModel, gradients: memoryview, values: memoryview) -> None:
         """Write the leader's parameters to the session's memory, of which ``flat`` makes views; the other processes write theirs."""
         self._flat = flat

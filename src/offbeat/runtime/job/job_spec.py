@@ -31,7 +31,7 @@ so that gradients are never added up; divide the loss by the number of samples a
     if reduction not in REDUCTIONS:
         raise ConfigurationError(f"reduction={reduction!r}: must be one of {', '.join(REDUCTIONS)}")
     if reduction == "sum" and getattr(policy, "carry_clip", None) is not None:
-        raise ConfigurationError("reduction='sum': carry_clip limits the norm of a carried gradient, and not of a sum; leave one of them out")
+        raise ConfigurationError("reduction='sum': carry_clip limits the norm of a carried gradient, not of a sum; leave one of them out")
     if reduction == "sum" and policy.local_optimizer and not isinstance(policy, RoundRule):
         raise ConfigurationError(
             f"reduction='sum': under {policy.called()} each worker steps with its own gradient, and parameters are averaged, so that "

@@ -119,7 +119,9 @@ FROM_WORKER: Final = Kinds(
             payload=True,
         ),
         "pull": MessageSchema(fields({"incarnation": whole()})),
-        "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges, "unit": whole(0, SAMPLES_MAX)})})),
+        "samples": MessageSchema(
+            fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges, "unit": whole(0, SAMPLES_MAX)})})
+        ),
         "epoch": MessageSchema(fields({"want": fields(_EPOCH, {"kept": _leases})})),
         "skipped": MessageSchema(fields({"incarnation": whole(), "leases": _leases})),
         "barrier": MessageSchema(fields({"incarnation": whole(), "number": maybe(whole())})),

@@ -21,7 +21,6 @@ from offbeat.core.policy import Plan
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import PullAsked, Stepped, Woken
 from offbeat.errors import ConfigurationError
-from offbeat.gradient_watch import GradientWatch
 from offbeat.runtime.coordination.fault_injection import lateness
 from offbeat.runtime.job.loading import checksum, too_late
 from offbeat.runtime.job.settings import WorkerSettings
@@ -94,7 +93,7 @@ class WorkerSession(JobSession):
         super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._optimizer = optimizer
         self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire, grouped=grouped)
-        self.flat.watch = GradientWatch(self.contents)
+        self.flat.watch = self.watch
         self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once)
         self._released: Version = 0
         """The version of the newest parameters that have come."""

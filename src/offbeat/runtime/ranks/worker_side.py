@@ -21,7 +21,6 @@ from offbeat.core.policy import Plan, Policy
 from offbeat.core.rank_log import Fenced
 from offbeat.core.worker_messages import Advanced, Stepped
 from offbeat.errors import JobError, OffbeatError, warn
-from offbeat.gradient_watch import GradientWatch
 from offbeat.policies import rule
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.coordination.fault_injection import lateness
@@ -163,7 +162,7 @@ class RankSession(JobSession):
         self._part = self._part_of(chosen, welcome, self.worker, replica, self._hear, self._voided, self.link)
         self.link.ready(self._mine.contact)
         self._settle()
-        self.flat.watch = GradientWatch(self.contents)
+        self.flat.watch = self.watch
         self.flat.remember()
         self._joined = self.tended = True
         self._siblings.tend_while_waiting()

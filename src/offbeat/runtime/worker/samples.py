@@ -21,7 +21,9 @@ class WorkerSamples:
         leave: gives up what the worker holds of one sampler's samples, and returns what it keeps; True: the epoch has no more for it.
     """
 
-    def __init__(self, *, ask: Callable[[SamplesWanted | EpochEndWanted], Compute], leave: Callable[[int, bool], tuple[LeaseId, ...]]) -> None:
+    def __init__(
+        self, *, ask: Callable[[SamplesWanted | EpochEndWanted], Compute], leave: Callable[[int, bool], tuple[LeaseId, ...]]
+    ) -> None:
         self._ask, self._leave = ask, leave
         self._open: dict[int, tuple[Epoch, int | None]] = {}
         """The epoch, and its number of samples, whose end this worker has not seen; by pool."""

@@ -1,0 +1,75 @@
+"""Follow a ``DataLoader``: which batches its iterator has given to the script, and who asks for its length.
+
+A sampler only sees that indices are asked for. A loader with worker processes, or one that is iterated ahead, asks long before the script
+gets the batch.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from itertools import count
+from types import FrameType
+from typing import Any, Final
+
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+LOADER_DEPTH: Final = 5
+"""Calls between a ``DataLoader``'s iterator and the sampler, of samplers that wrap it."""
+SHOWING: Final = ("tqdm", "rich", "fastprogress", "alive_progress", "progressbar")
+"""Packages that ask for the length of a loader to show how far it is."""
+
+
+def follow_loader(deliver: Callable[..., None]) -> Callable[[int], None] | None:
+    """Have the iterator of the ``DataLoader`` that asks the calling sampler for indices report its batches, when the script gets them.
+
+    Args:
+        deliver: called with the number of each batch, from 0, and the batch.
+
+    Returns:
+        What the sampler calls with each number itself, because no loader asks; None: nothing.
+    """
+    frame = sys._getframe(1).f_back
+    for _ in range(LOADER_DEPTH):
+        if frame is None:
+            break
+        iterator = frame.f_locals.get("self")
+        if isinstance(iterator, _BaseDataLoaderIter):
+            _report(iterator, deliver)
+            return None
+        frame = frame.f_back
+    return deliver
+
+
+def _report(iterator: _BaseDataLoaderIter, deliver: Callable[..., None]) -> None:
+    again, pins = weakref.ref(iterator), iterator._pin_memory  # no cycle: the end of the iterator ends its processes
+    numbers = count()
+    data_of: Callable[[Any], Any] = type(iterator)._next_data
+
+    def next_data() -> Any:
+        batch = data_of(again())
+        deliver(next(numbers), batch)
+        return batch
+
+    iterator._next_data = next_data  # type: ignore[method-assign]
+    fetcher: Any = getattr(iterator, "_dataset_fetcher", None)
+    if fetcher is None:
+        return
+
+    def first(indices: Any) -> Any:
+        """Fetch the first batch of a loader without processes, in the call of the real ``_next_data`` that is under way."""
+        del fetcher.fetch
+        batch = fetcher.fetch(indices)
+        deliver(next(numbers), None if pins else batch)  # the script gets a copy of one to be pinned
+        return batch
+
+    fetcher.fetch = first
+
+
+def asked_to_show() -> bool:
+    """Return whether the length of the calling sampler was asked by a progress bar, or by PyTorch for itself."""
+    frame: FrameType | None = sys._getframe(1).f_back
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch.utils.data"):
+        frame = frame.f_back
+    return frame is None or frame.f_globals.get("__name__", "").partition(".")[0] in SHOWING
