@@ -1,10 +1,10 @@
 """Mixed faults in a loop, over all rules: ``python -m tests.faults.mixed --faults 300 --seed 1``; as root also full disks.
 
 Beside `tests.faults.loop`, whose faults come one by one: here two processes are hit at the same moment in half of the cases, a process dies
-while it is started again, is stopped and then killed, loses its connections while everything lives, or has no descriptors left; and a job has
-a full disk under its journal and checkpoints, or nobody who reads its output, from the beginning. A kind of job and its faults are drawn
-from the seed. After each job: it has ended within a bound and with the status that its faults allow, the audit finds no fate and no index
-wrong, and nothing is left.
+while it is started again, is stopped and then killed, loses its connections while everything lives, or has no descriptors left; and a
+job has a full disk under its journal and checkpoints, or nobody who reads its output, from the beginning. The kind of a job and its faults
+are drawn from the seed. After each job: it has ended within a bound and with a status that its faults allow, the audit finds no fate and
+no index wrong, and nothing is left.
 """
 
 from __future__ import annotations
