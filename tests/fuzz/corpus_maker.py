@@ -96,9 +96,9 @@ RECORDS: list[bytes] = [
 """Of a leader to its standby."""
 HANDSHAKE: list[dict[str, Any]] = [
     {"_nonce": b"n" * 32},
-    {"_nonce": b"n" * 32, "_proof": b"p" * 32, "_stream": [b"s" * 16, False, 0, "of-this-machine-71"]},
-    {"_nonce": b"n" * 32, "_proof": b"p" * 32, "_stream": [b"s" * 16, True, 4096, ""]},
-    {"_proof": b"p" * 32, "_stream": [b"", False, 4096, "of-this-machine-70"]},
+    {"_nonce": b"n" * 32, "_proof": b"p" * 32, "_stream": [b"s" * 16, False, 0, "of-this-machine-71", ""]},
+    {"_nonce": b"n" * 32, "_proof": b"p" * 32, "_stream": [b"s" * 16, True, 4096, "", ""]},
+    {"_proof": b"p" * 32, "_stream": [b"", False, 4096, "of-this-machine-70", "offbeat-3f"]},
     {"_clear": True},
     {"_refused": "too many handshakes at the same time: connect again"},
 ]

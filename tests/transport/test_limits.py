@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes.util
+import logging
 import os
 import resource
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +24,7 @@ from offbeat.transport import shm, stream, tcp, wire
 from offbeat.transport.base import Closed, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock
+from offbeat.transport.tls import Tls
 
 pytestmark = pytest.mark.skipif(not shm.AVAILABLE, reason="the local half of these needs Linux")
 
@@ -112,6 +117,62 @@ def test_a_stranger_may_send_no_descriptors(server: SocketHub) -> None:
     assert not server._connections
     assert len(open_files()) == len(before) - 1, "the connection's own"
     raw.sock.close()
+
+
+CHANGES_KEYS = """
+import ctypes, socket, sys
+ssl = ctypes.CDLL(sys.argv[1])
+for function in (ssl.TLS_client_method, ssl.SSL_CTX_new, ssl.SSL_new):
+    function.restype = ctypes.c_void_p
+sock = socket.create_connection((sys.argv[2], int(sys.argv[3])))
+stranger = ctypes.c_void_p(ssl.SSL_new(ctypes.c_void_p(ssl.SSL_CTX_new(ctypes.c_void_p(ssl.TLS_client_method())))))
+ssl.SSL_set_fd(stranger, sock.fileno())
+assert ssl.SSL_connect(stranger) == 1
+while ssl.SSL_key_update(stranger, 0) == 1 and ssl.SSL_do_handshake(stranger) == 1:
+    pass
+"""
+
+
+@pytest.mark.skipif(ctypes.util.find_library("ssl") is None, reason="needs OpenSSL's library, which can change keys")
+def test_a_stranger_that_changes_keys_without_end_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """The records have no content, so that OpenSSL would read on and on: what counts is the bytes as they come."""
+    tls = Tls(everywhere=True)
+    server, worker = SocketHub("secret", local=False, tls=tls), SocketHub("secret", local=False, tls=tls)
+    address = server.listen()
+    connection = worker.connect(address)
+    connection.send({"n": 1})
+    pump([server, worker], lambda arrived: bool(arrived[0]))
+    command = [sys.executable, "-c", CHANGES_KEYS, str(ctypes.util.find_library("ssl")), *map(str, address.tcp)]
+    with subprocess.Popen(command) as stranger, caplog.at_level(logging.WARNING):
+        longest, deadline = 0.0, time.monotonic() + DEADLINE_S
+        while "has not proved the token" not in caplog.text:
+            assert time.monotonic() < deadline and len(server._connections) <= 2
+            began = time.process_time()
+            server.poll(0.01)
+            longest = max(longest, time.process_time() - began)
+        assert stranger.wait(DEADLINE_S) == 0
+    assert longest < 0.1, "seconds of the thread in one poll"
+    connection.send({"n": 2})
+    pump([server, worker], lambda arrived: bool(arrived[0]))
+    for hub in (server, worker):
+        hub.close()
+
+
+def test_strangers_get_a_share_of_the_time(server: SocketHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait for their turn come first, and the server is not woken by them meanwhile."""
+    address = server.listen()
+    strangers = [Raw(address, "tcp") for _ in range(4)]
+    for raw in strangers:
+        raw.hear(server)
+    for raw in strangers:
+        raw.sock.sendall(wire.encode({"_clear": True}))
+    monkeypatch.setattr(server._share, "left", lambda now: -1.0)
+    assert server.poll(0.05) == []
+    assert len(server._resting) == 4 and all(stranger._gate_nbytes == 0 for stranger in server._resting)
+    monkeypatch.undo()
+    pump([server], lambda _: not server._resting and all(stranger._gate_nbytes for stranger in server._connections))
+    for raw in strangers:
+        raw.sock.close()
 
 
 # With the token.

@@ -19,7 +19,7 @@ import pytest
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.transport import hub as hub_module
-from offbeat.transport import shm, wire
+from offbeat.transport import shm, tcp, wire
 from offbeat.transport.base import Address, Arrivals, Closed, Message
 from offbeat.transport.handshake import ClientHandshake, channel
 from offbeat.transport.hub import SocketHub
@@ -382,6 +382,54 @@ def test_one_hub_serves_both_kinds_and_falls_back_to_tcp(server: SocketHub) -> N
     pump([server, *workers], lambda arrived: len(arrived[0]) == 3)
     for worker in workers:
         worker.close()
+
+
+def test_a_name_that_another_has_taken_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server comes back at its port, and another user's process has the name of its local socket."""
+    squatter, name = tcp.listen_local()
+    same_user = tcp.same_user
+    server, worker = SocketHub("secret", local_name=name), SocketHub("secret")
+    address = server.listen()
+    assert address.local not in ("", name)
+
+    def is_ours(sock: socket.socket) -> bool:
+        return sock.getpeername() != f"\0{name}".encode() and same_user(sock)
+
+    monkeypatch.setattr(tcp, "same_user", is_ours)
+    assert not worker.connect(address._replace(local=name)).shares_memory
+    pump([server, worker], lambda _: bool(worker._renamed))
+    again = worker.connect(address._replace(local=name))
+    assert again.shares_memory
+    again.send({"n": 1})
+    [arrived, _] = pump([server, worker], lambda arrived: bool(arrived[0]))
+    assert [item.header for _, item in arrived if isinstance(item, Message)] == [{"n": 1}]
+    for hub in (server, worker):
+        hub.close()
+    squatter.close()
+
+
+def test_one_port_does_not_answer_for_another_on_one_machine() -> None:
+    """Somebody who has taken the port of a process that has ended passes the handshake on to another process of the job."""
+    server, worker = SocketHub("secret", local=False), SocketHub("secret", local=False)
+    address = server.listen()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker.connect(address._replace(tcp=listener.getsockname()[:2]))
+        outer, _ = listener.accept()
+    inner = socket.create_connection(address.tcp)
+    for sock in (outer, inner):
+        sock.setblocking(False)
+    closed: list[Closed] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while not closed:
+        assert time.monotonic() < deadline
+        assert server.poll(0.002) == []
+        closed += [item for _, item in worker.poll(0.002) if isinstance(item, Closed)]
+        for one, other in ((outer, inner), (inner, outer)):
+            with contextlib.suppress(BlockingIOError):
+                other.sendall(one.recv(1 << 16))
+    assert "passed the handshake on over another one" in closed[0].reason
+    for each in (outer, inner, server, worker):
+        each.close()
 
 
 def test_a_wildcard_address_can_be_connected_to(server: SocketHub) -> None:

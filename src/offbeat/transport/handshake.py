@@ -26,7 +26,7 @@ from offbeat.transport.wire import Header
 
 NONCE_NBYTES = 32
 STREAM_NBYTES = 16
-PROCESS_LENGTH = 200
+TEXT_LENGTH = 200
 WRONG_TOKEN = (
     "the token shown is not this job's; give every process of a job the same token. "
     "Or somebody in between has answered this connection and passed the handshake on over another one"
@@ -47,9 +47,11 @@ class Stream(NamedTuple):
     """How many bytes of the other end's stream this end has."""
     process: str
     """This end's process, see `tcp.process_identity`."""
+    local: str
+    """The name of the local socket at which this end listens; "": it does not."""
 
 
-NO_STREAM = Stream(b"", False, 0, "")
+NO_STREAM = Stream(b"", False, 0, "", "")
 Known: TypeAlias = Callable[[bytes], int | None]
 """Returns how many bytes of a client's stream this process has; None: it does not know this stream."""
 
@@ -69,7 +71,7 @@ class Handshake(ABC):
 
     Args:
         token: the job's.
-        binding: returns the `channel`, as this end knows it.
+        binding: returns the `channel`, as this end knows it, or as it may be to the client.
         stream: what this end says of its stream.
     """
 
@@ -108,7 +110,10 @@ class Handshake(ABC):
 
 
 class ServerHandshake(Handshake):
-    """The end that accepted the connection; ``known`` is asked for streams of earlier sockets."""
+    """The end that accepted the connection.
+
+    ``known`` is asked for streams of earlier sockets; ``nearer`` is the channel to a client that knows more of it than others.
+    """
 
     def __init__(
         self,
@@ -116,9 +121,10 @@ class ServerHandshake(Handshake):
         binding: Callable[[], bytes] | None = None,
         stream: Stream = NO_STREAM,
         known: Known = lambda name: None,
+        nearer: bytes | None = None,
     ) -> None:
         super().__init__(token, binding, stream)
-        self._known = known
+        self._known, self._nearer = known, nearer
 
     def opening(self) -> Header:
         return {"_nonce": self._nonce}
@@ -128,6 +134,9 @@ class ServerHandshake(Handshake):
             return None
         client_nonce = _bytes(header, "_nonce", NONCE_NBYTES)
         peer = self._shown(header, "client", self._nonce, client_nonce)
+        if peer is None and (nearer := self._nearer) is not None:
+            self._binding = lambda: nearer
+            peer = self._shown(header, "client", self._nonce, client_nonce)
         if peer is None:
             raise RefusedError(WRONG_TOKEN)
         received = self._known(peer.name) if peer.name else None
@@ -166,11 +175,15 @@ def _fields(stream: Stream) -> Header:
 
 def _stream(header: Header) -> Stream:
     match header.get("_stream"):
-        case [bytes(name), bool(begun), int(received), str(process)] if (
-            len(name) in (0, STREAM_NBYTES) and type(received) is int and 0 <= received < 1 << 63 and len(process) <= PROCESS_LENGTH
+        case [bytes(name), bool(begun), int(received), str(process), str(local)] if (
+            len(name) in (0, STREAM_NBYTES)
+            and type(received) is int
+            and 0 <= received < 1 << 63
+            and len(process) <= TEXT_LENGTH
+            and len(local) <= TEXT_LENGTH
         ):
-            return Stream(name, begun, received, process)
-    raise _unexpected("_stream, of 4 fields")
+            return Stream(name, begun, received, process, local)
+    raise _unexpected("_stream, of 5 fields")
 
 
 def _bytes(header: Header, key: str, nbytes: int) -> bytes:

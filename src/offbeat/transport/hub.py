@@ -25,7 +25,7 @@ from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.transport import shm, tcp
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub
 from offbeat.transport.buffers import Buffers
-from offbeat.transport.handshake import STREAM_NBYTES, ClientHandshake, Handshake, ServerHandshake, Stream, channel
+from offbeat.transport.handshake import NO_STREAM, STREAM_NBYTES, ClientHandshake, Handshake, ServerHandshake, Stream, channel
 from offbeat.transport.stream import BUSY, StreamConnection
 from offbeat.transport.time_share import SLICE_S, TimeShare
 from offbeat.transport.tls import Identity, Tls, TlsSocket
@@ -126,6 +126,10 @@ class SocketHub(Hub):
         """Those that have waited, and come before others."""
         self._pending: dict[StreamConnection, Attempt] = {}
         """Connections made here whose handshake is not done, and all that are without a socket."""
+        self._asking: dict[StreamConnection, str] = {}
+        """Connections over which a process on this machine is asked for the name of its local socket, and the name that it had."""
+        self._renamed: dict[str, str] = {}
+        """Names of local sockets that another process has taken, and those that followed them."""
         self._made: dict[StreamConnection, Address] = {}
         """Connections made here, and where to."""
         self._streams: dict[bytes, StreamConnection] = {}
@@ -164,7 +168,11 @@ class SocketHub(Hub):
         name = ""
         if self._local:
             try:
-                listening, name = tcp.listen_local(self._local_name)
+                try:
+                    listening, name = tcp.listen_local(self._local_name)
+                except OSError:
+                    # Another process has taken the name of an earlier one. Who asks over TCP is told the new one, see `_ask_for_name`.
+                    listening, name = tcp.listen_local()
                 self._listeners.append(listening)
             except OSError as error:
                 log.warning("no local socket (%s): peers on this host will use TCP", error.strerror)
@@ -175,14 +183,27 @@ class SocketHub(Hub):
     def connect(self, address: Address) -> Connection:
         self._watch(())  # a descriptor that `poll` was given may be closed by now, and the new socket may get its number
         sock = None
-        if self._local and address.local and address.host == self.host:
-            # None if two machines were given the same name by hand.
-            sock = tcp.connect_local(address.local)
+        near = self._local and address.local and address.host == self.host
+        named = address._replace(local=self._renamed.get(address.local, address.local))
+        if near:
+            # None if two machines were given the same name by hand, or the server has another name by now.
+            sock = tcp.connect_local(named.local)
         if sock is None:
             sock = tcp.connect_tcp(*address.tcp)
-        where = address._replace(local=address.local if sock.family == tcp.LOCAL_FAMILY else "")
+            if near and address.local not in self._asking.values():
+                self._ask_for_name(address)
+        return self._connect(sock, named._replace(local=named.local if sock.family == tcp.LOCAL_FAMILY else ""))
+
+    def _ask_for_name(self, address: Address) -> None:
+        """Ask the process at this port for the name of its local socket, for the next attempt to connect."""
+        with contextlib.suppress(JobError):
+            self._asking[self._connect(tcp.connect_tcp(*address.tcp, RECONNECT_TIMEOUT_S), address._replace(local=""))] = address.local
+
+    def _connect(self, sock: socket.socket, address: Address) -> StreamConnection:
+        """Return a connection that goes over this socket, which was connected to this address."""
+        where = address
         try:
-            stream = Stream(secrets.token_bytes(STREAM_NBYTES), False, 0, tcp.process_identity())
+            stream = self._about._replace(name=secrets.token_bytes(STREAM_NBYTES))
             connection = self._add(tcp.describe_peer(sock), *self._as_client(sock, stream, where))
             # Not the name: who answers to it by then may be another machine.
             where = where._replace(tcp=connection.sock.getpeername()[:2]) if not where.local else where
@@ -201,12 +222,15 @@ class SocketHub(Hub):
         if identity is not None and identity.applies_to(sock):
             encrypted = identity.wrap(sock, server=False)
             return encrypted, ClientHandshake(self._token, lambda: channel("tls-server-end-point", encrypted.binding()), stream)
-        known = channel("local", where.local, os.geteuid(), tcp.peer_user(sock)) if where.local else channel("tcp")
+        if where.local:
+            known = channel("local", where.local, os.geteuid(), tcp.peer_user(sock))
+        else:  # on one machine nothing changes ports on the way
+            known = channel("tcp", where.tcp[1]) if where.host == self.host else channel("tcp")
         return sock, ClientHandshake(self._token, lambda: known, stream)
 
     def _as_server(self, sock: socket.socket) -> tuple[socket.socket | TlsSocket, Handshake]:
         """Do the same for a socket that this end has accepted."""
-        stream = Stream(b"", False, 0, tcp.process_identity())
+        stream = self._about
         local = sock.family == tcp.LOCAL_FAMILY
         identity = None if local else self._identity()
         if identity is not None and identity.applies_to(sock):
@@ -214,7 +238,13 @@ class SocketHub(Hub):
             binding = partial(channel, "tls-server-end-point", encrypted.binding())
             return encrypted, ServerHandshake(self._token, binding, stream, self._taken_of)
         known = channel("local", sock.getsockname()[1:].decode(), tcp.peer_user(sock), os.geteuid()) if local else channel("tcp")
-        return sock, ServerHandshake(self._token, lambda: known, stream, self._taken_of)
+        nearer = None if local else channel("tcp", sock.getsockname()[1])
+        return sock, ServerHandshake(self._token, lambda: known, stream, self._taken_of, nearer)
+
+    @property
+    def _about(self) -> Stream:
+        """Return what this process says of itself in a handshake."""
+        return NO_STREAM._replace(process=tcp.process_identity(), local="" if self.address is None else self.address.local)
 
     def _taken_of(self, name: bytes) -> int | None:
         """Return how many bytes of an accepted stream have come; None: it is not known here."""
@@ -332,7 +362,7 @@ class SocketHub(Hub):
         attempt.at, attempt.count = math.inf, attempt.count + 1
         peer = connection.gate.peer
         try:
-            connection.reconnect(*self._as_client(sock, connection.said(tcp.process_identity()), attempt.address))
+            connection.reconnect(*self._as_client(sock, connection.said(self._about), attempt.address))
         except OSError:  # the peer is gone again
             sock.close()
             attempt.at = now + LOOK_S
@@ -470,6 +500,12 @@ class SocketHub(Hub):
 
     def _receive(self, connection: StreamConnection, arrived: Arrivals) -> None:
         messages, closed = connection.receive()
+        if connection in self._asking and (connection.begun or closed is not None):
+            old = self._asking.pop(connection)
+            if connection.begun and connection.gate.peer.local:
+                self._renamed[old] = connection.gate.peer.local
+            self._forget(connection)
+            return
         unverified = self._unverified[connection.shares_memory]
         is_unverified = connection in unverified
         if is_unverified and connection.gate.open:
@@ -499,7 +535,7 @@ class SocketHub(Hub):
             return
         if is_unverified:
             self._refused(connection, closed.reason)
-        else:
+        elif not (connection.only_asked and connection in self._admitted):
             arrived.append((connection, closed))
         self._forget(connection)
 

@@ -123,6 +123,9 @@ class StreamConnection(Connection):
         """Why no event will come any more: other code of this process has closed the descriptor."""
         self.must_retry = False
         """True if the peer has too many handshakes under way, and asks this process to connect again."""
+        self.only_asked = False
+        """True if the peer has ended the connection without having sent a message: it wanted to know what the handshake says."""
+        self._messages = 0
         self.turned_away = False
         """True if the peer has refused this end: it has closed the stream, or is another process."""
         self.closed = False
@@ -301,6 +304,7 @@ class StreamConnection(Connection):
         except (BlockingIOError, InterruptedError, AwaitsPeerError):
             pass
         except Farewell:
+            self.only_asked = self._messages == 0
             return messages, Closed("end of stream")
         except Busy:
             self.must_retry = True
@@ -401,6 +405,7 @@ class StreamConnection(Connection):
             with self._lock:
                 self._outbox.received(nbytes)
             return
+        self._messages += 1
         carried = header.pop("_region", None) is not None
         if frame.descriptors > len(self._received_descriptors):
             raise ProtocolError(f"{frame.descriptors} blocks of memory were announced, {len(self._received_descriptors)} came")
@@ -520,9 +525,9 @@ class StreamConnection(Connection):
             self.gate.continues, other.closed = False, True
         self._begin()
 
-    def said(self, process: str) -> Stream:
-        """Return what this end says of its stream in a handshake."""
-        return Stream(self.name, self.begun, self.taken, process)
+    def said(self, about: Stream) -> Stream:
+        """Return what this end says of its stream in a handshake, beside what it says of itself."""
+        return about._replace(name=self.name, begun=self.begun, received=self.taken)
 
     def refuse(self, reason: str) -> None:
         """Tell the peer why the connection ends, if it can be told at once."""
