@@ -56,7 +56,7 @@ def test_each_harm_is_left_out_and_named(script: Path) -> None:
     )
     program = Program(str(script))
     # The pairs are in turn, so that what comes after a trial that failed is imported by another process than what came before.
-    found = ["drawing", *list(HARMFUL)[:5], "setting", *list(HARMFUL)[5:], "lazy:part"]
+    found = ["drawing", *list(HARMFUL)[:5], "setting", *list(HARMFUL)[5:], "ranked:RANK", "lazy:part"]
     forkserver = Forkserver(program, ["decimal"], os.environ, capture=True, found=found)
     until("its imports", forkserver.settled)
     assert forkserver.left_out == {name: why for name, (_, why) in HARMFUL.items()}

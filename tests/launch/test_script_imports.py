@@ -36,7 +36,7 @@ from torch.utils.data import TensorDataset
 import not_installed_anywhere
 import offbeat
 """
-    assert of(folder, text) == ScriptImports(("torch.nn", "torch.utils.data:DataLoader,TensorDataset", "numpy", "offbeat"))
+    assert of(folder, text) == ScriptImports(("torch.nn", "torch.utils.data:DataLoader,TensorDataset", "numpy"))
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,21 @@ def test_several_machines_need_a_token() -> None:
     assert Meeting(task).token(SECRET) == SECRET
 
 
+def test_on_one_machine_torchruns_store_is_not_asked(tmp_path: Path) -> None:
+    """Its client is part of PyTorch, which no agent needs: nobody listens at this store's port."""
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    task = task_of(environment={**variables, "TORCHELASTIC_RUN_ID": "run"})
+    assert task.store is not None and task.alone
+    first, other = Meeting(task, tmp_path / "private"), Meeting(task, tmp_path / "private")
+    address = Address("", ("127.0.0.1", 4711), "")
+    first.publish(address)
+    assert other.find() == address
+    other.begin()
+    assert first.find() is None, "what an earlier job has left is forgotten"
+    several = Meeting(task_of(environment={**variables, "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run"}), tmp_path / "private")
+    assert not several._by_file
+
+
 def test_tasks_of_one_machine_find_the_supervisor(tmp_path: Path) -> None:
     meeting = Meeting(ALONE, tmp_path / "private")
     assert meeting.token(SECRET) == SECRET  # makes no folder

@@ -45,6 +45,10 @@ GONE_S: Seconds = 5.0
 UNHEARD_MAX = 16
 """Most messages with output that the supervisor has not acknowledged; the rest of the output waits in its pipe."""
 BEFORE_SEAT_TIMEOUT_S: Seconds = 10.0
+BEGINNING_S: Seconds = 5.0
+"""Seconds for which workers begin undisturbed, before what later servers are forked from takes a core for its imports,"""
+PREPARED_S: Seconds = 30.0
+"""unless this many have passed since it was asked for."""
 
 
 def versions() -> list[str]:
@@ -96,9 +100,11 @@ class Agent:
         self._names_imports = False
         """True if it is still to be said what the forkserver has left out, which one agent says for all."""
         self._servers = ServerStarter()
-        self._prepare_servers = False
-        """True if the process is to be started from which later servers are forked. The first ones are new processes, whose variables say
-        which one leads; those of forks do not show it."""
+        self._prepare_since: Seconds | None = None
+        """Since when the process is to be started from which later servers are forked; None: it is not to be. The first ones are new
+        processes, whose variables say which one leads; those of forks do not show it."""
+        self._worker_at: Seconds | None = None
+        """When the newest worker was started; None: none was."""
         self._children: dict[int, LocalChild] = {}
         self._waiting: dict[int, Mapping[str, Any]] = {}
         """Orders to start a worker, until the forkserver has imported."""
@@ -262,7 +268,7 @@ class Agent:
             case "start":
                 self._waiting[header["child"]] = header
             case "prepare":
-                self._prepare_servers = True
+                self._prepare_since = self._prepare_since or self._clock.now()
             case "heard":
                 self._unheard -= 1
             case "over":
@@ -337,10 +343,14 @@ class Agent:
                     self._tell("ended", child=number, status=1)
                 else:
                     self._backoff = Backoff()
+                    self._worker_at = self._clock.now() if header["role"] == "worker" else self._worker_at
                     self._tell("started", child=number, pid=child.pid)
-        if self._prepare_servers:
-            self._prepare_servers = False
-            self._servers.prepare(self._server_environment())
+        if self._prepare_since is not None and self._connection is not None:
+            now = self._clock.now()
+            settled = self._worker_at is not None and not self._waiting and now - self._worker_at >= BEGINNING_S
+            if settled or now - self._prepare_since >= PREPARED_S:
+                self._prepare_since = None
+                self._servers.prepare(self._server_environment())
 
     def _may_pass(self, error: OSError | ValueError, header: Mapping[str, Any]) -> bool:
         """Return True if a process that could not be started is to be tried again, after a while: this machine lacks something for it."""

@@ -104,6 +104,7 @@ def take_part(cluster: Cluster, duties: Duties, token: str | None, arguments: Se
     secret = meeting.token(token)
     if not meeting.hosts():
         return Agent(duties, secret, meeting.find).run()
+    meeting.begin()
     reading, writing = os.pipe()
     environment = {**os.environ, SUPERVISES: str(writing), TOKEN: secret}
     supervisor = start([sys.executable, "-m", "offbeat.agent", *arguments], environment, keep=[writing])

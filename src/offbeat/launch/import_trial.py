@@ -44,7 +44,7 @@ def import_all(found: Sequence[str], keep: int) -> list[tuple[str, str]]:
         What was left out, each with the reason.
     """
     left_out: dict[str, str] = {}
-    while rest := [item for item in found if item not in left_out]:
+    while rest := [item for item in found if _top(item) not in map(_top, left_out)]:
         reading, writing = os.pipe()
         prepare = die_with_parent()
         pid = quiet_fork()
@@ -61,6 +61,11 @@ def import_all(found: Sequence[str], keep: int) -> list[tuple[str, str]]:
             _end_with(pid, keep)
         left_out[trouble.item] = trouble.why
     return [(item.partition(":")[0], why) for item, why in left_out.items()]
+
+
+def _top(item: str) -> str:
+    """Return the package that a module is of: where one part of it is left to the workers, they import the rest, too."""
+    return item.partition(":")[0].partition(".")[0]
 
 
 def quiet_fork() -> int:

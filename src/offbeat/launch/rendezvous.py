@@ -49,6 +49,9 @@ class Meeting:
         self._file = folder / hashlib.sha256(f"{task.engine} {task.job}".encode()).hexdigest()[:32]
         self._address_file = self._file.with_suffix(".address")
         self._store: TCPStore | None = None
+        self._by_file = task.alone if task.store is not None else not task.port
+        """True if a file of this machine says where the supervisor listens. On one machine torchrun's store could say it, too, but its
+        client is part of PyTorch, which an agent needs for nothing else: to import it takes 2 s of a core for each agent."""
 
     def hosts(self) -> bool:
         """Return True if this process starts the supervisor: it is task 0, or its machine has the endpoint and nobody listens there."""
@@ -74,17 +77,22 @@ class Meeting:
             )
         return _private(self._file)
 
+    def begin(self) -> None:
+        """Forget where the supervisor of an earlier job with this name has listened, which was killed before it could say so."""
+        with contextlib.suppress(OSError), _opened_folder(self._file.parent) as folder:
+            os.unlink(self._address_file.name, dir_fd=folder)
+
     def publish(self, address: Address) -> None:
         """Tell the other tasks where the supervisor listens."""
-        if self._task.store is not None:
-            self._opened().set(KEY, json.dumps([address]))
-        elif not self._task.port:
+        if self._by_file:
             _write(self._address_file, json.dumps([address]))
+        elif self._task.store is not None:
+            self._opened().set(KEY, json.dumps([address]))
 
     def find(self) -> Address | None:
         """Return where the supervisor listens; None if it is not known yet."""
         task = self._task
-        if task.store is None and not task.port:
+        if self._by_file:
             with contextlib.suppress(OSError), _opened_folder(self._address_file.parent) as folder:
                 return read_addresses(_read(folder, self._address_file.name))[0]
             return None
@@ -116,7 +124,7 @@ class Meeting:
             timeout = datetime.timedelta(seconds=STORE_WAIT_S)
             store: Any = TCPStore(host, port, is_master=False, timeout=timeout)
             # The static rendezvous leaves this key before it starts a process; the c10d rendezvous gives processes an empty store.
-            if not self._task.alone and not store.check([f"{self._task.run}/torchelastic/role_info/0"]):
+            if not store.check([f"{self._task.run}/torchelastic/role_info/0"]):
                 raise ConfigurationError(C10D)
             self._store = PrefixStore("offbeat", store)  # type: ignore[assignment]
         assert self._store is not None

@@ -138,7 +138,9 @@ class _Reader:
         spec = _spec(top, self._folder)
         if spec is None:
             return
-        if top == "offbeat" or (is_installed(spec) and not own_package):
+        if top == "offbeat":
+            return  # the forkserver imports what it can of it, in any case
+        if is_installed(spec) and not own_package:
             self.installed.setdefault(module, {}).update(dict.fromkeys(names))
             return
         self._own(module)
