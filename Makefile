@@ -8,6 +8,8 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The Python of the environment, for instance PYTHON=python3.13; empty: python3.11, python3 or python, whichever is there first.
+PYTHON ?=
 # Extra words for pip, for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the small torch without CUDA.
 PIP_FLAGS ?=
 # Extra words for pytest, for instance TESTS="tests/core -x"; with any, only what they say is run.
@@ -71,14 +73,23 @@ clean:  ## remove the environment and everything tools and runs have left
 	rm -rf $(VENV) build dist runs out .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks experiments -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
+# An environment of another Python than the one that was asked for is made anew.
+VERSION_OF = $(shell $(1) -c 'import sys; print(sys.version)' 2>/dev/null)
+ifneq ($(strip $(PYTHON)),)
+ifneq ($(call VERSION_OF,$(BIN)/python),$(call VERSION_OF,$(PYTHON)))
+.PHONY: $(READY)
+ANOTHER := yes
+endif
+endif
+
 # Once per change of the two files. A half-made .venv (no pip, another Python, a broken link) is made anew; a good one is kept.
 $(READY): pyproject.toml constraints.txt
-	@if ! $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	  for python in python3.11 python3 python; do \
+	@if [ -n "$(ANOTHER)" ] || ! $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  for python in $(or $(strip $(PYTHON)),python3.11 python3 python); do \
 	    if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
 	  done; \
 	  if [ -z "$${found:-}" ]; then \
-	    echo "offbeat needs Python 3.11 or newer with its venv module. Tried python3.11, python3 and python; 'python3 --version' says:"; \
+	    echo "offbeat needs Python 3.11 or newer with its venv module. Tried $(or $(strip $(PYTHON)),python3.11 python3 python); 'python3 --version' says:"; \
 	    echo "  $$(python3 --version 2>&1)"; \
 	    echo "Install it first, on Debian or Ubuntu for instance: sudo apt install python3.11 python3.11-venv"; exit 1; \
 	  fi; \

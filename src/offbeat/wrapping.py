@@ -134,8 +134,8 @@ train the new one: replace layers, and load with load_state_dict(assign=True), b
         if len(without) != self._without:
             self._without = len(without)
             present = {id(one) for one in self._model.parameters()}
-            if (name := next((name for name, one in without if id(one) not in present), None)) is not None:
+            if (gone := next((name for name, one in without if id(one) not in present), None)) is not None:
                 raise ConfigurationError(
-                    f"{name} is not the parameter that it was when the optimizer was wrapped, and the job does not train the new one: "
+                    f"{gone} is not the parameter that it was when the optimizer was wrapped, and the job does not train the new one: "
                     "replace layers, and load with load_state_dict(assign=True), before the optimizer is made and wrapped"
                 )

@@ -179,3 +179,11 @@ def test_faults_are_kept_and_unknown_kinds_are_passed_over() -> None:
     tally = Tally.of([JOB, {"kind": "fault", "t": 1.0, "worker": 1, "what": "slow", "detail": "3x"}, {"kind": "from_the_future", "t": 2.0}])
     assert tally.summary()["faults"] == [{"t": 1.0, "worker": 1, "what": "slow", "detail": "3x"}]
     assert tally.summary()["elapsed_s"] == 2.0
+
+
+def test_what_stands_still_with_the_coordinator_neither_waits_nor_is_idle() -> None:
+    """Worker 0 waits from 1.5 s on, everything is stopped from 2 to 10 s, and worker 1's push releases it at 10.25 s."""
+    tally, stopped = Tally(), {"kind": "stood_still", "t": 10.0, "seconds": 8.0}
+    for record in (JOB, release(0.5, 0), release(0.5, 1), push(1.5, 0), stopped, release(10.25, 0)):
+        tally.add(record)
+    assert tally.summary()["per_worker"][0]["wait_s"] == 0.75

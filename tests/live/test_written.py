@@ -145,7 +145,7 @@ def sharpness_aware(optimizer: torch.optim.Optimizer, model: nn.Module, x: torch
         else:
             p.data.sub_(by)
     optimizer.step()
-    return loss.item()
+    return float(loss)
 
 
 @pytest.mark.parametrize("sampler", [True, False], ids=["sampler", "no sampler"])

@@ -41,3 +41,17 @@ def test_what_came_with_a_refused_message_is_not_heard() -> None:
     ((_, refused), (_, end)) = peers.poll(0.0)
     assert isinstance(refused, Message) and refused.header["kind"] == "refused"
     assert isinstance(end, Closed)
+
+
+def test_a_server_that_stood_still_says_so_and_one_that_waits_or_computes_does_not() -> None:
+    clock, network = [0.0], MemoryNetwork()
+    hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
+    server, stood_still = Server(0, hub, peers.connect(hub.listen()), clock=lambda: clock[0]), []
+    coordinator: Any = Coordinator()
+    coordinator.stood_still = lambda seconds, now: stood_still.append((seconds, now))
+    server._coordinator = coordinator
+    for passed_s, waits_s in ((5.0, 5.0), (0.5, 0.2), (8.0, 0.2), (0.2, 0.2)):
+        clock[0] += passed_s
+        server.hear(waits_s)
+    ((seconds, now),) = stood_still
+    assert 7.0 < seconds <= 7.8 and now == 13.5

@@ -156,6 +156,11 @@ def exception_record(t: Seconds, worker: WorkerId, reason: str, place: str | Non
     return {"kind": "exception", "t": round(t, 6), "worker": worker, "reason": reason, "place": place}
 
 
+def stood_still_record(t: Seconds, seconds: Seconds) -> Record:
+    """Return a record that server 0, and probably every process of its machine, was stopped for so many seconds until now."""
+    return {"kind": "stood_still", "t": round(t, 6), "seconds": round(seconds, 6)}
+
+
 def end_record(t: Seconds, ok: bool, reason: str) -> Record:
     """Return the last record of a job that came to its end by itself."""
     return {"kind": "end", "t": round(t, 6), "ok": ok, "reason": reason}

@@ -94,6 +94,7 @@ class Tally(Derived):
             "state_changed": self._on_state_changed,
             "metrics": self._on_metrics,
             "fault": self._on_fault,
+            "stood_still": self._on_stood_still,
             "warning": self._on_warning,
             "exception": self._on_exception,
             "end": self._on_end,
@@ -276,6 +277,10 @@ class Tally(Derived):
         for name, value in record["values"].items():
             if name not in self._metrics or key >= self._metrics[name][0]:
                 self._metrics[name] = (key, plain(value) if isinstance(value, float) else value)
+
+    def _on_stood_still(self, record: Record) -> None:
+        for worker in self._workers.values():
+            worker.since_s = min(record["t"], worker.since_s + record["seconds"])
 
     def _on_fault(self, record: Record) -> None:
         if len(self._faults) < FAULTS_LISTED:

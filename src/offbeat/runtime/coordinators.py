@@ -17,7 +17,7 @@ from offbeat.core.job.several_optimizers import Several
 from offbeat.core.policy import ServerRule
 from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.file import Journal, PartOfJournal
-from offbeat.journal.records import end_record, exception_record, process_record
+from offbeat.journal.records import end_record, exception_record, process_record, stood_still_record
 from offbeat.journal.summary import Tally
 from offbeat.runtime.coordination.checkpoint_content import Resumed
 from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
@@ -197,6 +197,13 @@ class LiveCoordinators:
             live.catch_up(now)
         known = {name: fields[name] for name in ("role", "number", "what", "detail")}  # a newer supervisor may send more
         self._journal.write(process_record(now, **known))
+
+    def stood_still(self, seconds: Seconds, now: Seconds) -> None:
+        """Note that this process has stood still for so long until now; if all did, no worker computed meanwhile."""
+        self._journal.write(stood_still_record(now, seconds))
+        for live in self._live:
+            for peer in live.job.peers:
+                peer.stood_still_s += seconds
 
     def tick(self, now: Seconds) -> None:
         """Look at all timers, and flush the journal when that is due."""

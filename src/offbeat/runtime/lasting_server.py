@@ -40,6 +40,7 @@ OF_THIS_PROCESS = {
     "_moment",
     "_again_told",
     "_noticed",
+    "_polled",
     "_tick_at",
     "_return_until",
     "_status_at",
@@ -124,6 +125,12 @@ class Server(Serving):
         self._at_moment(now, self._handle, link, message)
         if isinstance(recorder, Recorder) and recorder.keeper.snapshot_due:
             recorder.save(self._state, self._parts)
+
+    def _stood_still(self, seconds: Seconds) -> None:
+        now = self.now()
+        if self._recorder is not None:
+            self._recorder.stood_still(now, seconds)
+        self._at_moment(now, super()._stood_still, seconds)
 
     def _end(self, recorder: SessionLinks, link: Link, reason: str) -> None:
         """Handle the end of a link."""
@@ -253,6 +260,8 @@ class Server(Serving):
                 self._at_moment(now, self._tick)
             case ["written", now, result]:
                 self._at_moment(now, self._on_written, Written(*result))
+            case ["stood still", now, seconds]:
+                self._at_moment(now, super()._stood_still, seconds)
             case ["returned", _]:
                 self._has_returned()
             case ["reconciled", now, session, unknown]:

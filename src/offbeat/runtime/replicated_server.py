@@ -206,6 +206,10 @@ class ReplicatedServer(LeadingServer):
                 self._launcher.send({"kind": "loading"})
         super()._again(recorder, record)
 
+    def _stood_still(self, seconds: Seconds) -> None:
+        if not self._stands_by:  # else the leader says so, if it stood still, too
+            super()._stood_still(seconds)
+
     def tick(self) -> None:
         if not self._stands_by:
             super().tick()

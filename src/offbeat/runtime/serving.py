@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD_S = 0.2
+STOOD_STILL_S: Seconds = 1.0
+"""If so much time passes in which this process neither waits for messages nor computes, it stood still, and probably the whole machine."""
 PASSED_ON: Sequence[str] = ("worker", "number", "steps", "push", "hyper")
 """Fields of a worker's push to another server that are passed on to server 0."""
 EARLY_MAX = 16
@@ -82,6 +84,8 @@ class Serving:
         """The signal by which this process was told to leave, until the supervisor has been told."""
         self._status_at: Seconds = 0.0
         """When the last status, or sign of life, was sent to the supervisor."""
+        self._polled: tuple[Seconds, Seconds] = clock(), time.process_time()
+        """When this server last looked for messages, and how long it had computed by then."""
         self._launcher = supervisor
         """The connection to the supervisor itself, over which signs of life go."""
 
@@ -116,8 +120,17 @@ class Serving:
 
     def hear(self, timeout_s: Seconds) -> None:
         """Handle the messages that come within ``timeout_s``. Raises what `turn` raises."""
-        for connection, item in self._hub.poll(timeout_s):
+        arrived = self._hub.poll(timeout_s)
+        (then, busy_s), self._polled = self._polled, (self._clock(), time.process_time())
+        if (seconds := self._polled[0] - then - timeout_s - (self._polled[1] - busy_s)) > STOOD_STILL_S:
+            self._stood_still(seconds)
+        for connection, item in arrived:
             self._arrived(connection, item)
+
+    def _stood_still(self, seconds: Seconds) -> None:
+        """Note that this process has stood still for so long until now."""
+        if self._coordinator is not None:
+            self._coordinator.stood_still(seconds, self.now())
 
     def _arrived(self, connection: Connection, item: Message | Closed) -> None:
         """Handle what has come over a connection."""

@@ -179,6 +179,7 @@ class WorkerRequests(Derived):
 
     def _push(self, peer: Peer, message: Message, now: Seconds) -> None:
         self.check_push(peer.worker, message.header)
+        message.header["push"]["compute_s"] = peer.computed(message.header["push"]["compute_s"])
         loaded = message.header.get("loaded")
         if loaded is not None:
             self._loaded.note(peer.worker, loaded)
@@ -197,7 +198,8 @@ class WorkerRequests(Derived):
         work = message.header["work"]
         leases = tuple(work.get("leases", ()))
         assert self._job.served is self._job.side
-        self._job.feed(Abandoned(peer.worker, work["incarnation"], work["version"], work["compute_s"], leases), now)
+        compute_s = peer.computed(work["compute_s"])
+        self._job.feed(Abandoned(peer.worker, work["incarnation"], work["version"], compute_s, leases), now)
 
     def _pull(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._job.served.pull(PullWanted(peer.worker, message.header["incarnation"]), now)

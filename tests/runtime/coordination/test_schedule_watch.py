@@ -50,3 +50,14 @@ def test_a_worker_that_has_come_back_and_one_that_has_gone() -> None:
     again: list[Push] = [(1, step, True) for step in range(1, 40)]
     assert warned([*before, *again, *((0, step, True) for step in range(51, 90))]) == []
     assert warned(together(100, changed={0: range(4, 5)}), gone={0}) == []
+
+
+def test_settings_that_are_sent_again_are_no_change() -> None:
+    """By a process that joins again after a freeze, and by a new process after a death at the first push."""
+    watch = ScheduleWatch()
+    for step in range(1, 5 * PATIENCE):
+        for worker in range(2):
+            again = step == 1 or (worker == 1 and step == 5)
+            assert watch.note(WorkerId(worker), {"steps": step, **({"hyper": [{"lr": 0.1}]} if again else {})}, ()) == []
+        if step == 1:
+            assert watch.note(WorkerId(1), {"steps": 1, "hyper": [{"lr": 0.1}]}, ()) == []

@@ -8,7 +8,7 @@ from typing import Final
 
 from offbeat.errors import OffbeatError
 from offbeat.transport.base import Connection
-from offbeat.types import NOT_JOINED, Incarnation, WorkerId
+from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
 
 
 @dataclass(slots=True)
@@ -31,8 +31,15 @@ class Peer:
     """True once it has left because its process ends; a script that calls `close` may go on."""
     over: bool = False
     """True if it has left because the job has ended before its script."""
+    stood_still_s: Seconds = 0.0
+    """For how long the coordinator has stood still since the worker's last push."""
     last_words: str | None = None
     """The error for which its script has failed; its process is about to end."""
+
+    def computed(self, compute_s: Seconds) -> Seconds:
+        """Return how long the worker has computed, by its own clock, without the time for which it stood still with the coordinator."""
+        stood_still_s, self.stood_still_s = self.stood_still_s, 0.0
+        return compute_s - stood_still_s if compute_s >= stood_still_s else compute_s  # less: it did not compute all that time
 
     def stirred(self) -> bool:
         """Return True if bytes have come since the last call, even of an unfinished message."""

@@ -137,6 +137,10 @@ class SessionLinks:
         stirred = [(session, nbytes) for session, link in self.sessions.items() if (nbytes := link.note_bytes()) is not None]
         self.write(["tick", now, stirred])
 
+    def stood_still(self, now: Seconds, seconds: Seconds) -> None:
+        """Note that the process stood still for so long until now."""
+        self.write(["stood still", now, seconds])
+
     def written(self, now: Seconds, result: Sequence[Any]) -> None:
         """Note the result of writing files that is about to be handled, as its fields."""
         self.write(["written", now, list(result)])
