@@ -14,6 +14,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.launch.rendezvous import Meeting
 from offbeat.launch.tasks import Task, task_of
 from offbeat.launch.token import given_token
+from offbeat.transport.addresses import loopback
 from offbeat.transport.base import Address
 
 SECRET = "0123456789abcdef"
@@ -92,22 +93,22 @@ def test_a_token_that_can_be_guessed(token: str, file: Path) -> None:
 def test_tasks_of_one_machine_agree_on_a_new_token(tmp_path: Path) -> None:
     folder = tmp_path / "private"
     found: list[str] = []
-    tasks = [threading.Thread(target=lambda: found.append(Meeting(ALONE, folder).token(None))) for _ in range(8)]
+    tasks = [threading.Thread(target=lambda: found.append(Meeting(ALONE, folder=folder).token(None))) for _ in range(8)]
     for task in tasks:
         task.start()
     for task in tasks:
         task.join()
     assert len(set(found)) == 1 and len(found[0]) == 32
     assert folder.stat().st_mode & 0o077 == 0
-    Meeting(ALONE, folder).done()
-    assert Meeting(ALONE, folder).token(None) != found[0], "the next job has another"
+    Meeting(ALONE, folder=folder).done()
+    assert Meeting(ALONE, folder=folder).token(None) != found[0], "the next job has another"
 
 
 def test_a_folder_that_is_open_to_others_is_not_trusted(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir(mode=0o755)
     with pytest.raises(ConfigurationError, match="belongs to another user or is open to others"):
-        Meeting(ALONE, folder).token(None)
+        Meeting(ALONE, folder=folder).token(None)
 
 
 def test_several_machines_need_a_token() -> None:
@@ -117,13 +118,22 @@ def test_several_machines_need_a_token() -> None:
     assert Meeting(task).token(SECRET) == SECRET
 
 
+def test_on_one_machine_the_supervisor_is_where_it_listens_whatever_the_engine_calls_the_machine() -> None:
+    ranks = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "node0"}
+    apart, alone = task_of(environment=ranks), task_of(environment={**ranks, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert Meeting(apart).find() == Address("", ("node0", 29400), "")
+    assert Meeting(alone).find() == Address("", (loopback(), 29400), "")
+    assert Meeting(alone, listen="::").find() == Address("", (loopback(), 29400), "")
+    assert Meeting(alone, listen="10.0.0.5").find() == Address("", ("10.0.0.5", 29400), "")
+
+
 def test_tasks_of_one_machine_find_the_supervisor(tmp_path: Path) -> None:
-    meeting = Meeting(ALONE, tmp_path / "private")
+    meeting = Meeting(ALONE, folder=tmp_path / "private")
     assert meeting.token(SECRET) == SECRET  # makes no folder
     assert meeting.find() is None
     address = Address("host", ("127.0.0.1", 4321), "name")
     meeting.publish(address)
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
-    assert Meeting(ALONE, tmp_path / "private").find() == address
+    assert Meeting(ALONE, folder=tmp_path / "private").find() == address
     meeting.done()
     assert meeting.find() is None and list((tmp_path / "private").iterdir()) == []
