@@ -36,7 +36,7 @@ from offbeat.launch.preload import chosen
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayEngine, connect
 from offbeat.launch.supervisor import Outcome, Supervisor
-from offbeat.launch.tasks import task_of
+from offbeat.launch.tasks import checked_host, task_of
 from offbeat.launch.token import given_token
 from offbeat.options import (
     AckOption,
@@ -341,7 +341,7 @@ def agent(
     imported = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
-    cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=listen, port=port)
+    cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=checked_host(listen, "--listen"), port=port)
     if report_to is None:
         expect_job()
         if imported.note is not None and task.rank == 0:
@@ -351,7 +351,7 @@ def agent(
             workers=nproc_per_node,
             seat=task.rank,
             local_size=task.local_size,
-            advertise=advertise,
+            advertise=checked_host(advertise, "--advertise"),
             preload=imported,
             start_s=start_timeout,
             grace_s=grace,

@@ -38,6 +38,13 @@ def make_hosts(hosts_possible: None) -> Iterator[Callable[[int], list[Host]]]:
 
 
 @pytest.fixture
+def two_ipv6_hosts(hosts_possible: None) -> Iterator[list[Host]]:
+    """Two hosts that have no IPv4 address."""
+    with Network(2, ipv6=True) as made:
+        yield made
+
+
+@pytest.fixture
 def two_hosts(make_hosts: Callable[[int], list[Host]]) -> list[Host]:
     return make_hosts(2)
 

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 DEADLINE_S = 30.0
-NET = "10.77.0"
+NET, NET_6 = "10.77.0.", "fd77::"
 """All test processes may use the same addresses: no two of them share a network."""
 TOOLS = ("ip", "tc", "unshare", "nsenter")
 BURST = "256kb"
@@ -142,7 +142,7 @@ class Host:
 
     def __init__(self, network: Network, number: int, name: str) -> None:
         self._network, self.number, self.name = network, number, name
-        self.address = f"{NET}.{number + 1}"
+        self.address = network.address_of(number)
         self._port = f"host{number}"
         """The switch's end of this host's cable."""
         maker = _Holder(["unshare", "--net", "--uts"], f"ip link set lo up; hostname {shlex.quote(name)};")
@@ -150,7 +150,10 @@ class Host:
         network.switch("ip", "link", "add", self._port, "type", "veth", "peer", "name", "eth0", "netns", str(maker.pid))
         maker.kill()
         network.switch("ip", "link", "set", self._port, "master", "switch", "up")
-        self._configure("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
+        if network.ipv6:
+            self._configure("ip", "addr", "del", "127.0.0.1/8", "dev", "lo")
+        length = ("/64", "nodad") if network.ipv6 else ("/24",)
+        self._configure("ip", "addr", "add", f"{self.address}{length[0]}", "dev", "eth0", *length[1:])
         self._configure("ip", "link", "set", "eth0", "up")
         self._first: _Holder | None = None
         self._started: list[subprocess.Popen[str]] = []
@@ -274,13 +277,16 @@ class Network:
     Args:
         count: of hosts; host ``n`` has the address ``10.77.0.{n + 1}``.
         names: their hostnames; None: node0, node1 and so on.
+        ipv6: True: they have no IPv4 address, not even at loopback, and host ``n`` is ``fd77::{n + 1}``.
     """
 
-    def __init__(self, count: int, names: Sequence[str] | None = None) -> None:
+    def __init__(self, count: int, names: Sequence[str] | None = None, *, ipv6: bool = False) -> None:
+        self.ipv6 = ipv6
         names = names or [f"node{number}" for number in range(count)]
         assert len(names) == count <= 250, f"{count} hosts, and the names {names}"
         self.hosts: list[Host] = []
-        self.names_file = ["127.0.0.1 localhost", *(f"{NET}.{number + 1} {name}" for number, name in enumerate(names))]
+        localhost = "::1" if ipv6 else "127.0.0.1"
+        self.names_file = [f"{localhost} localhost", *(f"{self.address_of(number)} {name}" for number, name in enumerate(names))]
         """The lines of /etc/hosts on each host."""
         self._switch: _Namespaces | None = None
         try:
@@ -292,6 +298,10 @@ class Network:
         except BaseException:
             self.close()
             raise
+
+    def address_of(self, number: int) -> str:
+        """Return the address of a host."""
+        return f"{NET_6 if self.ipv6 else NET}{number + 1}"
 
     def switch(self, *words: str) -> None:
         """Run a command where the switch and its ends of the cables are."""

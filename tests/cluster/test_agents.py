@@ -11,6 +11,7 @@ from tests.cluster.hosts import Host
 from tests.cluster.torchrun import torchrun
 from tests.faults.job import TRAIN, Job
 from tests.faults.resuming import until_checkpoint
+from tests.tiers import marked
 
 Start = Callable[..., Job]
 
@@ -119,3 +120,20 @@ def test_the_other_machine_says_why_the_job_has_ended(two_hosts: list[Host], sta
     first, second = (job.ended() for job in jobs)
     assert first.status == second.status == 1
     assert second.last_line == f"offbeat: the job has ended with status 1: {first.last_line.removeprefix('offbeat: ')}"
+
+
+IPV6 = ["--sync=majority", "--sync=bsp --servers=2 --replicas=1", "--sync=allreduce", "--sync=asp --no-tls"]
+
+
+@pytest.mark.parametrize("options", marked(IPV6, night=IPV6[1:]))
+def test_hosts_without_ipv4(two_ipv6_hosts: list[Host], start_at: Start, enough: Path, options: str) -> None:
+    """Supervisor, servers, peers and TLS; one host says the address, the other a name for it."""
+    first, second = two_ipv6_hosts
+    words = ("--no-preload", *options.split(), TRAIN, "--until", str(enough))
+    job = start_at(first, "--nnodes=2", f"--rdzv-endpoint=[{first.address}]:7100", *words)
+    other = start_at(second, "--nnodes=2", f"--rdzv-endpoint={first.name}:7100", *words)
+    for worker in range(2):
+        folded(job, worker)
+    enough.touch()
+    finished(job)
+    assert other.ended().status == 0

@@ -93,6 +93,8 @@ def test_too_few_machines() -> None:
     supervised = Supervised(seats=3, machines=2)
     supervised.engine.tick(59.0)
     supervised.agent(1)
+    assert not supervised.engine.ready_for_servers()
+    assert supervised.engine.notes() == ["1 came (node0): waiting for numbers 0, 2, for at most 60 s (--start-timeout)"]
     supervised.engine.tick(60.0)
     assert not supervised.engine.ready_for_servers()
     assert supervised.engine.failure is not None

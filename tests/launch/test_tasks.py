@@ -78,8 +78,12 @@ def test_an_indexed_job_of_kubernetes() -> None:
 
 
 def test_by_hand() -> None:
-    task = task_of(nnodes="2:4", endpoint="[fe80::1]:7000", environment={})
-    assert (task.rank, task.size, task.machines, task.host, task.port) == (None, 4, 2, "fe80::1", 7000)
+    for spelled, port in (("[fd80::1]:7000", 7000), ("fd80::1", 29400), ("[fd80::1]", 29400)):
+        task = task_of(nnodes="2:4", endpoint=spelled, environment={})
+        assert (task.rank, task.size, task.machines, task.host, task.port) == (None, 4, 2, "fd80::1", port)
+    for link_local in ("[fe80::1]:7000", "fe80::1%eth0"):
+        with pytest.raises(ConfigurationError, match="a link-local address means something only on one machine"):
+            task_of(nnodes="2", endpoint=link_local, environment={})
     assert task_of(nnodes="2", node_rank=1, endpoint="node0", environment={}).rank == 1
     assert task_of(nnodes="1", environment={}).alone
 

@@ -15,6 +15,7 @@ from offbeat.launch import rendezvous
 from offbeat.launch.rendezvous import Meeting
 from offbeat.launch.tasks import Task, task_of
 from offbeat.launch.token import given_token
+from offbeat.transport.addresses import loopback
 from offbeat.transport.base import Address
 
 SECRET = "0123456789abcdef"
@@ -93,22 +94,22 @@ def test_a_token_that_can_be_guessed(token: str, file: Path) -> None:
 def test_tasks_of_one_machine_agree_on_a_new_token(tmp_path: Path) -> None:
     folder = tmp_path / "private"
     found: list[str] = []
-    tasks = [threading.Thread(target=lambda: found.append(Meeting(ALONE, folder).token(None))) for _ in range(8)]
+    tasks = [threading.Thread(target=lambda: found.append(Meeting(ALONE, folder=folder).token(None))) for _ in range(8)]
     for task in tasks:
         task.start()
     for task in tasks:
         task.join()
     assert len(set(found)) == 1 and len(found[0]) == 32
     assert folder.stat().st_mode & 0o077 == 0
-    Meeting(ALONE, folder).done()
-    assert Meeting(ALONE, folder).token(None) != found[0], "the next job has another"
+    Meeting(ALONE, folder=folder).done()
+    assert Meeting(ALONE, folder=folder).token(None) != found[0], "the next job has another"
 
 
 def test_a_folder_that_is_open_to_others_is_not_trusted(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir(mode=0o755)
     with pytest.raises(ConfigurationError, match="belongs to another user or is open to others"):
-        Meeting(ALONE, folder).token(None)
+        Meeting(ALONE, folder=folder).token(None)
 
 
 def test_a_folder_that_is_a_link_is_not_trusted(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_folder_that_is_a_link_is_not_trusted(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir(mode=0o700)
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "mine")
-    for ask in (lambda: Meeting(ALONE, link).token(None), Meeting(ALONE, link).find):
+    for ask in (lambda: Meeting(ALONE, folder=link).token(None), Meeting(ALONE, folder=link).find):
         with pytest.raises(ConfigurationError, match="links are not followed"):
             ask()
     assert not list((tmp_path / "mine").iterdir())
@@ -125,7 +126,7 @@ def test_a_folder_that_is_a_link_is_not_trusted(tmp_path: Path) -> None:
 def test_another_folder_in_place_of_the_private_one_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the name between the look at the folder and the token in it."""
     folder, other = tmp_path / "private", tmp_path / "other"
-    token = Meeting(ALONE, folder).token(None)
+    token = Meeting(ALONE, folder=folder).token(None)
     [file] = folder.iterdir()
     checked = rendezvous._checked
 
@@ -139,7 +140,7 @@ def test_another_folder_in_place_of_the_private_one_is_not_read(tmp_path: Path, 
 
     monkeypatch.setattr(rendezvous, "_make_private", lambda path: None)
     monkeypatch.setattr(rendezvous, "_checked", then_replaced)
-    assert Meeting(ALONE, folder).token(None) == token
+    assert Meeting(ALONE, folder=folder).token(None) == token
 
 
 def test_several_machines_need_a_token() -> None:
@@ -154,23 +155,32 @@ def test_on_one_machine_torchruns_store_is_not_asked(tmp_path: Path) -> None:
     variables = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     task = task_of(environment={**variables, "TORCHELASTIC_RUN_ID": "run"})
     assert task.store is not None and task.alone
-    first, other = Meeting(task, tmp_path / "private"), Meeting(task, tmp_path / "private")
+    first, other = Meeting(task, folder=tmp_path / "private"), Meeting(task, folder=tmp_path / "private")
     address = Address("", ("127.0.0.1", 4711), "")
     first.publish(address)
     assert other.find() == address
     other.begin()
     assert first.find() is None, "what an earlier job has left is forgotten"
-    several = Meeting(task_of(environment={**variables, "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run"}), tmp_path / "private")
+    several = Meeting(task_of(environment={**variables, "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run"}), folder=tmp_path / "private")
     assert not several._by_file
 
 
+def test_on_one_machine_the_supervisor_is_where_it_listens_whatever_the_engine_calls_the_machine() -> None:
+    ranks = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "MASTER_ADDR": "node0"}
+    apart, alone = task_of(environment=ranks), task_of(environment={**ranks, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert Meeting(apart).find() == Address("", ("node0", 29400), "")
+    assert Meeting(alone).find() == Address("", (loopback(), 29400), "")
+    assert Meeting(alone, listen="::").find() == Address("", (loopback(), 29400), "")
+    assert Meeting(alone, listen="10.0.0.5").find() == Address("", ("10.0.0.5", 29400), "")
+
+
 def test_tasks_of_one_machine_find_the_supervisor(tmp_path: Path) -> None:
-    meeting = Meeting(ALONE, tmp_path / "private")
+    meeting = Meeting(ALONE, folder=tmp_path / "private")
     assert meeting.token(SECRET) == SECRET  # makes no folder
     assert meeting.find() is None
     address = Address("host", ("127.0.0.1", 4321), "name")
     meeting.publish(address)
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o700
-    assert Meeting(ALONE, tmp_path / "private").find() == address
+    assert Meeting(ALONE, folder=tmp_path / "private").find() == address
     meeting.done()
     assert meeting.find() is None and list((tmp_path / "private").iterdir()) == []

@@ -13,13 +13,13 @@ from offbeat import session as sessions
 from offbeat.guarded import only_show, say
 from offbeat.integrations.loops import MissingExtraError
 from offbeat.launch.agent import versions
-from offbeat.launch.agents import LOOPBACK_NET
 from offbeat.launch.cluster import pass_on
 from offbeat.launch.environment import free_port
 from offbeat.launch.guest import Guest
 from offbeat.launch.ray_engine import ServersHere
 from offbeat.launch.supervisor import Supervisor
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.transport.addresses import is_loopback
 from offbeat.transport.base import Address
 from offbeat.transport.tls import Tls
 from offbeat.types import Seconds
@@ -133,7 +133,7 @@ def _take_part(rank: int, start_s: Seconds, token: str, supervisor: Address, tls
     global _guest
     pass_on(Tls.of({"OFFBEAT_TLS": tls}))
     address = str(ray.util.get_node_ip_address())
-    advertise = "" if address.startswith(LOOPBACK_NET) else address
+    advertise = "" if is_loopback(address) else address
     _guest = Guest(rank, token, supervisor, advertise=advertise, start_s=start_s)
 
 
@@ -150,7 +150,7 @@ class JobActor:
             start_s=start_s,
             listen=host,
             port=port,
-            reached="" if host.startswith(LOOPBACK_NET) else host,
+            reached="" if is_loopback(host) else host,
             encrypted=True,
             versions=versions(),
             publish=lambda address: None,

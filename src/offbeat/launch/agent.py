@@ -20,7 +20,7 @@ from typing import Any
 from offbeat.errors import BY_SIGNAL, ConfigurationError, JobError, ProtocolError
 from offbeat.guarded import pass_on, say
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
-from offbeat.launch.agents import LOOPBACK_NET, beat_of
+from offbeat.launch.agents import WAIT_SAID_S, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start, left_to_workers
 from offbeat.launch.hangs import LivedClock
@@ -33,6 +33,7 @@ from offbeat.launch.server_starter import ServerStarter
 from offbeat.launch.stop_signals import StopSignals
 from offbeat.runtime.job.notices import ends_in_order
 from offbeat.runtime.job.settings import TOKEN
+from offbeat.transport.addresses import is_loopback
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
@@ -175,7 +176,9 @@ class Agent:
 
     def _connect(self) -> None:
         """Connect to the supervisor and say hello, trying again for some time."""
-        deadline = self._clock.now() + self._duties.start_s
+        began = self._clock.now()
+        deadline = began + self._duties.start_s
+        said = False
         nobody_since: Seconds | None = None
         while True:
             if self._supervisor_ended():
@@ -196,9 +199,13 @@ class Agent:
             now = self._clock.now()
             if self._seated and nobody_since is not None and now - nobody_since >= GONE_S:
                 raise JobError(f"the job's supervisor is gone, and the job with it: {why}")
+            why = why.partition(": is the server")[0]
+            if now - began >= WAIT_SAID_S and not said:
+                said = True
+                say(f"waiting for the job's supervisor, for at most {self._duties.start_s:g} s (--start-timeout): {why}")
             if now >= deadline:
                 raise JobError(
-                    f"no supervisor within {self._duties.start_s:g} s (--start-timeout): {why.partition(': is the server')[0]}. Is the "
+                    f"no supervisor within {self._duties.start_s:g} s (--start-timeout): {why}. Is the "
                     "same command running on the first machine, and does a firewall let this machine reach it?"
                 )
             self._hub.poll(RETRY_S)
@@ -206,7 +213,7 @@ class Agent:
         self._heard_at = self._clock.now()
         self._unheard = 0
         interface = self._connection.interface
-        near = "" if interface.startswith(LOOPBACK_NET) else interface
+        near = "" if is_loopback(interface) else interface
         self._tell(
             HELLO,
             seat=self._seat,
@@ -289,7 +296,7 @@ class Agent:
     def _elsewhere(self) -> bool:
         """Return True if the supervisor is on another machine, where this one's output comes to."""
         here = self._address is None or self._connection is None or self._address.host == self._hub.host
-        return not here and self._connection is not None and not self._connection.interface.startswith(LOOPBACK_NET)
+        return not here and self._connection is not None and not is_loopback(self._connection.interface)
 
     def _cut_off(self, reason: str) -> None:
         if self._connection is not None:

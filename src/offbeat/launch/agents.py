@@ -17,13 +17,15 @@ from offbeat.launch.agent_messages import FROM_AGENT, HELLO
 from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, worker_variables
 from offbeat.runtime.job.settings import ROLE, TOKEN, JobSettings
+from offbeat.transport.addresses import is_loopback, loopback
 from offbeat.transport.base import Address, Connection, Hub, Message
 from offbeat.types import Seconds, WorkerId, worker_ids
 
 BEATS_PER_TIMEOUT = 10
 LONGEST_BEAT_S: Seconds = 1.0
+WAIT_SAID_S: Seconds = 5.0
+"""Seconds of waiting after which a line says what is waited for."""
 KILLED = -9
-LOOPBACK, LOOPBACK_NET = "127.0.0.1", "127."
 
 
 NOT_ENCRYPTED = (
@@ -180,6 +182,7 @@ class AgentEngine(Engine):
         self._now: Seconds = 0.0
         self._beat_at: Seconds = 0.0
         self._begun = self._told = self._prepares = False
+        self._wait_said = False
         self._apart: set[int] = set()
         """Servers that have had a standby on another machine."""
         self._group: tuple[str, int] | None = None
@@ -204,6 +207,10 @@ class AgentEngine(Engine):
             self._notes.append(f"{len(here)} machine{'s' * (len(here) > 1)} with {len(self._agents)} of {self._seats} agents: {names}")
         elif not self._begun and self._now >= self._start_s:
             self.failure = self._too_few(), False
+        elif not self._begun and self._now >= WAIT_SAID_S and not self._wait_said:
+            self._wait_said = True
+            there, missing = self._who_came()
+            self._notes.append(f"{there}: waiting for numbers {missing}, for at most {self._start_s:g} s (--start-timeout)")
         return self._begun
 
     def ready_for_workers(self) -> bool:
@@ -410,12 +417,17 @@ class AgentEngine(Engine):
 
     def _too_few(self) -> str:
         wanted = f"{self._seats} agents" if self._machines is None else f"{self._machines} machines"
+        there, missing = self._who_came()
+        return (
+            f"{wanted} were to come within {self._start_s:g} s (--start-timeout), and {there}; missing "
+            f"are numbers {missing}: start the same command there, and look whether they reach this machine"
+        )
+
+    def _who_came(self) -> tuple[str, str]:
+        """Return how many agents have come, with the names of their machines, and the numbers of the others."""
         missing = [str(seat) for seat in range(self._seats) if seat not in self._agents]
         names = ", ".join(agents[0].node for agents in self._by_machine()) or "no machine"
-        return (
-            f"{wanted} were to come within {self._start_s:g} s (--start-timeout), and {len(self._agents)} came ({names}); missing "
-            f"are numbers {', '.join(missing)}: start the same command there, and look whether they reach this machine"
-        )
+        return f"{len(self._agents)} came ({names})", ", ".join(missing)
 
     def _by_machine(self) -> list[list[Agent]]:
         """Return the agents of each machine, in order of their seats."""
@@ -439,7 +451,7 @@ class AgentEngine(Engine):
         if agent.host == self._hub.host:
             found += [other.connection.interface for other in self._agents.values() if other.host != agent.host]
             found.append(self._reached)
-        return next((address for address in found if address and not address.startswith(LOOPBACK_NET)), LOOPBACK)
+        return next((address for address in found if address and not is_loopback(address)), loopback())
 
     def _start(self, agent: Agent, role: str, number: int, variables: dict[str, str]) -> RemoteChild:
         self._numbers += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -13,21 +12,22 @@ from pathlib import Path
 
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.agent import Agent, Duties, versions
-from offbeat.launch.agents import LOOPBACK, LOOPBACK_NET, AgentEngine
+from offbeat.launch.agents import AgentEngine
 from offbeat.launch.leader_stores import TorchrunStore, leadership_of
 from offbeat.launch.outcome import Display, Outcome
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.rendezvous import Meeting
 from offbeat.launch.supervisor import Supervisor
-from offbeat.launch.tasks import Task, is_here
+from offbeat.launch.tasks import Task
 from offbeat.runtime.job.settings import TOKEN, JobSettings, read_addresses
+from offbeat.transport.addresses import addresses_here, is_loopback, loopback
 from offbeat.transport.base import Address
 from offbeat.transport.tls import VARIABLE, Identity, Tls
 from offbeat.types import Seconds
 
 SUPERVISES = "OFFBEAT_SUPERVISES"
 """In the environment of the supervisor's process: the file descriptor to which it writes its address."""
-EVERYWHERE = "0.0.0.0"
+EVERYWHERE = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def take_part(cluster: Cluster, duties: Duties, token: str | None, arguments: Se
         ConfigurationError: there is no token, or the supervisor does not take this agent.
         JobError: the supervisor is not there, or no longer.
     """
-    meeting = Meeting(cluster.task)
+    meeting = Meeting(cluster.task, cluster.listen)
     secret = meeting.token(token)
     if not meeting.hosts():
         return Agent(duties, secret, meeting.find).run()
@@ -145,8 +145,8 @@ def supervise(
         with os.fdopen(report_to, "wb") as pipe:
             pipe.write(json.dumps([address]).encode() + b"\n")
 
-    reached = _address(task.host) if task.host and is_here(task.host) else ""
-    listen = cluster.listen or (LOOPBACK if task.alone else reached or EVERYWHERE)
+    reached = next((address for address in addresses_here(task.host) if not is_loopback(address)), "") if task.host else ""
+    listen = cluster.listen or (loopback() if task.alone else reached or EVERYWHERE)
     engine = AgentEngine(
         seats=task.size,
         machines=task.machines,
@@ -172,12 +172,6 @@ def supervise(
         display=display,
     )
     return supervisor.run()
-
-
-def _address(host: str) -> str:
-    """Return the address of a name, or "" if it is one of the loopback interface."""
-    address = str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][4][0])
-    return "" if address.startswith(LOOPBACK_NET) else address
 
 
 def _reported(reading: int, supervisor: LocalChild) -> Address | None:

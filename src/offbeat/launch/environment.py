@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.settings import JobSettings, WorkerSettings
+from offbeat.transport.addresses import family_of, loopback
 from offbeat.transport.base import Address
 from offbeat.transport.tcp import why_not_listening
 from offbeat.types import FIRST_WORKER, WorkerId
@@ -113,19 +114,23 @@ def torchrun_variables(worker: WorkerId, workers: int, place: Place) -> dict[str
     }
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port of an interface ("": of all) that is free now, and that will not be given to a connection before it is used.
+def free_port(host: str | None = None) -> int:
+    """Return a port that is free now, and that will not be given to a connection before it is used.
 
     From its range of local ports the kernel takes one for each connection that a process makes. So the port is one below that range.
+
+    Args:
+        host: the address of the interface; "": of all, None: loopback.
 
     Raises:
         ConfigurationError: the interface has no such address.
     """
+    host = loopback() if host is None else host
     for port in random.SystemRandom().sample(range(LOWEST_PORT, _local_ports_begin()), TRIES):
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        with socket.socket(family_of(host)) as probe, contextlib.suppress(OSError):
             probe.bind((host, port))
             return port
-    with socket.socket() as probe:
+    with socket.socket(family_of(host)) as probe:
         try:
             probe.bind((host, 0))
         except OSError as error:

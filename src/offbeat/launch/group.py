@@ -26,6 +26,7 @@ from offbeat.runtime.job.notices import INTERRUPT, LEAVE, NOTICES, ordered, sit_
 from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.runtime.worker import stacks
 from offbeat.session import LEADERLESS, PROCESS
+from offbeat.transport.addresses import loopback
 
 MODULE = "offbeat.launch.group"
 RANK = "rank"
@@ -62,7 +63,7 @@ def rank_environment(rank: int, size: int, port: int, links: Sequence[int], work
         "LOCAL_RANK": str(first + rank),
         "LOCAL_WORLD_SIZE": str(size),
         "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": loopback(),
         "MASTER_PORT": str(port),
     }
 

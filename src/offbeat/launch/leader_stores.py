@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch.leadership import ANSWER_S, Leadership, LeaderStore, StoreError
+from offbeat.transport.addresses import spelled, split_port
 
 ETCD_PORT: Final = 2379
 URL: Final = re.compile(r"(?P<kind>etcds?)://(?P<hosts>[^/]+)/(?P<job>[^/\s]+)")
@@ -54,7 +55,7 @@ def store_of(text: str) -> tuple[LeaderStore, str]:
         )
     endpoints = []
     for endpoint in found["hosts"].split(","):
-        host, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
+        host, port = split_port(endpoint)
         if not host or (port and not port.isdecimal()):
             raise ConfigurationError(f"--leaders {text}: {endpoint} is not HOST or HOST:PORT")
         endpoints.append((host, int(port or ETCD_PORT)))
@@ -70,7 +71,7 @@ class TorchrunStore:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.name = f"torchrun's store at {host}:{port}"
+        self.name = f"torchrun's store at {spelled(host, port)}"
         self._at = host, port
         self._store: Any = None
 
@@ -146,7 +147,7 @@ class EtcdStore:
     """
 
     def __init__(self, endpoints: Sequence[tuple[str, int]], *, encrypted: bool = False) -> None:
-        self.name = f"the etcd at {', '.join(f'{host}:{port}' for host, port in endpoints)}"
+        self.name = f"the etcd at {', '.join(spelled(host, port) for host, port in endpoints)}"
         self._endpoints = list(endpoints)
         self._connect = http.client.HTTPSConnection if encrypted else http.client.HTTPConnection
 

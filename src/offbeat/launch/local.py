@@ -11,10 +11,9 @@ from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.settings import ROLE, JobSettings
+from offbeat.transport.addresses import loopback
 from offbeat.transport.base import Address, Hub
 from offbeat.types import WorkerId
-
-LOOPBACK = "127.0.0.1"
 
 
 class LocalEngine(Engine):
@@ -85,7 +84,7 @@ class LocalEngine(Engine):
         self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
     ) -> Child:
         job = self._settings
-        place = Place(0, worker, job.workers, LOOPBACK, self._group_port) if job.torchrun_env else None
+        place = Place(0, worker, job.workers, loopback(), self._group_port) if job.torchrun_env else None
         environment = worker_environment(
             worker,
             job,

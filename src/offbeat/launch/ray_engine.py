@@ -24,7 +24,7 @@ from typing import Any
 from offbeat.errors import ConfigurationError, OffbeatError
 from offbeat.launch.agent import Agent as LocalAgent
 from offbeat.launch.agent import Duties, versions
-from offbeat.launch.agents import LOOPBACK, LOOPBACK_NET, Agent, AgentEngine
+from offbeat.launch.agents import Agent, AgentEngine
 from offbeat.launch.cluster import pass_on
 from offbeat.launch.engine import Child, ServerRole
 from offbeat.launch.environment import Place, server_environment
@@ -32,6 +32,7 @@ from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.settings import ROLE, JobSettings
+from offbeat.transport.addresses import is_loopback, loopback, split_port
 from offbeat.transport.base import Address, Hub
 from offbeat.transport.tls import Tls
 from offbeat.types import Seconds, WorkerId
@@ -145,7 +146,7 @@ def connect(address: str) -> bool:
 
 def _probe(address: str) -> None:
     """Raise `ConfigurationError` if nothing listens there: Ray itself would try for many minutes."""
-    host, _, port = address.rpartition(":")
+    host, port = split_port(address)
     try:
         socket.create_connection((host, int(port)), PROBE_S).close()
     except (OSError, ValueError) as error:
@@ -172,7 +173,7 @@ class Babysitter:
             _enter(folder, duties.program)
             pass_on(Tls.of({"OFFBEAT_TLS": tls}))
             address = str(ray.util.get_node_ip_address()) if several else ""
-            near = "" if address.startswith(LOOPBACK_NET) else address
+            near = "" if is_loopback(address) else address
             LocalAgent(replace(duties, advertise=near), token, lambda: supervisor).run()
         except OffbeatError as error:
             return f"{socket.gethostname()}: {error}"
@@ -261,8 +262,8 @@ class RayEngine(ServersHere):
     ) -> None:
         import ray
 
-        here = str(ray.util.get_node_ip_address()) if existing else LOOPBACK
-        reached = "" if here.startswith(LOOPBACK_NET) else here
+        here = str(ray.util.get_node_ip_address()) if existing else loopback()
+        reached = "" if is_loopback(here) else here
         super().__init__(
             seats=workers,
             machines=None,

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.tasks import Task, is_here
+from offbeat.launch.tasks import Task
 from offbeat.runtime.job.settings import read_addresses
+from offbeat.transport.addresses import WILDCARDS, bindable, loopback
 from offbeat.transport.base import Address
 from offbeat.types import Seconds
 
@@ -40,11 +41,16 @@ class Meeting:
 
     Args:
         task: this process's.
+        listen: the address at which the user has the supervisor listen; "": none is given.
         folder: for the private file of a job on one machine; None: the system's folder for temporary files.
     """
 
-    def __init__(self, task: Task, folder: Path | None = None) -> None:
+    def __init__(self, task: Task, listen: str = "", folder: Path | None = None) -> None:
         self._task = task
+        self._host = task.host or loopback()
+        """Where the supervisor is looked for."""
+        if task.alone:  # there it listens at loopback, whatever name the engine has for this machine
+            self._host = loopback() if listen in WILDCARDS else listen
         folder = folder or Path(tempfile.gettempdir()) / f"offbeat-{os.getuid()}"
         self._file = folder / hashlib.sha256(f"{task.engine} {task.job}".encode()).hexdigest()[:32]
         self._address_file = self._file.with_suffix(".address")
@@ -58,7 +64,7 @@ class Meeting:
         task = self._task
         if task.rank is not None:
             return task.rank == 0
-        if task.host and not is_here(task.host):
+        if task.host and not bindable(task.host):
             return False
         return _free(task.host, task.port)
 
@@ -97,7 +103,7 @@ class Meeting:
                 return read_addresses(_read(folder, self._address_file.name))[0]
             return None
         if task.store is None:
-            return Address("", (task.host or "127.0.0.1", task.port), "")
+            return Address("", (self._host, task.port), "")
         try:
             store = self._opened()
             if not store.check([KEY]):
@@ -106,7 +112,7 @@ class Meeting:
         except RuntimeError:  # the store has ended, or is not there yet
             self._store = None
             return None
-        return address._replace(tcp=(task.host, address.tcp[1]))
+        return address._replace(tcp=(self._host, address.tcp[1]))
 
     def done(self) -> None:
         """Remove what this job leaves behind."""
@@ -133,9 +139,11 @@ class Meeting:
 
 def _free(host: str, port: int) -> bool:
     """Return True if nobody listens at this port of this machine."""
-    with socket.socket() as probe:
-        probe.settimeout(2.0)
-        return probe.connect_ex((host or "127.0.0.1", port)) != 0
+    try:
+        socket.create_connection((host or loopback(), port), 2.0).close()
+    except OSError:
+        return True
+    return False
 
 
 def _private(file: Path) -> str:

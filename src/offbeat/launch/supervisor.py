@@ -233,6 +233,7 @@ class Supervisor:
         while not ready():
             self._serve(POLL_S)
             self._check_servers()
+            self._note_engine()
             if self._failure is not None or self._told.number is not None:
                 return False
         self._note_engine()

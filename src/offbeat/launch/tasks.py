@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from offbeat.errors import ConfigurationError
+from offbeat.transport.addresses import is_link_local, split_port
 
 PORT = 29400
 """Where the supervisor listens if nothing else is said: torchrun's default for its rendezvous."""
@@ -188,15 +188,16 @@ def _endpoint(text: str | None, wanted: int) -> tuple[str, int]:
     if not text:
         return "", 0
     wanted = wanted if 0 < wanted < 65536 else 0  # `options.check` refuses other numbers
-    host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", str(wanted or PORT))
-    if not host or not 0 < int(port) < 65536:
-        raise ConfigurationError(f"--rdzv-endpoint {text}: write HOST or HOST:PORT, for instance node0:{PORT}")
+    host, port = split_port(text)
+    port = port or str(wanted or PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigurationError(f"--rdzv-endpoint {text}: write HOST or HOST:PORT, for instance node0:{PORT} or [fd00::1]:{PORT}")
     if wanted not in (0, int(port)):
         raise ConfigurationError(
             f"--port {wanted}: the other machines would look for the supervisor at port {port}, as --rdzv-endpoint {text} says; "
             "leave one of the two ports out"
         )
-    return host.strip("[]"), int(port)
+    return checked_host(host, "--rdzv-endpoint"), int(port)
 
 
 def _checked(node_rank: int | None, most: int) -> int | None:
@@ -230,12 +231,16 @@ def _scontrol(nodes: str) -> list[str]:
         ) from None
 
 
-def is_here(host: str) -> bool:
-    """Return True if a name or address is one of this machine, so that a socket can be bound to it."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
+def checked_host(host: str, option: str) -> str:
+    """Return a host that a user has written, without brackets.
+
+    Raises:
+        ConfigurationError: it is a link-local IPv6 address.
+    """
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if is_link_local(bare):
+        raise ConfigurationError(
+            f"{option} {host}: a link-local address means something only on one machine, with the name of an interface; give a global "
+            "address, a unique local one (fd...), or a name"
+        )
+    return bare

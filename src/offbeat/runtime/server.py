@@ -20,21 +20,19 @@ from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Address, Connection, Hub
 from offbeat.transport.hub import SocketHub
 
-LOOPBACK = "127.0.0.1"
-
 
 def main() -> int:
     """Run server OFFBEAT_SERVER of the job whose supervisor listens at OFFBEAT_SUPERVISOR."""
     sit_out()  # the supervisor ends servers, after the workers; notices are reported once it can be reached
     number = int(os.environ["OFFBEAT_SERVER"])
-    port, listen = int(os.environ.get("OFFBEAT_PORT", "0")), os.environ.get("OFFBEAT_LISTEN") or LOOPBACK
+    port, listen = int(os.environ.get("OFFBEAT_PORT", "0")), os.environ.get("OFFBEAT_LISTEN") or None
     supervisor, local = read_addresses(os.environ["OFFBEAT_SUPERVISOR"])[0], os.environ.get("OFFBEAT_LOCAL", "")
     role = os.environ.get(ROLE, "")
     hub = SocketHub(take_token(), local=not role, local_name=local)  # a standby cannot take over memory that others share
     return serve(number, hub, supervisor, port, listen, role)
 
 
-def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: str = LOOPBACK, role: str = "") -> int:
+def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: str | None = None, role: str = "") -> int:
     """Run server ``number`` until the supervisor ends it or the job fails.
 
     Args:
@@ -42,7 +40,7 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
         hub: not listening yet.
         supervisor_at: where to report.
         port: where to listen; 0: the system chooses.
-        listen: the address of this machine at which to listen.
+        listen: the address of this machine at which to listen; None: loopback.
         role: "leader" or "standby"; "": a server without a standby.
 
     Returns:

@@ -170,7 +170,7 @@ class Hub(ABC):
         """Return a hub for another thread of this process, with the same token, that does not listen yet."""
 
     @abstractmethod
-    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+    def listen(self, host: str | None = None, port: int = 0) -> Address:
         """Accept peers from now on; port 0: the system chooses.
 
         Raises:

@@ -23,6 +23,7 @@ from typing import Final
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.transport import shm, tcp
+from offbeat.transport.addresses import loopback
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub
 from offbeat.transport.buffers import Buffers
 from offbeat.transport.handshake import NO_STREAM, STREAM_NBYTES, ClientHandshake, Handshake, ServerHandshake, Stream, channel
@@ -161,8 +162,9 @@ class SocketHub(Hub):
             self._made_identity = Identity(self._tls)
         return self._made_identity
 
-    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+    def listen(self, host: str | None = None, port: int = 0) -> Address:
         assert not self._listeners, "this hub listens already"
+        host = loopback() if host is None else host
         listener = tcp.listen_tcp(host, port)
         self._listeners.append(listener)
         name = ""

@@ -193,7 +193,7 @@ class MemoryHub(Hub):
         self._port: int | None = None
         self._woken = False
 
-    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+    def listen(self, host: str | None = "127.0.0.1", port: int = 0) -> Address:
         assert self._port is None, "this hub listens already"
         with self.network.changed:
             if not port:
@@ -202,7 +202,7 @@ class MemoryHub(Hub):
                 raise ConfigurationError(f"port {port} of {host} is taken by another hub: choose another, or 0 to let the network choose")
             self._port = port
             self.network.listening[port] = self
-        self.address = Address(self.host, (host, port), "")
+        self.address = Address(self.host, (str(host), port), "")
         return self.address
 
     def another(self) -> MemoryHub:

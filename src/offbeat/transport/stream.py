@@ -27,6 +27,7 @@ from typing import Any
 
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
+from offbeat.transport.addresses import plain
 from offbeat.transport.base import Buffer, Closed, Connection, Message, PartArrived, SharedMemory
 from offbeat.transport.buffers import Buffers
 from offbeat.transport.handshake import CLEAR_TEXT, Handshake, Stream
@@ -63,7 +64,7 @@ class Busy(Exception):
 
 def _address_of_peer(sock: socket.socket | TlsSocket) -> str | None:
     with contextlib.suppress(OSError):  # it is gone again
-        return str(sock.getpeername()[0])
+        return plain(str(sock.getpeername()[0]))
     return None
 
 
@@ -85,7 +86,7 @@ class StreamConnection(Connection):
         self.sock = sock
         self.peer = peer
         self.shares_memory = sock.family == getattr(socket, "AF_UNIX", None)
-        self.interface = "" if self.shares_memory else str(sock.getsockname()[0])
+        self.interface = "" if self.shares_memory else plain(str(sock.getsockname()[0]))
         self.within_host = self.shares_memory or self.interface == _address_of_peer(sock)
         self.bytes_received = 0
         self.maps = True

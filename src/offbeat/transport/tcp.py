@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from offbeat.errors import ConfigurationError, JobError
+from offbeat.transport.addresses import WILDCARDS, outgoing, plain
 
 CONNECT_TIMEOUT_S = 10.0
 BACKLOG = 1024
@@ -28,21 +29,24 @@ TCP_RTO_MAX_MS = 44
 """An option of Linux 6.15 and later, for which Python has no name yet."""
 LONGEST_RETRY_MS = 1000
 GIVE_UP_MS = 924_000
-_WILDCARDS = {"", "0.0.0.0", "::"}
 
 
 def listen_tcp(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
+    """Return a listening socket; ``host``: a name or an address of this machine, "" or "::" for all of them, IPv4 and IPv6.
 
     Raises:
         ConfigurationError: the port is taken or forbidden, or the host is not an address of this machine.
     """
+    dual = host in ("", "::") and socket.has_dualstack_ipv6()
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo("::" if dual else host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
     except (socket.gaierror, OverflowError, UnicodeError) as error:
         raise ConfigurationError(f"cannot listen on {host!r}, port {port}: {error}. Give an address of this machine") from error
     sock = socket.socket(family, kind, protocol)
     try:
+        if dual:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(BACKLOG)
@@ -63,19 +67,13 @@ def why_not_listening(host: str, port: int, error: Exception) -> str:
     if code == errno.EADDRNOTAVAIL and host == "127.0.0.1":
         return "this machine has no address 127.0.0.1, by which the processes of a job reach each other: ip link set lo up, as root"
     if code == errno.EADDRNOTAVAIL:
-        return f"{host!r} is not an address of this machine, so it cannot listen on port {port} there: give one that is, or 0.0.0.0"
+        return f"{host!r} is not an address of this machine, so it cannot listen on port {port} there: give one that is, or ::, or 0.0.0.0"
     return f"cannot listen on {host!r}, port {port}: {error}"
 
 
 def reachable_name(host: str) -> str:
     """Return the name by which others reach this host: itself, or for a wildcard the address from which this machine would send."""
-    if host not in _WILDCARDS:
-        return host
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing; the address is one set aside for documentation (RFC 5737).
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"
+    return outgoing() if host in WILDCARDS else host
 
 
 def connect_tcp(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:
@@ -163,7 +161,7 @@ def describe_peer(sock: socket.socket) -> str:
         if sock.family == socket.AF_UNIX:
             return f"process {_credentials(sock)[0]} of this host"
         host, port = sock.getpeername()[:2]
-        return f"{host}, port {port}"
+        return f"{plain(host)}, port {port}"
     return "a peer that is gone"
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import ipaddress
 import json
 import os
 import socket
@@ -25,6 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from offbeat.errors import ConfigurationError, RefusedError
+from offbeat.transport.addresses import is_loopback
 from offbeat.transport.base import Buffer
 
 VARIABLE = "OFFBEAT_TLS"
@@ -100,8 +100,7 @@ class Identity:
     def applies_to(self, sock: socket.socket) -> bool:
         """Return True if a connected TCP socket must be encrypted."""
         with contextlib.suppress(OSError, ValueError):
-            address = ipaddress.ip_address(sock.getpeername()[0].partition("%")[0])
-            return self.tls.everywhere or not address.is_loopback
+            return self.tls.everywhere or not is_loopback(sock.getpeername()[0])
         return True
 
     def wrap(self, sock: socket.socket, *, server: bool) -> TlsSocket:

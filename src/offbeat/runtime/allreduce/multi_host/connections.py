@@ -90,7 +90,7 @@ class PeerConnections:
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"offbeat-across-{peer}", daemon=True)
 
-    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+    def listen(self, host: str | None = None, port: int = 0) -> Address:
         """Accept connections from now on. Returns the address for the other processes."""
         return self.hub.listen(host, port)
 

@@ -117,7 +117,7 @@ class MultiHostRounds:
         self._drain_version: Version | None = None
         """While the rank drains: the version up to which it must take results before it may leave."""
 
-    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+    def listen(self, host: str | None = None, port: int = 0) -> Address:
         """Accept connections of the other processes. Returns the address for them."""
         return self._connections.listen(host, port)
 

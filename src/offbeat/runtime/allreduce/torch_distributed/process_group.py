@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 
 from offbeat.errors import ConfigurationError, JobError
+from offbeat.transport.addresses import family_of, loopback
 from offbeat.types import Seconds
 
 dist: Any = torch.distributed
@@ -36,9 +37,10 @@ class MeetingPoint:
     '127.0.0.1'
     """
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str | None = None) -> None:
         # The store itself would listen on every interface, so it gets a socket that is already bound.
-        self._socket = socket.create_server((host, 0))
+        host = host or loopback()
+        self._socket = socket.create_server((host, 0), family=family_of(host))
         self.address: Meeting = (host, self._socket.getsockname()[1])
         # In torch 2.6 the other implementation of the store, with libuv, takes no such socket.
         self._store: Any = dist.TCPStore(
@@ -81,7 +83,7 @@ class TorchAllreduce:
         *,
         round_: int = 0,
         device: torch.device | str = "cpu",
-        host: str = "127.0.0.1",
+        host: str | None = None,
         timeout_s: Seconds = TIMEOUT_S,
     ) -> None:
         self.rank, self.ranks = rank, ranks
@@ -90,7 +92,9 @@ class TorchAllreduce:
         try:
             store = dist.PrefixStore(f"offbeat {round_}", dist.TCPStore(*meeting, is_master=False, timeout=timeout))
             self._group = (
-                _nccl(store, rank, ranks, timeout) if torch.device(device).type == "cuda" else _gloo(store, rank, ranks, timeout, host)
+                _nccl(store, rank, ranks, timeout)
+                if torch.device(device).type == "cuda"
+                else _gloo(store, rank, ranks, timeout, host or loopback())
             )
         except RuntimeError as error:
             raise JobError(f"rank {rank} did not meet the {ranks - 1} others at {meeting} within {timeout_s:g} s: {error}") from error
