@@ -43,7 +43,8 @@ class Script:
             self.loader = DataLoader(data, batch_sampler=self.optimizer.batch_sampler(data, batch_size=BATCH, shuffle=False), **options)
 
     def loss(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x).sum()
+        loss: torch.Tensor = self.model(x).sum()
+        return loss
 
     def step(self, x: torch.Tensor) -> None:
         self.optimizer.zero_grad()

@@ -27,7 +27,7 @@ def test_word_that_has_come_before_stops_the_body_at_its_first_module() -> None:
         reached.append("body")
         model(torch.ones(1, 1))
         reached.append("after the model")
-    assert reached == ["body"] and interrupts.entries == 1
+    assert reached == ["body"]
     interrupts.detach()
     model(torch.ones(1, 1))
 
