@@ -43,7 +43,8 @@ class Script:
             self.loader = DataLoader(data, batch_sampler=self.optimizer.batch_sampler(data, batch_size=BATCH, shuffle=False), **options)
 
     def loss(self, x: torch.Tensor) -> torch.Tensor:
-        return self.model(x).sum()
+        loss: torch.Tensor = self.model(x).sum()
+        return loss
 
     def step(self, x: torch.Tensor) -> None:
         self.optimizer.zero_grad()
@@ -249,3 +250,19 @@ def test_what_cannot_be_is_refused() -> None:
         offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, reduction="max")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="under ensemble each worker steps"):
         offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, sync="ensemble", reduction="sum")
+
+
+def test_a_prefetcher_that_copies_its_batches_steps_with_one_at_a_time() -> None:
+    """As those do that copy the next batch to a GPU: nothing holds what the loader has made."""
+    model = nn.Linear(SIZE, 2)
+    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
+    batches = iter(offbeat.elastic(TensorDataset(torch.eye(SIZE)), batch_size=BATCH))
+    following = [part.clone() for part in next(batches)]
+    while following is not None:
+        (x,), following = following, [part.clone() for part in next(batches, ())] or None
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        assert optimizer._session._batch_samples == BATCH
+    (report,) = optimizer.reports
+    assert (report["folded"], report["skipped"]) == (SIZE, 0)

@@ -27,6 +27,8 @@ class GradientWatch:
         self.contents = contents
         self._witness: tuple[torch.Tensor, weakref.ref[torch.Tensor]] | None = None
         """A parameter that the last noted pass has reached, and its gradient then."""
+        self._again: torch.Tensor | None = None
+        """That parameter, if its next gradient is of a further pass over batches that have come already."""
 
     def follow(self, parameters: Iterable[torch.Tensor]) -> None:
         """Watch these parameters, whose gradients stay where autograd puts them."""
@@ -35,15 +37,20 @@ class GradientWatch:
                 parameter.register_post_accumulate_grad_hook(self._accumulated)
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        if self.contents.pending:
+        if self.begins(parameter):
             self.reached(parameter)
             self.remember(parameter)
 
+    def begins(self, parameter: torch.Tensor) -> bool:
+        """Return whether a gradient of this parameter is the first of a pass that has to be noted."""
+        return self.contents.pending or parameter is self._again
+
     def reached(self, parameter: torch.Tensor) -> None:
-        """Note that a pass has added to this parameter's gradient. Called while `GradientContents.pending`, once a pass is enough."""
+        """Note that a pass has begun to add to the gradients, with that of this parameter."""
         self.look()
         self._witness = None
         self.contents.backward()
+        self._again = parameter if self.contents.waiting else None
 
     def look(self) -> None:
         """Look whether the script has thrown the gradient away: by ``zero_grad()`` of the model, or ``p.grad = None``."""

@@ -62,7 +62,12 @@ class GradientContents:
         for batches in self._fresh.values():
             if batches:
                 self._claim(batches)
-        self.pending = any(self._fresh.values())
+        self.pending = False
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether batches have been delivered that no gradient contains: a further pass may be over them."""
+        return any(self._fresh.values())
 
     def _claim(self, batches: list[_Batch]) -> None:
         newest = batches[-1]
@@ -135,10 +140,6 @@ class GradientContents:
         return tuple(batches[-1].lease for batches in self._fresh.values() if batches)
 
     @property
-    def delivered(self) -> int:
-        """The number of batches that the script has and no step has used: of the sampler with most."""
-        used: dict[int, int] = {}
-        for batch in self._used:
-            used[batch.pool] = used.get(batch.pool, 0) + 1
-        pools = used.keys() | self._fresh.keys()
-        return max((used.get(pool, 0) + len(self._fresh.get(pool, ())) for pool in pools), default=0)
+    def size(self) -> int:
+        """The number of batches in the gradient."""
+        return len(self._used)

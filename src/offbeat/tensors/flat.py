@@ -340,8 +340,8 @@ class FlatModel:
         self._began = True
         if self.opening:
             self.opening, self.loaded = False, self.touched() or self.changed(exact=False)
-        grad, pending = parameter.grad, self.watch.contents.pending
-        if pending:
+        grad, begins = parameter.grad, self.watch.begins(parameter)
+        if begins:
             self.watch.reached(parameter)
         # With create_graph the gradient is part of a graph that the user still needs; `collect` copies it.
         if parameter.device.type == "cpu" and grad is not None and not grad.requires_grad:
@@ -349,7 +349,7 @@ class FlatModel:
                 self._keep(i, parameter)
                 self._check(i)
                 self.computed(i)
-        if pending:
+        if begins:
             self.watch.remember(parameter)
 
     def _keep(self, i: int, parameter: torch.Tensor) -> None:

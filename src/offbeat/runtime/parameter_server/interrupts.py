@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from offbeat.core.gradient_contents import GradientContents
 from offbeat.runtime.worker.connection import WorkerConnection
 
 
@@ -27,10 +28,11 @@ class Interrupts:
         link: where word comes from.
         model: between whose modules to look.
         useless: whether what the worker computes is of no more use and need not be finished.
+        contents: of the gradient; a batch whose computation is broken off before it has a gradient belongs to the step all the same.
     """
 
-    def __init__(self, link: WorkerConnection, model: torch.nn.Module, useless: Callable[[], bool]) -> None:
-        self._link, self._model = link, model
+    def __init__(self, link: WorkerConnection, model: torch.nn.Module, useless: Callable[[], bool], contents: GradientContents) -> None:
+        self._link, self._model, self._contents = link, model, contents
         self.now = useless
         """Whether to break off."""
         self._watching = False
@@ -41,10 +43,12 @@ class Interrupts:
         """Leave the body early when the computation in it has become useless."""
         self._hook()
         self._watching = True
+        before = self._contents.size
         try:
             yield  # word that has come already stops the body at the first module: a context cannot leave its body out
         except Interrupted:
-            pass
+            if self._contents.size == before:
+                self._contents.backward()
         finally:
             self._watching = False
 

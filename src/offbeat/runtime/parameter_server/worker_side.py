@@ -94,7 +94,7 @@ class WorkerSession(JobSession):
         self._optimizer = optimizer
         self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire, grouped=grouped)
         self.flat.watch = self.watch
-        self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once)
+        self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once, self.contents)
         self._released: Version = 0
         """The version of the newest parameters that have come."""
         self._unshared: SharedMemory | None = None
