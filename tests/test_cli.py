@@ -15,12 +15,14 @@ from tests.journal.records import round_of_two
 from typer.testing import CliRunner
 
 import offbeat
+from offbeat import cli
 from offbeat.cli import app, finish, main
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.journal.file import Journal
 from offbeat.journal.records import end_record, job_record, metrics_record
 from offbeat.journal.summary import Tally
 from offbeat.launch.agent import Duties
+from offbeat.launch.missing import Missing
 from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program
 from offbeat.options import check
@@ -250,6 +252,40 @@ def test_a_loss_that_is_not_finite_is_printed(capsys: pytest.CaptureFixture[str]
     )
     finish(Console(), Outcome(0, "", {**tally.summary(), "pushes": 1}), None)
     assert "loss: nan\ntop: inf\nrate: 0.25\n" in capsys.readouterr().out
+
+
+def test_the_table_is_only_for_looking(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The summary is written before it, and the job's status is the job's."""
+
+    def fails(*_: object) -> NoReturn:
+        raise MemoryError
+
+    monkeypatch.setattr(cli, "job_tables", fails)
+    written = tmp_path / "summary.json"
+    assert finish(Console(), Outcome(0, "all is well", {"pushes": 1}), written) == 0
+    assert json.loads(written.read_text()) == {"pushes": 1, "ok": True, "reason": "all is well", "missing": []}
+    assert capsys.readouterr().err == "offbeat: the table cannot be shown: MemoryError\n"
+
+
+def test_a_summary_is_written_of_a_job_without_figures(tmp_path: Path) -> None:
+    missing = Missing()
+    missing.report("the log of server 0 is not complete", "No space left on device")
+    written = tmp_path / "summary.json"
+    assert finish(Console(), Outcome(1, "no worker finished", None, missing), written) == 1
+    assert json.loads(written.read_text())["missing"] == ["the log of server 0 is not complete: No space left on device"]
+
+
+@pytest.mark.parametrize("words", [["simulate", "--versions", "3", "--summary", "/dev/full"], ["run", "--workers", "0", "x.py"]])
+def test_no_disk_and_no_mistake_ends_with_a_traceback(words: list[str]) -> None:
+    ended = subprocess.run([sys.executable, "-m", "offbeat", *words], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == (1 if "/dev/full" in words else 2) and ended.stderr.count("\n") == 1
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
+    words = f"cd {tmp_path}/gone && rmdir ../gone && exec {sys.executable} -m offbeat simulate"
+    (tmp_path / "gone").mkdir()
+    ended = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and ended.stderr.startswith("offbeat: the current folder is gone")
 
 
 def test_the_command_as_a_module() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import json
 import os
@@ -19,8 +20,8 @@ from offbeat import __version__
 from offbeat.chaos import command as chaos_command
 from offbeat.chaos.clock import RealClock
 from offbeat.chaos.schedule import GROUPS, KINDS, TARGETS
-from offbeat.errors import FAILED, MISTAKE, ConfigurationError, OffbeatError
-from offbeat.files import why, write_text
+from offbeat.errors import FAILED, MISTAKE, ConfigurationError, JobError, OffbeatError
+from offbeat.files import why, write_result
 from offbeat.guarded import expect_job, guarded, only_show, say
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
@@ -547,9 +548,9 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None) -> int:
     if summary is not None:
         content = {**figures, "ok": status == 0, "reason": reason, "missing": list(outcome.missing)}
         try:
-            write_text(summary, json.dumps(content, indent=1) + "\n")
-        except OSError as error:
-            status, reason = status or FAILED, f"{reason}; but the summary could not be written: {why(error)}"
+            write_result(summary, json.dumps(content, indent=1) + "\n")
+        except JobError as error:
+            status, reason = status or FAILED, f"{reason}; but the summary {error}"
     if figures and figures["pushes"]:
         only_show("the table", lambda: screen.print(*job_tables(figures, screen.width), sep="\n"))
     if status != 0:
@@ -566,6 +567,10 @@ def _say(lines: Sequence[str]) -> None:
 def fail(reason: str) -> None:
     """Print the reason of a failure to stderr."""
     only_show("the reason of a failure", lambda: say(reason))
+
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Errors of a file that do not name it, and need no traceback: a picture or a trace could not be written, for instance."""
 
 
 def _check_current_folder() -> None:
@@ -591,9 +596,9 @@ def main() -> None:
             fail(str(error))
             status = FAILED
         except OSError as error:
-            if error.filename is None:
+            if error.filename is None and error.errno not in _DISK:
                 raise
-            fail(f"{error.filename}: {error.strerror}")
+            fail(why(error))
             status = FAILED
         status = streams.status(status)
     sys.exit(status)

@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
+from offbeat.errors import JobError
+
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
 
@@ -32,6 +34,19 @@ def write_text(path: Path, text: str) -> None:
     """Write a whole file. Raises `OSError`."""
     with open(path, "w", encoding="utf-8", opener=private) as file:
         file.write(text)
+
+
+def write_result(path: Path, text: str) -> None:
+    """Write a file that the user has asked for.
+
+    Raises:
+        JobError: it could not be written; the message says why.
+    """
+    try:
+        write_text(path, text)
+    except OSError as error:
+        first = system_error(error) or error
+        raise JobError(f"{path} could not be written: {first.strerror}") from error
 
 
 def make_folder(path: Path, *, parents: bool = False) -> None:

@@ -7,6 +7,7 @@ import errno
 import gzip
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -256,3 +257,24 @@ def test_a_fork_keeps_the_token_out_of_its_environment(forkserver: Forkserver, s
     child = forkserver.fork({**os.environ, "SHARED": "1", "OFFBEAT_TOKEN": "secret"}, Program(str(script)))
     assert child is not None
     assert printed(child) == ["False secret"]
+
+
+@pytest.mark.parametrize("free", range(5))
+def test_a_forkserver_without_descriptors_refuses_and_goes_on(forkserver: Forkserver, fork: Fork, free: int) -> None:
+    """Its forks would die with it. Two descriptors come with a request, two are a pipe, and one watches the fork."""
+    earlier = fork("import time\nprint('there', flush=True)\ntime.sleep(60)")
+    until("the earlier fork", lambda: b"there" in b"".join(data for _, data in earlier.read()))
+    pid = forkserver.child.pid
+    limits, used = resource.prlimit(pid, resource.RLIMIT_NOFILE), {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    room = [number for number in range(max(used) + 10) if number not in used][free]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (room, limits[1]))
+    script = Program(str(Path(os.devnull)))
+    refused = forkserver.fork(dict(os.environ), script)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+    assert (refused is None) == (free < 4) and earlier.ended() is None and not forkserver.over
+    assert refused is not None or {int(name) for name in os.listdir(f"/proc/{pid}/fd")} == used
+    again = forkserver.fork(dict(os.environ), script)
+    assert again is not None
+    until("its end", lambda: again.ended() is not None)
+    assert again.ended() == 0
+    earlier.kill()

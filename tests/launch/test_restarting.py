@@ -23,8 +23,8 @@ class Process(Child):
     def __init__(self) -> None:
         self.status: int | None = None
 
-    pid = 7  # type: ignore[assignment]
-    drained = True  # type: ignore[assignment]
+    pid = 7
+    drained = True
 
     def pipes(self) -> list[int]:
         return []
@@ -48,7 +48,7 @@ class Machines(Engine):
     """An engine of which only `arrived` is called."""
 
 
-Machines.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+Machines.__abstractmethods__ = frozenset()
 
 
 class Job:

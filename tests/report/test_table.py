@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
+import termios
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import pytest
 from rich.console import Console, RenderableType
 from rich.table import Table
 from tests.journal.records import (
@@ -25,8 +31,9 @@ from tests.journal.records import (
 from offbeat.journal.summary import Tally
 from offbeat.policies import BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import accuracy, seconds, share, short
+from offbeat.report.live import LiveProgress
 from offbeat.report.remarks import remarks, slow_workers
-from offbeat.report.table import comparison, job_table, job_tables
+from offbeat.report.table import comparison, console, job_table, job_tables
 
 RunJob: TypeAlias = Callable[..., list[dict[str, Any]]]
 
@@ -227,3 +234,23 @@ def test_samples_that_nobody_knows_are_not_called_none_and_warnings_are_read_bel
     assert Tally.of([*pushed, {**warning, "optimizer": 1}]).summary()["warnings"] == summary["warnings"]
     text = shown(job_table(summary))
     assert "samples not known" in text and "samples/s" not in text and f"Warning: {detail}." in text
+
+
+@pytest.mark.parametrize("forced", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_no_variable_makes_a_file_a_terminal(monkeypatch: pytest.MonkeyPatch, forced: str) -> None:
+    """A live view would be drawn into it."""
+    monkeypatch.setenv(forced, "1")
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert not console().is_terminal and not LiveProgress(console()).redraws
+
+
+@pytest.mark.parametrize(("size", "terminal"), [((0, 0), False), ((24, 80), True)])
+def test_a_terminal_without_a_size_is_nobodys(monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], terminal: bool) -> None:
+    """``mpirun`` gives each process one, and writes what comes out to its own stdout, often a file."""
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    with open(theirs, "w", encoding="utf-8") as file:
+        monkeypatch.setattr("sys.stdout", file)
+        assert console().is_terminal is terminal
+    os.close(ours)

@@ -25,6 +25,7 @@ from offbeat.chaos.run import Ended, Run
 from offbeat.chaos.schedule import DEFAULT_KINDS, GROUPS, KINDS, TARGETS, Cell, Fault, cells, chances, planned, schedule
 from offbeat.chaos.table import as_data, table
 from offbeat.errors import BY_SIGNAL, ConfigurationError, JobError
+from offbeat.files import write_result
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.types import Seconds
@@ -319,4 +320,4 @@ def _report(options: Options, screen: Console, verdict: Verdict, ended: Ended, b
     if options.result is not None:
         more = {"seed": options.seed, "command": shlex.join(options.job.words), "baseline_samples_per_s": baseline_rate}
         data = as_data(verdict, ended.injected, start=ended.began, offset_s=ended.offset_s, **more)
-        options.result.write_text(json.dumps(data, indent=1) + "\n")
+        write_result(options.result, json.dumps(data, indent=1) + "\n")

@@ -104,7 +104,7 @@ class Forkserver:
             program: the user's.
         """
         more = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        request = json.dumps({"environment": more, "command": program.command}).encode()
+        request = json.dumps({"environment": more, "command": program.command, "outputs": 2 if self._capture else 0}).encode()
         with contextlib.ExitStack() as ends:
             outputs: list[IO[bytes]] = []
             theirs: list[int] = []
@@ -265,15 +265,19 @@ def _serve(channel: socket.socket) -> list[str] | None:
                     continue
                 text, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
                 match json.loads(text or "{}"):
-                    case {"command": command, "environment": environment}:
-                        pid = _fork(environment, descriptors)
+                    case {"command": command, "environment": environment, "outputs": outputs}:
+                        watch, pid = REFUSED, REFUSED
+                        if len(descriptors) == outputs:  # fewer have come if this process may not open so many files
+                            watch, pid = _fork(environment, descriptors)
+                        for descriptor in descriptors:
+                            os.close(descriptor)
                         if pid == 0:
                             for other in selector.get_map().values():
                                 if other.data is not None:
                                     os.close(other.fd)
                             return list(command)
                         if pid != REFUSED:
-                            selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+                            selector.register(watch, selectors.EVENT_READ, pid)
                         channel.send(json.dumps({"forked": pid}).encode())
                     case {"release": pid}:
                         os.waitpid(pid, 0)
@@ -281,13 +285,17 @@ def _serve(channel: socket.socket) -> list[str] | None:
                         return None
 
 
-def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
-    """Fork. Returns 0 in the new process, and here its number, or `REFUSED`.
+def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> tuple[int, int]:
+    """Fork. Returns a descriptor that tells of the new process's end, and its number: 0 in the new process itself, `REFUSED` if it failed.
 
-    The new process has its own session, environment and output, and dies with this one.
+    The new process has its own session, environment and output, and dies with this one. This process must go on if it lacks descriptors or
+    processes: the forks that are there die with it.
     """
     prepare = die_with_parent()
-    waiting, prepared = os.pipe()
+    try:
+        waiting, prepared = os.pipe()
+    except OSError:
+        return REFUSED, REFUSED
     try:
         pid = quiet_fork()
     except OSError:
@@ -304,9 +312,17 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
     if pid != 0:
         os.read(waiting, 1)  # returns at the end of the pipe: from now on the new session exists, and signals reach it
     os.close(waiting)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    return pid
+    return (REFUSED, pid) if pid in (0, REFUSED) else _watched(pid)
+
+
+def _watched(pid: int) -> tuple[int, int]:
+    """Return a descriptor that tells of a fork's end, and its number; end a fork that cannot be watched."""
+    try:
+        return os.pidfd_open(pid), pid
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return REFUSED, REFUSED
 
 
 def begin_anew(environment: Mapping[str, str]) -> None:

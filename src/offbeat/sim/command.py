@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
+from offbeat.files import write_result
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
@@ -154,7 +155,7 @@ def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
 def save(path: Path, results: Sequence[Result]) -> None:
     """Write the summaries as JSON: one object, or a list of objects if several rules were run."""
     summaries = [dict(result.summary) for result in results]
-    path.write_text(json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=1) + "\n", encoding="utf-8")
+    write_result(path, json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=1) + "\n")
 
 
 def _parse(option: str, parser: Callable[[Any], T], text: Any) -> T:
