@@ -71,7 +71,7 @@ class Trial:
         """Start the job with its output into a pipe, whose reader goes after its first pushes."""
         self._reader, writer = os.pipe()
         with contextlib.closing(os.fdopen(writer, "wb")) as out:
-            return subprocess.Popen(command, **{**how, "stdout": out, "stderr": out})
+            return subprocess.Popen(command, **{**how, "stdout": out})
 
     def run(self) -> None:
         """Run it to its end, and find what is wrong with it."""
@@ -178,7 +178,8 @@ class Trial:
         self.said = ended.last_line.removeprefix("offbeat: ")[:150] if ended.status else "finished"
         allowed = {0} | ({1} if self._may_fail else set()) | ({141} if self.place == "no reader" else set())
         if ended.status not in allowed:
-            self.problems.append(f"status {ended.status} (expected one of {sorted(allowed)}): {ended.err[-1500:]}")
+            end = ended.records[-1] if ended.records else {}
+            self.problems.append(f"status {ended.status} (expected one of {sorted(allowed)}): {end.get('reason')}; {ended.err[-1500:]}")
         if ended.status == 1 and not self.said:
             self.problems.append("status 1 without a sentence")
         if self.place == "full disk":
