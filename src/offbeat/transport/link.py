@@ -1,7 +1,7 @@
 """Let a stream of messages outlive its socket: each is numbered, and kept by its sender until the other end has it for good.
 
-When a server's process dies, what its sockets had received and it had not handled is lost, and so is what it had not sent. A `Link` is a
-connection over one socket after another. Both ends number the messages that they send, and each message says how many of the other end's
+When a server's process dies, what it had received and not handled is lost, and so is what it had not sent. (A socket that breaks while both
+processes live costs nothing: a connection goes on over another.) A `Link` is a connection over one process's connection after another. Both ends number the messages that they send, and each message says how many of the other end's
 were received, so that these need not be kept any more. Over a new socket each end sends again what it has kept; what had arrived is
 recognised by its number.
 
