@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import socket
@@ -203,3 +204,26 @@ def test_only_a_process_of_this_user_is_answered_by_a_client(monkeypatch: pytest
     monkeypatch.setattr(tcp, "same_user", lambda sock: False)
     assert tcp.connect_local(address.local) is None
     server.close()
+
+
+def test_a_connection_that_is_closed_while_it_has_no_socket_is_not_heard_of_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair.worker, "_connected", lambda address: None)
+    pair.cut(pair.up)
+    pump([pair.worker], lambda _: pair.up.broken is not None)
+    pair.up.close()
+    assert pair.worker.poll(0.05) == []
+    assert pair.up not in pair.worker._connections and not pair.worker._pending
+
+
+def test_a_process_without_descriptors_connects_again_once_it_has_some(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as without:
+        without.setattr(tcp, "connect_local", none)
+        without.setattr(tcp, "connect_tcp", none)
+        pair.up.sock.shutdown(socket.SHUT_RDWR)
+        pump([pair.worker, pair.server], lambda _: pair.up.broken is not None)
+        assert pair.worker.poll(0.1) == []
+    pair.up.send({"n": 1})
+    assert headers(pair.world.pump_one(pair.server)) == [1]

@@ -71,7 +71,7 @@ class Closed(NamedTuple):
 
 
 class Connection(ABC):
-    """One end of an ordered, reliable stream of messages between two processes."""
+    """One end of an ordered, reliable stream of messages between two processes. It outlives what carries it, as long as they both live."""
 
     peer: str
     """The other end, in words, for error messages."""

@@ -374,11 +374,11 @@ class SocketHub(Hub):
 
     def _connected(self, address: Address) -> socket.socket | None:
         """Return a socket that is connected again; None: nobody listens there, at the moment."""
-        if address.local:
-            return tcp.connect_local(address.local)
         try:
+            if address.local:
+                return tcp.connect_local(address.local, RECONNECT_TIMEOUT_S)
             return tcp.connect_tcp(*address.tcp, RECONNECT_TIMEOUT_S)
-        except JobError:
+        except (JobError, OSError):  # such as too many open files
             return None
 
     def _give_up(self, connection: StreamConnection, reason: str) -> None:
@@ -565,13 +565,14 @@ class SocketHub(Hub):
     def _attend_all(self) -> None:
         while self._to_attend:
             connection = self._to_attend.popleft()
-            if connection not in self._connections or (connection in self._pending and connection.sock.fileno() < 0):
-                continue  # it has ended, or has no socket at present
-            if connection in self._resting:
-                self._resting[connection] = True
+            if connection not in self._connections:
                 continue
             if connection.closed:
                 self._forget(connection)
+            elif connection.sock.fileno() < 0:
+                continue  # it has no socket at present
+            elif connection in self._resting:
+                self._resting[connection] = True
             elif connection.closed_by_others is not None:
                 self._lost.append((connection, Closed(connection.closed_by_others)))
                 connection.sock.detach()  # its number may belong to another file by now

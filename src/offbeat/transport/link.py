@@ -1,9 +1,9 @@
 """Let a stream of messages outlive its socket: each is numbered, and kept by its sender until the other end has it for good.
 
-When a server's process dies, what its sockets had received and it had not handled is lost, and so is what it had not sent. A `Link` is a
-connection over one socket after another. Both ends number the messages that they send, and each message says how many of the other end's
-were received, so that these need not be kept any more. Over a new socket each end sends again what it has kept; what had arrived is
-recognised by its number.
+When a server's process dies, what it had received and not handled is lost, and so is what it had not sent. (A socket that breaks while both
+processes live costs nothing: a connection goes on over another.) A `Link` is a connection over one process's connection after another. Both
+ends number the messages that they send, and each message says how many of the other end's were received, so that these need not be kept any
+more. Over a new socket each end sends again what it has kept; what had arrived is recognised by its number.
 
 The end that can die counts a message as received once it is in a log from which the next process begins (``runtime/recovery``), or once
 its standby has it (`OutputCommit`). A gradient that came with a message is not in that record: see `Link.keep_carried`.

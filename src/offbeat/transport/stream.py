@@ -524,6 +524,7 @@ class StreamConnection(Connection):
             self.sock.close()
             self.sock, self.gate, self._gatebox = other.sock, other.gate, other._gatebox
             self.gate.continues, other.closed = False, True
+            self._open, self._failed_sending = False, None
         self._begin()
 
     def said(self, about: Stream) -> Stream:

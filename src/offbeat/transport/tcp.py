@@ -130,14 +130,14 @@ def listen_local(name: str = "") -> tuple[socket.socket, str]:
     return sock, name
 
 
-def connect_local(name: str) -> socket.socket | None:
-    """Return a connected local socket; None if no process of this user listens under this name, or not within `CONNECT_TIMEOUT_S`.
+def connect_local(name: str, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket | None:
+    """Return a connected local socket; None if no process of this user listens under this name, or not within ``timeout_s``.
 
     A name has no permissions: once the process that listened has ended, any other user can take its name.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.settimeout(CONNECT_TIMEOUT_S)
+        sock.settimeout(timeout_s)
         sock.connect(f"\0{name}")
         ours = same_user(sock)
     except OSError:
