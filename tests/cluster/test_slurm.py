@@ -1,4 +1,4 @@
-"""Agents as the tasks of a real Slurm: a worker is killed, and a node is lost, and the job goes on."""
+"""Agents as the tasks of a real Slurm: a worker is killed, a node is lost, and the job goes on until it is cancelled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.cluster.hosts import until
 from tests.cluster.slurm import Slurm
 from tests.faults.job import TRAIN
+from tests.faults.resuming import newest
 
 from offbeat.journal.file import read
 from offbeat.journal.records import Record
@@ -18,7 +19,8 @@ from offbeat.journal.summary import Tally
 def test_a_job_outlives_a_worker_and_a_node(three_slurm_nodes: Slurm, tmp_path: Path, token: Path, enough: Path) -> None:
     cluster = three_slurm_nodes
     journal = tmp_path / "journal.jsonl"
-    options = f"--timeout 3 --kill 1@30 --sync 'ssp(staleness=3)' --journal {journal}"
+    saved = tmp_path / "saved"
+    options = f"--timeout 3 --kill 1@30 --sync 'ssp(staleness=3)' --journal {journal} --checkpoint {saved} --every 3600"
     agent = f"{sys.executable} -m offbeat.agent {options} {TRAIN} --until {enough}"
     variables = f"export PYTHONPATH={os.environ.get('PYTHONPATH', '')} OFFBEAT_TOKEN_FILE={token} OMP_NUM_THREADS=1"
     job = cluster.sbatch(f"{variables}\nsrun --no-kill --kill-on-bad-exit=0 {agent}", "-N3", "--ntasks-per-node=1", "--no-kill")
@@ -44,9 +46,14 @@ def test_a_job_outlives_a_worker_and_a_node(three_slurm_nodes: Slurm, tmp_path: 
     cluster.kill_node(2)
     lost = record("process", what="lost", number=2)
     record("settle", worker=0, fate="folded", after=lost["t"])
-    enough.touch()
+    assert newest(saved) is None
+    cluster.run("scancel", str(job))
     cluster.until("the job's end", lambda: cluster.job_state(job) not in ("RUNNING", "COMPLETING"))
     records = list(read(journal))
-    assert records[-1]["kind"] == "end" and records[-1]["ok"], cluster.job_output(job)
+    assert records[-1]["kind"] == "end" and records[-1]["reason"] == "stopped by SIGTERM", cluster.job_output(job)
+    taken = newest(saved)
+    assert taken is not None and taken.manifest["missing"] == []
+    assert "Slurm does not start it again" in cluster.job_output(job)
     assert Tally.of(records).problems() == []
-    assert not [r for r in records if r["kind"] == "epoch_ended" and r["report"]["exceptions"]]
+    *whole, cut_off = [r["report"] for r in records if r["kind"] == "epoch_ended"]
+    assert not [report for report in whole if report["exceptions"]] and cut_off["unused"]

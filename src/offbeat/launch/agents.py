@@ -146,6 +146,7 @@ class AgentEngine(Engine):
         port: where the supervisor listens, and server ``n`` at ``port + 1 + n``; 0: the system chooses.
         reached: the address at which other machines reach this one; "": unknown, or there are no others.
         encrypted: True if connections between machines are.
+        never_again: the name of the engine that has started the agents, if it never starts one again; "": it does, or the user can.
         versions: of the software that all machines must have, as texts.
         publish: called with the supervisor's address once it listens.
     """
@@ -164,6 +165,7 @@ class AgentEngine(Engine):
         port: int,
         reached: str,
         encrypted: bool,
+        never_again: str = "",
         versions: Sequence[str],
         publish: Callable[[Address], None],
     ) -> None:
@@ -172,6 +174,8 @@ class AgentEngine(Engine):
         self._versions, self._publish = list(versions), publish
         self._settings: JobSettings
         self._hub: Hub
+        if never_again:
+            self.returns = f"{never_again} does not start it again: it returns only if its machine was cut off"
         self._agents: dict[int, Agent] = {}
         """Those that are there, by seat."""
         self._refused: list[Connection] = []

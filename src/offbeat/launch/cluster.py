@@ -156,6 +156,7 @@ def supervise(
         port=cluster.port or task.port,
         reached=reached,
         encrypted=Tls.of() is not None,
+        never_again=task.never_again,
         versions=versions(),
         publish=publish,
     )

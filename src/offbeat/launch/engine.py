@@ -95,6 +95,9 @@ class Engine(ABC):
     servers_return = False
     """True if a server that has died may be started again: the servers are on this machine."""
 
+    returns = "it returns with its machine"
+    """What becomes of a worker whose machine is lost, in words."""
+
     workers_elsewhere = False
     """True if workers may be on other machines than the servers."""
 

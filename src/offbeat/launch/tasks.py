@@ -47,6 +47,11 @@ class Task:
     """A text that is the same in all tasks of a job, and different in other jobs of this machine."""
 
     @property
+    def never_again(self) -> str:
+        """Return the engine if it never starts a task again that has ended; "" for others."""
+        return self.engine if self.engine in ("Slurm", "Open MPI", "MPI") else ""
+
+    @property
     def alone(self) -> bool:
         """Return True if all tasks are on this machine."""
         return self.size == self.local_size

@@ -239,7 +239,7 @@ class Workers:
         state.child, state.away = None, reason
         self._tell("lost", worker=worker, reason=reason)
         self._record("worker", worker, "lost", reason)
-        self._note(f"worker {worker} is lost: {reason}; it returns with its machine")
+        self._note(f"worker {worker} is lost: {reason}; {self._engine.returns}")
 
     def check_hangs(self, *, loading: bool) -> None:
         """Kill processes that hang, once they have had time to print their stacks.
