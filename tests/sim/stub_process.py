@@ -233,7 +233,7 @@ class StubProcess(ABC):
                 self.incarnation = header["incarnation"]
             case "fence":
                 self.fenced = self.fenced or header["incarnation"] > self.left_behind
-            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" as kind:
+            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "goes_on" as kind:
                 self.mail[kind] = header
                 self.memory = message.memory or self.memory
             case kind:
