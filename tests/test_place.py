@@ -73,13 +73,10 @@ def test_an_endless_loader_ends_with_the_job(source: str) -> None:
 def test_two_loaders_in_turn_end_with_the_job() -> None:
     made(EndedSession)
     loaders = [offbeat.elastic(range(8), batch_size=2) for _ in range(2)]
-    passes = 0
-    with pytest.raises(offbeat.JobEnded):
-        while True:
-            for loader in loaders:
-                assert list(loader) == []
-                passes += 1
-                assert passes < 10, "it spins"
+    assert list(loaders[0]) == []
+    for loader in loaders:
+        with pytest.raises(offbeat.JobEnded):
+            list(loader)
 
 
 def test_a_pass_that_others_have_emptied_raises_nothing() -> None:
@@ -91,13 +88,18 @@ def test_a_pass_that_others_have_emptied_raises_nothing() -> None:
 def test_retries_of_a_script_do_not_catch_the_end() -> None:
     made(EndedSession)
     loader, passes = offbeat.elastic(range(8), batch_size=2), 0
-    with pytest.raises(offbeat.JobEnded):
+
+    def train() -> None:
+        nonlocal passes
         while True:
             try:
                 passes += 1
                 list(loader)
-            except Exception:  # noqa: S112 - as scripts do
+            except Exception:
                 continue
+
+    with pytest.raises(offbeat.JobEnded):
+        train()
     assert passes == 2
 
 

@@ -2,8 +2,8 @@
 
 The coordinator keeps each worker's newest part, without reading it, until the worker that writes the checkpoint asks for it. Which parts
 belong to this checkpoint does not follow from counts of steps: at an epoch's end one worker may have made a step more than another, and a
-restarted worker begins to count anew. A part belongs to it if it has come since the checkpoint before, and of several the one that was handed
-in at the same version, as the same one of the files of this version.
+restarted worker begins to count anew. A part belongs to it if it has come since the checkpoint before; of several, the one that was
+handed in at the same version, for the same one of the files of this version.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias
 
 from offbeat.transport.base import Buffer, Message
 from offbeat.types import Incarnation, Version, WorkerId
-
 
 Place: TypeAlias = tuple[Version, int]
 """A version, and the number of a file among those that the script saves of this version."""
