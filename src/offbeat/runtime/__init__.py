@@ -28,12 +28,15 @@ a gradient are sent ahead of the message, while the rest is computed):
 | server s | server 0 | saved | its part of a checkpoint is in a file |
 | worker | server 0 | hello, ready, push (sent ahead), initial (carry), buffers, metrics, heard, pull, abandoned, state | |
 | worker | server 0 | samples, epoch, skipped | about samples |
+| worker | server 0 | barrier | it waits for the other workers |
 | worker | server 0 | left, abort, failing | how it ends |
 | worker | server 0 | stands, place, part, parts | it waits; for ``offbeat.save``: the samplers' places, and each worker's part |
 | worker | server 0 | checkpoint_part | its part of a checkpoint of the job |
 | worker | server s | attach, push (sent ahead), initial (carry), state | |
 | server 0 | worker | welcome, refused, joined, provide, parameters (carry), buffers, fence, interrupt, unused, state, noted | |
 | server 0 | worker | grant, no_more, epoch_ended | about samples |
+| server 0 | worker | barrier_passed | all have come |
+| server 0 | worker | goes_on, job_over | to a joiner: the steps of its script before; the job has ended |
 | server 0 | worker | chief, place, parts | the chief has changed; answers for ``offbeat.save`` |
 | server 0 | worker | checkpoint, resume_part | hand in your part; the part with which you resume |
 | server s | worker | attached, parameters (carry), state | |

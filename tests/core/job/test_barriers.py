@@ -1,4 +1,4 @@
-"""Barriers by hand: who is waited for, who counts as come, and what a restarted worker is told. Drawn schedules are in ``test_schedules``."""
+"""Barriers by hand: who is waited for, who counts as come, what a restarted worker is told. ``test_schedules`` draws more."""
 
 from __future__ import annotations
 

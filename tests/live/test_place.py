@@ -1,0 +1,174 @@
+"""`offbeat.barrier`, `offbeat.steps`, `offbeat.JobEnded` and the parts of `offbeat.save` in jobs, under rules of every family."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.live.harness import APART, DEADLINE_S, HALVES, TOGETHER, Job, Worker
+
+import offbeat
+from offbeat.place import _steps
+from offbeat.session import Barrier
+
+
+def made(worker: Worker, sync: str) -> tuple[Any, Any]:
+    model = torch.nn.Linear(3, 1)
+    return worker.distribute(torch.optim.SGD(model.parameters(), lr=0.05), model, sync), model
+
+
+def step(optimizer: Any, model: Any, seed: int) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+    optimizer.step(samples=4)
+
+
+def vector(model: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).clone()
+
+
+def serve_until(optimizer: Any, event: threading.Event) -> None:
+    """Wait, and give a rank that joins a copy of the replica, which happens in calls of the library."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not event.wait(0.01):
+        optimizer._session.pull()
+        assert time.monotonic() < deadline, "waited in vain"
+
+
+SERVED = ("bsp", "asp", "ssp(staleness=2)", "psp(c=2,b=0.5)", "rennala(batch=4)", "ensemble", "adacomm")
+ROUNDS = ("majority", "solo", "full")
+
+
+@pytest.mark.parametrize(
+    ("sync", "hosts"),
+    [*((sync, TOGETHER) for sync in (*SERVED, *ROUNDS, "dpsgd", "allreduce")), ("asp", APART), ("solo", HALVES), ("majority", APART)],
+    ids=lambda value: value if isinstance(value, str) else "apart" if value is APART else "halves" if value is HALVES else "together",
+)
+def test_all_have_one_version_after_a_barrier(sync: str, hosts: dict[int, str]) -> None:
+    def script(worker: Worker) -> list[tuple[Barrier, torch.Tensor]]:
+        optimizer, model = made(worker, sync)
+        met = []
+        for at in range(9):
+            step(optimizer, model, 10 * at + worker.number)
+            if at % 3 == 2:
+                passed = optimizer._session.barrier()
+                assert passed.version == optimizer.version
+                met.append((passed, vector(model)))
+        return met
+
+    with Job(3, hosts=hosts) as job:
+        results = job.run(script)
+    for meeting in zip(*results, strict=True):
+        barriers, models = zip(*meeting, strict=True)
+        assert {one.number for one in barriers} == {results[0].index(meeting[0])} and not any(one.past for one in barriers)
+        assert all(one.shared == (sync != "dpsgd") for one in barriers)
+        if sync != "dpsgd":
+            assert len({one.version for one in barriers}) == 1, barriers
+            assert all(torch.equal(model, models[0]) for model in models)
+    assert job.summary is not None and sum(job.summary["fates"].values()) == job.summary["pushes"]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "majority", "ensemble"])
+def test_one_dies_while_the_others_are_in_a_barrier_and_comes_back_to_the_next(sync: str) -> None:
+    dies, back = threading.Event(), threading.Event()
+
+    def stay(worker: Worker) -> list[Barrier]:
+        optimizer, model = made(worker, sync)
+        for at in range(4):
+            step(optimizer, model, at)
+        met = [optimizer._session.barrier()]
+        dies.set()
+        serve_until(optimizer, back)
+        step(optimizer, model, 9)
+        return [*met, optimizer._session.barrier()]
+
+    def die(worker: Worker) -> None:
+        optimizer, model = made(worker, sync)
+        step(optimizer, model, 7)
+        worker.die()
+
+    def come_back(worker: Worker) -> list[Any]:
+        optimizer, model = made(worker, sync)
+        session = optimizer._session
+        numbers = _steps(session, 100, 1)
+        first = next(numbers)
+        back.set()
+        step(optimizer, model, 8)
+        return [first, session.restarted, session.barrier()]
+
+    with Job(3) as job:
+        job.start(0, stay)
+        job.start(1, stay)
+        job.start(2, die)
+        job.until(dies.is_set, "the others to pass the barrier without it")
+        again = job.start(2, come_back)
+        job.join(again)
+        job.join()
+        (zero, _), (first, restarted, next_one) = job.results(0)[0], job.results(2)[0]
+    assert zero.number == 0 and zero.workers == (0, 1)
+    assert restarted and first >= 4, "it goes on where the slowest of the others is"
+    assert next_one.number == 1 and next_one.workers == (0, 1, 2) and not next_one.past
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "majority", "dpsgd"])
+def test_a_worker_that_comes_when_the_others_have_finished_trains_no_more(sync: str) -> None:
+    left = threading.Event()
+
+    def finish(worker: Worker) -> None:
+        optimizer, model = made(worker, sync)
+        step(optimizer, model, 1)
+        serve_until(optimizer, left)
+
+    def die(worker: Worker) -> None:
+        optimizer, model = made(worker, sync)
+        step(optimizer, model, 2)
+        worker.die()
+
+    def late(worker: Worker) -> int:
+        optimizer, model = made(worker, sync)
+        left.set()
+        steps = 0
+        try:
+            while steps < 10_000:
+                step(optimizer, model, steps)
+                steps += 1
+        except offbeat.JobEnded:
+            return steps
+        raise AssertionError("it trains on alone")
+
+    with Job(2) as job:
+        job.start(0, finish)
+        job.join(job.start(1, die))
+        job.await_state(1, "dead")
+        job.start(1, late)
+        job.join()
+
+
+@pytest.mark.parametrize("sync", ["bsp", "dpsgd"])
+def test_a_save_at_the_end_of_an_uneven_epoch_waits_for_nobody_and_has_all_parts(sync: str, tmp_path: Path) -> None:
+    """15 batches for two workers: one makes a step more. The writer may be either."""
+
+    def script(worker: Worker) -> list[str]:
+        optimizer, model = made(worker, sync)
+        sampler = optimizer.batch_sampler(range(60), batch_size=4)
+        said: list[str] = []
+        for epoch in range(3):
+            for number, _ in enumerate(sampler):
+                step(optimizer, model, number)
+            with warnings.catch_warnings(record=True) as caught:
+                offbeat.save(tmp_path / f"{epoch}.pt", model=model, optimizer=optimizer, sampler=sampler)
+                offbeat.save(tmp_path / f"{epoch}-best.pt", model=model, optimizer=optimizer, sampler=sampler)
+            said += [str(one.message) for one in caught if "offbeat.save" in str(one.message)]
+        return said
+
+    with Job(2) as job:
+        assert job.run(script) == [[], []]
+    for epoch in range(3):
+        for name in (f"{epoch}.pt", f"{epoch}-best.pt"):
+            random = torch.load(tmp_path / name, weights_only=True)["random"]
+            assert sync == "dpsgd" or sorted(random) == [0, 1], f"{name} has the parts of {sorted(random)}"

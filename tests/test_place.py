@@ -1,0 +1,197 @@
+"""`offbeat.steps`, `offbeat.barrier` and `offbeat.JobEnded` as the script sees them, in one process; jobs are in ``live/test_place.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+import offbeat
+from offbeat import session as sessions
+from offbeat.session import LeasedRange, LocalSession
+
+OVER = "the scripts of the job's first workers have ended"
+
+
+class EndedSession(LocalSession):
+    """A restarted worker's part in a job that is over: no epoch has samples for it."""
+
+    def take(self, pool: int, epoch: int, size: int | None, batch: int) -> LeasedRange | None:
+        self.over = OVER
+        return None
+
+
+class EmptiedSession(LocalSession):
+    """A worker's part in a job whose other workers take all samples."""
+
+    def take(self, pool: int, epoch: int, size: int | None, batch: int) -> LeasedRange | None:
+        return None
+
+
+def made(session: type[LocalSession]) -> LocalSession:
+    found = session(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1))
+    sessions.made(found)
+    return found
+
+
+def sources() -> dict[str, Callable[[], Iterator[object]]]:
+    data = TensorDataset(torch.arange(8.0))
+
+    def sampler() -> Iterator[object]:
+        from offbeat.sampler import elastic_batch_sampler
+
+        assert sessions.current is not None
+        loader = DataLoader(data, batch_sampler=elastic_batch_sampler(sessions.current, data, 2, shuffle=False, seed=None))
+        while True:
+            yield from loader
+
+    def endless(*arguments: object, **options: object) -> Iterator[object]:
+        loader = offbeat.elastic(*arguments, **options)  # type: ignore[arg-type]
+        while True:
+            yield from loader
+
+    return {
+        "batch_sampler": sampler,
+        "elastic": lambda: endless(data, batch_size=2),
+        "stream": lambda: endless(lambda epoch: iter(range(8)), batch_size=2),
+        "processes": lambda: endless(data, batch_size=2, num_workers=1),
+    }
+
+
+@pytest.mark.parametrize("source", ["batch_sampler", "elastic", "stream", pytest.param("processes", marks=pytest.mark.slow)])
+def test_an_endless_loader_ends_with_the_job(source: str) -> None:
+    made(EndedSession)
+    with pytest.raises(offbeat.JobEnded, match=OVER) as end:
+        next(sources()[source]())
+    assert end.value.code == 0
+
+
+def test_two_loaders_in_turn_end_with_the_job() -> None:
+    made(EndedSession)
+    loaders = [offbeat.elastic(range(8), batch_size=2) for _ in range(2)]
+    assert list(loaders[0]) == []
+    for loader in loaders:
+        with pytest.raises(offbeat.JobEnded):
+            list(loader)
+
+
+def test_a_pass_that_others_have_emptied_raises_nothing() -> None:
+    made(EmptiedSession)
+    loader = offbeat.elastic(range(8), batch_size=2)
+    assert [list(loader) for _ in range(5)] == [[]] * 5
+
+
+def test_retries_of_a_script_do_not_catch_the_end() -> None:
+    made(EndedSession)
+    loader, passes = offbeat.elastic(range(8), batch_size=2), 0
+
+    def train() -> None:
+        nonlocal passes
+        while True:
+            try:
+                passes += 1
+                list(loader)
+            except Exception:
+                continue
+
+    with pytest.raises(offbeat.JobEnded):
+        train()
+    assert passes == 2
+
+
+def test_without_a_sampler_the_next_step_ends() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    assert sessions.current is not None
+    sessions.current.over, sessions.current.ended = OVER, True
+    with pytest.raises(offbeat.JobEnded, match=OVER):
+        optimizer.step()
+    assert optimizer.version == 0
+    assert list(offbeat.steps(5)) == []
+
+
+def test_steps_go_on_after_a_checkpoint(tmp_path: Path) -> None:
+    """A file of `offbeat.save` has the number of steps, so that a script resumes without a counter of its own."""
+
+    def train(stop: int) -> list[int]:
+        model = torch.nn.Linear(1, 1)
+        optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
+        scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 100)
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        if (tmp_path / "last.pt").exists():
+            offbeat.load(tmp_path / "last.pt", **parts)
+        made = []
+        for step in offbeat.steps(9):
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(1.0 - step / 100)
+            if step == stop:
+                break
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+            made.append(step)
+        offbeat.save(tmp_path / "last.pt", **parts)
+        return made
+
+    assert train(4) == [0, 1, 2, 3]
+    assert train(9) == [4, 5, 6, 7, 8]
+    assert train(9) == []
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_schedulers_of_a_restarted_worker_come_to_its_step(every: int) -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    warm = lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=5)
+    whole = lr_scheduler.SequentialLR(optimizer, [warm, lr_scheduler.ExponentialLR(optimizer, 0.9)], milestones=[5])
+
+    twin = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    parts = [lr_scheduler.LinearLR(twin, start_factor=0.1, total_iters=5), lr_scheduler.ExponentialLR(twin, 0.9)]
+    as_it_was = lr_scheduler.SequentialLR(twin, parts, milestones=[5])
+    for step in range(21):
+        twin.step()
+        if step % every == every - 1:
+            as_it_was.step()
+
+    class Restarted(LocalSession):
+        def schedulers(self) -> list[lr_scheduler.LRScheduler]:
+            return [warm, whole._schedulers[1], whole]
+
+    session = Restarted(optimizer)
+    sessions.made(session)
+    session.before = 21
+    assert next(offbeat.steps(60, every=every)) == 21
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(twin.param_groups[0]["lr"])
+
+
+def test_a_plateau_cannot_be_brought_there() -> None:
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+
+    class Restarted(LocalSession):
+        def schedulers(self) -> list[lr_scheduler.LRScheduler]:
+            return [lr_scheduler.ReduceLROnPlateau(optimizer)]
+
+    session = Restarted(optimizer)
+    sessions.made(session)
+    session.before = 21
+    with pytest.warns(UserWarning, match="ReduceLROnPlateau of a restarted worker"):
+        assert next(offbeat.steps(60)) == 21
+
+
+def test_numbers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    made(LocalSession)
+    for arguments in ({"number": -1}, {"number": 2.5}, {"number": 3, "every": 0}):
+        with pytest.raises(offbeat.ConfigurationError):
+            offbeat.steps(**arguments)  # type: ignore[arg-type]
+    monkeypatch.setattr(sessions, "current", None)
+    for call in (offbeat.barrier, lambda: offbeat.steps(3)):
+        with pytest.raises(offbeat.ConfigurationError, match="make the DistributedOptimizer first"):
+            call()
+
+
+def test_barriers_count() -> None:
+    made(LocalSession)
+    assert [offbeat.barrier().number for _ in range(3)] == [0, 1, 2]
