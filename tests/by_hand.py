@@ -115,7 +115,7 @@ class Mailbox(Hub):
     def another(self) -> Hub:
         raise AssertionError("these rules need one hub")
 
-    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+    def listen(self, host: str | None = None, port: int = 0) -> Address:
         raise AssertionError("a worker does not listen")
 
     def connect(self, address: Address) -> Connection:

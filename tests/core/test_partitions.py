@@ -163,7 +163,7 @@ def test_who_returns_waits_for_the_next_epoch_and_has_its_own_part_again() -> No
     job = Hand(_Split(), 2)
     do(job, 0)
     job(Lost(0, "killed"))
-    assert names(job(Joined(0))) == ["StateChanged 0"], "it is outside"
+    assert names(job(Joined(0))) == ["StateChanged 0", "GoesOn 0"], "it is outside"
     do(job, 1)
     effects = [e for e in job.said if isinstance(e, EpochEnded | Release)][-3:]
     assert [names([e]) for e in effects] == [["EpochEnded"], ["Release 1"], ["Release 0"]]

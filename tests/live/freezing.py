@@ -25,7 +25,7 @@ class FreezableHub(Hub):
     def another(self) -> FreezableHub:
         return FreezableHub(self._beneath.another(), self.thawed)
 
-    def listen(self, host: str = "127.0.0.1", port: int = 0) -> Address:
+    def listen(self, host: str | None = None, port: int = 0) -> Address:
         return self._beneath.listen(host, port)
 
     def connect(self, address: Address) -> Connection:
