@@ -257,7 +257,7 @@ def test_a_prefetcher_that_copies_its_batches_steps_with_one_at_a_time() -> None
     model = nn.Linear(SIZE, 2)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
     batches = iter(offbeat.elastic(TensorDataset(torch.eye(SIZE)), batch_size=BATCH))
-    following: list[Any] | None = [part.clone() for part in next(batches)]
+    following: list[torch.Tensor] | None = [part.clone() for part in next(batches)]
     while following is not None:
         (x,), following = following, [part.clone() for part in next(batches, ())] or None
         optimizer.zero_grad()
