@@ -161,7 +161,9 @@ def test_on_one_machine_torchruns_store_is_not_asked(tmp_path: Path) -> None:
     assert other.find() == address
     other.begin()
     assert first.find() is None, "what an earlier job has left is forgotten"
-    several = Meeting(task_of(environment={**variables, "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run"}), folder=tmp_path / "private")
+    several = Meeting(
+        task_of(environment={**variables, "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run"}), folder=tmp_path / "private"
+    )
     assert not several._by_file
 
 
