@@ -132,4 +132,7 @@ def test_a_summary_that_cannot_be_written_is_the_last_line(faulty: Faulty, tmp_p
     faulty.enough()
     ended = job.ended()
     assert ended.status == 1
-    assert f"but the summary {place}/summary.json could not be written: No such file or directory" in ended.last_line and "1 finished" in ended.out
+    assert (
+        f"but the summary {place}/summary.json could not be written: No such file or directory" in ended.last_line
+        and "1 finished" in ended.out
+    )
