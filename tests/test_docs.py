@@ -274,5 +274,5 @@ def test_exit_statuses() -> None:
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("## Exit statuses")[2].partition("\n## ")[0]
     listed = {int(status) for status in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
     signals = {errors.BY_SIGNAL + number for number in (*ends_in_order(), signal.SIGKILL)}
-    constants = {value for name, value in vars(errors).items() if name.isupper() and name != "BY_SIGNAL" and isinstance(value, int)}
+    constants = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int) and name != "BY_SIGNAL"}
     assert listed == {0, *constants, *signals} and constants == {1, 2, 141}

@@ -65,7 +65,7 @@ TOLD = [
     ("supervisor", signal.SIGTERM, "bsp", (), ()),
     ("ranks", signal.SIGUSR1, "majority", (), ()),
     ("ctrl-c", signal.SIGINT, "asp", (), ("--loaders", "1")),
-    ("preload", signal.SIGTERM, "dpsgd", ("--preload", "torch"), ()),
+    ("preload", signal.SIGHUP, "dpsgd", ("--preload", "torch"), ()),
     ("standby", signal.SIGTERM, "bsp", ("--replicas", "1", "--servers", "2"), ()),
 ]
 

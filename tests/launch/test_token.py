@@ -161,10 +161,8 @@ def test_on_one_machine_torchruns_store_is_not_asked(tmp_path: Path) -> None:
     assert other.find() == address
     other.begin()
     assert first.find() is None, "what an earlier job has left is forgotten"
-    several = Meeting(
-        task_of(environment={**variables, "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run"}), folder=tmp_path / "private"
-    )
-    assert not several._by_file
+    apart = task_of(environment={**variables, "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "run"})
+    assert not Meeting(apart, folder=tmp_path / "private")._by_file
 
 
 def test_on_one_machine_the_supervisor_is_where_it_listens_whatever_the_engine_calls_the_machine() -> None:

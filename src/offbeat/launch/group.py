@@ -22,7 +22,7 @@ from offbeat.launch.environment import THREADS, free_port, share_of_cores
 from offbeat.launch.forkserver import begin_anew, run_program
 from offbeat.launch.processes import describe, die_with_parent
 from offbeat.launch.program import Program
-from offbeat.runtime.job.notices import INTERRUPT, LEAVE, NOTICES, ordered, sit_out
+from offbeat.runtime.job.notices import INTERRUPT, LEAVE, NOTICES, heeded, ordered, sit_out
 from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.runtime.worker import stacks
 from offbeat.session import LEADERLESS, PROCESS
@@ -121,7 +121,7 @@ class Ranks:
 
     def watch(self) -> int:
         """Wait for all ranks. Returns the status with which the worker ends, negative for a signal; the others are killed at the first."""
-        for number in FORWARDED:
+        for number in heeded(FORWARDED):
             signal.signal(number, lambda number, _: self._pass_on(number))
         if stacks.NUMBER is not None:
             faulthandler.unregister(stacks.NUMBER)

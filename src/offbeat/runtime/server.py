@@ -13,7 +13,7 @@ import threading
 
 from offbeat.errors import ConfigurationError, FencedError, OffbeatError
 from offbeat.runtime.job import last_words
-from offbeat.runtime.job.notices import NOTICES, sit_out
+from offbeat.runtime.job.notices import NOTICES, heeded, sit_out
 from offbeat.runtime.job.settings import ROLE, read_addresses, take_token
 from offbeat.runtime.lasting_server import Server
 from offbeat.runtime.serving import ServingEnded
@@ -52,7 +52,7 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
         supervisor.send({"kind": "listening", "number": number, "address": address, **({"role": role} if role else {})})
         server = _server(number, hub, supervisor, role)
         if threading.current_thread() is threading.main_thread():
-            for notice in NOTICES:
+            for notice in heeded(NOTICES):
                 signal.signal(notice, server.notice)
         server.run()
     except ServingEnded:

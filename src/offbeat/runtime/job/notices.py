@@ -7,14 +7,15 @@ takes an allocation away signals all processes of a job at once, and a process t
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 NOTICES: tuple[signal.Signals, ...] = tuple(
-    number for name in ("SIGTERM", "SIGUSR1") if (number := getattr(signal, name, None)) is not None
+    number for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if (number := getattr(signal, name, None)) is not None
 )
-"""SIGTERM, and SIGUSR1, which Slurm sends if asked to (``--signal=USR1@120``)."""
+"""SIGTERM; SIGUSR1, which Slurm sends if asked to (``--signal=USR1@120``); SIGHUP, of a closed terminal, which ``nohup`` has ignored."""
 _FIRST: Final[int | None] = int(signal.SIGRTMIN) + 6 if hasattr(signal, "SIGRTMIN") else None
 LEAVE: Final[int | None] = _FIRST
 """The order to leave after the step, SIGRTMIN+6; None: there are no real-time signals here, and a notice is an order."""
@@ -48,9 +49,14 @@ _before: dict[int, Any] = {}
 """What happened at each signal before `sit_out`."""
 
 
+def heeded(numbers: Iterable[int]) -> list[int]:
+    """Return those signals that this process does not ignore."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def sit_out() -> None:
     """Let notices and Ctrl-C pass by: somebody else decides when this process ends. A program that it starts gets the defaults back."""
-    for number in (*NOTICES, signal.SIGINT):
+    for number in heeded((*NOTICES, signal.SIGINT)):
         if (before := signal.signal(number, _pass)) is not _pass:
             _before[number] = before
 
@@ -68,5 +74,4 @@ def _pass(number: int, frame: object) -> None:
 def ends_in_order() -> list[signal.Signals]:
     """Return the signals on which a command that starts processes ends with them in order: Ctrl-C, the notices, and a closed terminal's
     SIGHUP, unless it is ignored already, as ``nohup`` has it."""
-    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN else []
-    return [signal.SIGINT, *NOTICES, *hangup]
+    return [signal.SIGINT, *(number for number in NOTICES if number != signal.SIGHUP or heeded([number]))]
