@@ -23,7 +23,7 @@ def with_group(**changed: Any) -> dict[str, Any]:
 
 
 def test_an_unchanged_script_hears_nothing_wherever_its_schedule_was() -> None:
-    used = {"groups": [{**GROUP, "lr": 0.001}], "schedulers": [{**STEP, "state": {**STEP["state"], "last_epoch": 7}}]}  # type: ignore[dict-item]
+    used = {"groups": [{**GROUP, "lr": 0.001}], "schedulers": [{**STEP, "state": {**STEP["state"], "last_epoch": 7}}]}
     assert said(with_group(betas=[0.9, 0.99]), used=used) == [], "a message has made a list of the pair"
 
 
@@ -46,7 +46,7 @@ def test_groups_and_schedulers_that_differ_are_named() -> None:
     assert said(two) == ["the settings of 1 parameter groups are used (script: 2 groups, checkpoint: 1)"]
     [line] = said({**two, "groups": [GROUP, {**GROUP, "lr": 0.3}]}, then=two)
     assert line.startswith("lr = 0.2 of parameter group 1 is used (script: 0.3; set optimizer.param_groups[1]")
-    [line] = said({"groups": [GROUP], "schedulers": [{**STEP, "state": {**STEP["state"], "gamma": 0.5}}]})  # type: ignore[dict-item]
+    [line] = said({"groups": [GROUP], "schedulers": [{**STEP, "state": {**STEP["state"], "gamma": 0.5}}]})
     assert line.startswith("gamma = 0.1 of StepLR is used (script: 0.5;")
     [line] = said({"groups": [GROUP], "schedulers": []})
     assert line.startswith("schedulers are none in the script, and were StepLR")

@@ -20,7 +20,7 @@ import inspect
 import random
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copyreg import __newobj__ as _newobj  # type: ignore[attr-defined]
 from functools import lru_cache, partial
 from pathlib import PurePath
@@ -35,9 +35,9 @@ from offbeat.core.derived import Derived
 from offbeat.errors import ProtocolError
 from offbeat.transport.base import SharedMemory
 
-PURE: Final = ("core", "policies", "types")
+PURE: Final = frozenset({"core", "policies", "types"})
 """Parts of offbeat whose classes and functions can do nothing but compute."""
-PACKAGES: Final = (*PURE, "journal", "runtime", "tensors", "transport")
+PACKAGES: Final = PURE | {"journal", "runtime", "tensors", "transport"}
 """Parts of offbeat of whose classes the table of a server may have objects."""
 OTHERS: Final = {
     ("offbeat.journal.arrivals", "Sender"),
@@ -103,7 +103,7 @@ def loads(
     blocks: Sequence[memoryview],
     parts: Mapping[str, Any],
     kept: Kept | None = None,
-    packages: Collection[str] = PACKAGES,
+    packages: frozenset[str] = PACKAGES,
 ) -> Any:
     """Return what `dumps` was given; memory in it is that of ``blocks``. ``parts`` and ``kept`` are this process's own.
 
@@ -115,7 +115,7 @@ def loads(
     """
     try:
         root, rows, firsts = msgpack.unpackb(data, strict_map_key=False)
-        return _Reader(rows, firsts, blocks, parts, kept, frozenset(packages)).load(root)
+        return _Reader(rows, firsts, blocks, parts, kept, packages).load(root)
     except (*_BROKEN, msgpack.UnpackException) as error:
         raise ProtocolError(f"a state that cannot be read: {type(error).__name__}: {error}") from error
 
@@ -133,7 +133,7 @@ def freeze(state: Any, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = N
 
 
 def thaw(
-    data: bytes | memoryview, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = None, packages: Collection[str] = PACKAGES
+    data: bytes | memoryview, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = None, packages: frozenset[str] = PACKAGES
 ) -> Any:
     """Return what `freeze` was given, in another process. Arguments and errors are those of `loads`."""
     try:
@@ -297,7 +297,7 @@ class _Reader:
         blocks: Sequence[memoryview],
         parts: Mapping[str, Any],
         kept: Kept | None,
-        packages: Collection[str],
+        packages: frozenset[str],
     ) -> None:
         self._rows, self._firsts, self._blocks, self._parts = rows, firsts, blocks, parts
         self._kept, self._packages = kept, packages
@@ -443,8 +443,7 @@ def _assign(made: Any, state: dict[str, Any]) -> None:
             vars(made)[name] = value
 
 
-@lru_cache(1024)
-def _name_of(value: Any, find: Callable[[Collection[str], str, str], Any]) -> tuple[str, str]:
+def _name_of(value: Any, find: Callable[[frozenset[str], str, str], Any]) -> tuple[str, str]:
     module, name = value.__module__, value.__qualname__
     if find(PACKAGES, module, name) is not value:
         raise TypeError(f"{module}.{name}, which cannot be found by its name")
@@ -452,7 +451,7 @@ def _name_of(value: Any, find: Callable[[Collection[str], str, str], Any]) -> tu
 
 
 @lru_cache(1024)
-def _find(packages: Collection[str], module: str, name: str) -> Any:
+def _find(packages: frozenset[str], module: str, name: str) -> Any:
     """Return a class or function that a table may have itself, by its name. Raises `TypeError` for any other."""
     if (module, name) in _FACTORIES:
         return _FACTORIES[module, name]
@@ -464,7 +463,7 @@ def _find(packages: Collection[str], module: str, name: str) -> Any:
 
 
 @lru_cache(1024)
-def _class(packages: Collection[str], module: str, name: str, base: type = object) -> Any:
+def _class(packages: frozenset[str], module: str, name: str, base: type = object) -> Any:
     """Return a class of which a table may have objects. Raises `TypeError` for any other."""
     if _is_of(packages, module):
         found = vars(importlib.import_module(module)).get(name)
@@ -473,7 +472,7 @@ def _class(packages: Collection[str], module: str, name: str, base: type = objec
     raise TypeError(f"an object of {module}.{name}, which is none of the classes that a state may have")
 
 
-def _is_of(packages: Collection[str], module: str) -> bool:
+def _is_of(packages: frozenset[str], module: str) -> bool:
     package, _, rest = module.partition(".")
     return package == "offbeat" and rest.partition(".")[0] in packages
 
