@@ -185,7 +185,7 @@ def test_numbers_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     made(LocalSession)
     for arguments in ({"number": -1}, {"number": 2.5}, {"number": 3, "every": 0}):
         with pytest.raises(offbeat.ConfigurationError):
-            offbeat.steps(**arguments)  # type: ignore[arg-type]
+            offbeat.steps(**arguments)
     monkeypatch.setattr(sessions, "current", None)
     for call in (offbeat.barrier, lambda: offbeat.steps(3)):
         with pytest.raises(offbeat.ConfigurationError, match="make the DistributedOptimizer first"):

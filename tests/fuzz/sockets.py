@@ -103,7 +103,8 @@ class Stranger(Carried):
     name = "handshake"
 
     def gate(self) -> Handshake:
-        return self.draw.choice([ServerHandshake, ClientHandshake])("token")
+        gate: Handshake = self.draw.choice([ServerHandshake, ClientHandshake])("token")
+        return gate
 
     def _read(self) -> Outcome:
         outcome = super()._read()

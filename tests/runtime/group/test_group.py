@@ -80,7 +80,17 @@ def test_a_call_is_made_when_all_have_made_it() -> None:
     follower.announce("step", {"samples": 4})
     assert leader.gather("step") == [{"samples": 4}]
     answer: dict[str, Any] = {"held": [[0, number] for number in range(100_000)]}  # more than a socket takes at once
-    answer |= {"grant": None, "barrier": None, "moved": False, "loads": True, "version": 0, "batch": None, "overlap": None, "resumes": True, "reports": []}
+    answer |= {
+        "grant": None,
+        "barrier": None,
+        "moved": False,
+        "loads": True,
+        "version": 0,
+        "batch": None,
+        "overlap": None,
+        "resumes": True,
+        "reports": [],
+    }
     waiting = threading.Thread(target=leader.answer, args=(answer,))
     waiting.start()
     assert follower.await_answer() == answer
