@@ -257,7 +257,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
     def _check_count(self) -> None:
         """Warn once if the script counts on a number of batches that this worker was not dealt."""
         told, self._told = self._told, None
-        if told not in (None, len(self._dealt)) and not self._warned_of_count:
+        if self._dealt and told not in (None, len(self._dealt)) and not self._warned_of_count:  # none: the epoch was over
             self._warned_of_count = True
             warn(
                 f"len() of this loader was {told}, and this worker was dealt {len(self._dealt)} batches: workers take as many batches of "

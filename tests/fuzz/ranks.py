@@ -89,6 +89,8 @@ class ToWorker(Receiver):
             "buffers",
             "interrupt",
             "unused",
+            "goes_on",
+            "job_over",
             "donate",
             "absent",
             "meet",

@@ -38,7 +38,7 @@ class ServerReceiver(Receiver):
         supervisor = MemoryHub(network, "token")
         at = supervisor.listen()
         self.blocks: list[MemoryBlock] = []
-        self.server = Server(self.number, self.hub, self.hub.connect(at), self.clock())
+        self.server = Server(self.number, self.hub, self.hub.connect(at), clock=self.clock(), computed=self.clock())
         self.address = self.hub.listen()
         self.others = MemoryHub(network, "token")
         addresses = [list(self.others.listen() if number != self.number else self.address) for number in range(self.servers)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, barrier
+from tests.live.harness import Job, Worker
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -51,7 +51,6 @@ def books(job: Job, journal: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("sync", ["asp", "bsp", "majority", "ensemble"])
 def test_a_group_that_crosses_the_end_and_a_batch_that_is_left_out(tmp_path: Path, sync: str) -> None:
     """Each worker takes groups of two batches from an endless loader, and leaves its third batch out."""
-    together = barrier(2)
     left_out: list[int] = []
 
     def script(worker: Worker) -> list[int]:
@@ -74,7 +73,7 @@ def test_a_group_that_crosses_the_end_and_a_batch_that_is_left_out(tmp_path: Pat
                 taken += 1
             one.optimizer.step()
             one.optimizer.zero_grad()
-        together.wait()
+        one.optimizer._session.barrier()
         return one.used()
 
     with Job(2, journal=str(tmp_path / "journal")) as job:
@@ -112,14 +111,12 @@ def test_equal_shares_have_the_length_that_the_loader_says(tmp_path: Path, sync:
 
 @pytest.mark.parametrize("sync", ["bsp", "full", "asp"])
 def test_sums_of_unequal_batches_are_those_of_one_process(tmp_path: Path, sync: str) -> None:
-    together = barrier(2)
-
     def script(worker: Worker) -> list[int]:
         one = OneHot(worker, sync, "sum")
         x = torch.eye(SIZE)[:24] if worker.number == 0 else torch.eye(SIZE)[24:]
         one.backward(x)
         one.optimizer.step(samples=len(x))
-        together.wait()
+        one.optimizer._session.barrier()
         return one.used()
 
     with Job(2, journal=str(tmp_path / "journal")) as job:

@@ -20,6 +20,7 @@ from tests.live.test_equality import CLOSE, JOBS, Case, adamw, mlp, sgd
 from tests.live.test_local_steps import Values, error, plain_sgd, values
 from torch import Tensor, nn
 
+import offbeat
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 
@@ -122,7 +123,11 @@ def test_the_gradients_of_one_that_has_died_still_count(tmp_path: Path) -> None:
             case.backward(model, case.batch(worker.number, number))
             if worker.number != 2 and number == 1:
                 wait(dead)
-            optimizer.step(samples=case.sizes[worker.number])
+            try:
+                optimizer.step(samples=case.sizes[worker.number])
+            except offbeat.JobEnded:  # its next process makes more steps than the others
+                assert worker.number == 2
+                return
             pace(worker)
 
     with Job(3, journal=str(tmp_path / "journal"), servers=2, hosts={2: "other"}) as job:

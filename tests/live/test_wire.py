@@ -155,7 +155,7 @@ def test_a_worker_that_comes_back_begins_without_feedback() -> None:
         model = case.model_of(worker)
         optimizer = worker.distribute(case.optimizer(model), model, "asp", wire="int8")
         before = [bool(bucket.feedback.any()) for encoding in encodings(worker) for bucket in encoding.feedback]
-        for number in range(3):
+        for number in range(3 if not died.is_set() or worker.number == 0 else 0):  # the job is over by then
             optimizer.zero_grad()
             case.backward(model, case.batch(worker.number, number))
             optimizer.step(samples=8)

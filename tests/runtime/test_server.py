@@ -46,7 +46,7 @@ def test_what_came_with_a_refused_message_is_not_heard() -> None:
 def test_a_server_that_stood_still_says_so_and_one_that_waits_or_computes_does_not() -> None:
     clock, network = [0.0], MemoryNetwork()
     hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
-    server, stood_still = Server(0, hub, peers.connect(hub.listen()), clock=lambda: clock[0]), []
+    server, stood_still = Server(0, hub, peers.connect(hub.listen()), clock=lambda: clock[0], computed=lambda: 0.0), []
     coordinator: Any = Coordinator()
     coordinator.stood_still = lambda seconds, now: stood_still.append((seconds, now))
     server._coordinator = coordinator

@@ -249,7 +249,7 @@ class DyingServers(SteppedJob):
         supervisor = hub.connect(self._at)
         address = hub.listen(port=port)
         self.addresses[number : number + 1] = [address]
-        self.processes[number] = Server(number, hub, supervisor, lambda: self.agenda.now)
+        self.processes[number] = Server(number, hub, supervisor, clock=self._now, computed=self._now)
         supervisor.send({"kind": "listening", "number": number})
         return hub
 

@@ -171,7 +171,7 @@ class ReplicatedServers(SteppedJob):
         hub = SteppedHub(self.network, lambda: self._turn_of(process))
         self.network.is_server(hub, number)
         supervisor, address = hub.connect(self._at), hub.listen()
-        server = ReplicatedServer(number, hub, supervisor, stands_by=stands_by, clock=lambda: self.agenda.now)
+        server = ReplicatedServer(number, hub, supervisor, stands_by=stands_by, clock=self._now, computed=self._now)
         process = Process(number, server, hub, address, supervisor.other)  # type: ignore[attr-defined]
         supervisor.send({"kind": "listening", "number": number})
         return process

@@ -102,6 +102,9 @@ class SteppedJob:
     def now(self) -> Seconds:
         return self.agenda.now
 
+    def _now(self) -> Seconds:
+        return self.agenda.now
+
     def run(self) -> list[Record]:
         """All of it; the journal."""
         threads = torch.get_num_threads()
@@ -169,7 +172,7 @@ class SteppedJob:
             supervisor = hub.connect(at)
             self.addresses.append(hub.listen())
             self._hubs.append(hub)
-            self._servers.append(Server(number, hub, supervisor, lambda: self.agenda.now))
+            self._servers.append(Server(number, hub, supervisor, clock=self._now, computed=self._now))
             supervisor.send({"kind": "listening", "number": number})
             self.network.deliver()
         for link in self._links:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -40,7 +39,7 @@ OF_THIS_PROCESS = {
     "_moment",
     "_again_told",
     "_noticed",
-    "_polled",
+    "_stillness",
     "_tick_at",
     "_return_until",
     "_status_at",
@@ -51,8 +50,8 @@ OF_THIS_PROCESS = {
 class Server(Serving):
     """Serve, and go on where an earlier process of the same server has died. Arguments are those of `Serving`."""
 
-    def __init__(self, number: int, hub: Hub, supervisor: Connection, clock: Callable[[], Seconds] = time.monotonic) -> None:
-        super().__init__(number, hub, supervisor, clock)
+    def __init__(self, number: int, hub: Hub, supervisor: Connection, **clocks: Callable[[], Seconds]) -> None:
+        super().__init__(number, hub, supervisor, **clocks)
         self._recorder: Recorder | StreamRecorder | None = None
         """Writes down the messages of this server, for its next process; None: the death of this process ends the job."""
         self._kept: dict[str, MemoryBlock] = {}

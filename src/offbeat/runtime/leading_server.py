@@ -66,8 +66,8 @@ OF_A_REPLICA = {
 class LeadingServer(Server):
     """Lead. Arguments are those of `Server`."""
 
-    def __init__(self, number: int, hub: Hub, supervisor: Connection, **clock: Callable[[], Seconds]) -> None:
-        super().__init__(number, hub, supervisor, **clock)
+    def __init__(self, number: int, hub: Hub, supervisor: Connection, **clocks: Callable[[], Seconds]) -> None:
+        super().__init__(number, hub, supervisor, **clocks)
         self._term = 1
         self._stream: StreamRecorder | None = None
         """Writes the records to the standby; None: the job has not begun."""

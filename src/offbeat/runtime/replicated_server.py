@@ -49,8 +49,8 @@ class ReplicatedServer(LeadingServer):
         stands_by: True for the standby.
     """
 
-    def __init__(self, number: int, hub: Hub, supervisor: Connection, *, stands_by: bool, **clock: Callable[[], Seconds]) -> None:
-        super().__init__(number, hub, supervisor, **clock)
+    def __init__(self, number: int, hub: Hub, supervisor: Connection, *, stands_by: bool, **clocks: Callable[[], Seconds]) -> None:
+        super().__init__(number, hub, supervisor, **clocks)
         self._stands_by = self._again_told = stands_by
         self._leader: Connection | None = None
         """The connection to the leader; None: this process leads, or the leader is gone."""

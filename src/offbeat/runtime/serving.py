@@ -33,12 +33,36 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS_PERIOD_S = 0.2
-STOOD_STILL_S: Seconds = 1.0
-"""If so much time passes in which this process neither waits for messages nor computes, it stood still, and probably the whole machine."""
+STOOD_STILL_S: Seconds = 3.0
+"""If so much time passes in which this process neither waits for messages nor computes, it stood still, and probably the whole machine.
+
+A server that waits for a processor of a busy machine does so for 1.5 s at times: that is no stop."""
 PASSED_ON: Sequence[str] = ("worker", "number", "steps", "push", "hyper")
 """Fields of a worker's push to another server that are passed on to server 0."""
 EARLY_MAX = 16
 """Most messages of one peer that are kept until this server can begin."""
+
+
+class Stillness:
+    """Measure for how long this process neither waits nor computes, so that a stop is known.
+
+    Args:
+        clock: seconds, monotonic.
+        computed: the processor seconds of this process so far.
+
+    >>> times = iter([0.0, 9.0])
+    >>> Stillness(lambda: next(times), lambda: 0.0).since(waited_s=1.0)
+    8.0
+    """
+
+    def __init__(self, clock: Callable[[], Seconds], computed: Callable[[], Seconds]) -> None:
+        self._clock, self._computed = clock, computed
+        self._looked = clock(), computed()
+
+    def since(self, waited_s: Seconds) -> Seconds:
+        """Return the seconds since the last call in which this process neither waited, for at most ``waited_s``, nor computed."""
+        (then, computed), self._looked = self._looked, (self._clock(), self._computed())
+        return self._looked[0] - then - waited_s - (self._looked[1] - computed)
 
 
 class ServingEnded(Exception):
@@ -53,9 +77,17 @@ class Serving:
         hub: listening already.
         supervisor: the connection to the launcher.
         clock: seconds, monotonic, from any origin.
+        computed: the processor seconds of this process so far. Under a simulated clock that clock: it leaps, and nothing stands still.
     """
 
-    def __init__(self, number: int, hub: Hub, supervisor: Connection, clock: Callable[[], Seconds] = time.monotonic) -> None:
+    def __init__(
+        self,
+        number: int,
+        hub: Hub,
+        supervisor: Connection,
+        clock: Callable[[], Seconds] = time.monotonic,
+        computed: Callable[[], Seconds] = time.process_time,
+    ) -> None:
         self._number = number
         self._hub = hub
         self._supervisor = supervisor
@@ -84,8 +116,7 @@ class Serving:
         """The signal by which this process was told to leave, until the supervisor has been told."""
         self._status_at: Seconds = 0.0
         """When the last status, or sign of life, was sent to the supervisor."""
-        self._polled: tuple[Seconds, Seconds] = clock(), time.process_time()
-        """When this server last looked for messages, and how long it had computed by then."""
+        self._stillness = Stillness(clock, computed)
         self._launcher = supervisor
         """The connection to the supervisor itself, over which signs of life go."""
 
@@ -121,8 +152,7 @@ class Serving:
     def hear(self, timeout_s: Seconds) -> None:
         """Handle the messages that come within ``timeout_s``. Raises what `turn` raises."""
         arrived = self._hub.poll(timeout_s)
-        (then, busy_s), self._polled = self._polled, (self._clock(), time.process_time())
-        if (seconds := self._polled[0] - then - timeout_s - (self._polled[1] - busy_s)) > STOOD_STILL_S:
+        if (seconds := self._stillness.since(timeout_s)) > STOOD_STILL_S:
             self._stood_still(seconds)
         for connection, item in arrived:
             self._arrived(connection, item)

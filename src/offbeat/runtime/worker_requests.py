@@ -263,9 +263,10 @@ class WorkerRequests(Derived):
         peer.connection.send({"kind": "parts", "awaited": awaited, "parts": parts}, payload=payload)
 
     def _checkpoint_part(self, peer: Peer, message: Message, now: Seconds) -> None:
-        if self._job.checkpoints is None:
+        if self._job.checkpoints is not None:
+            self._job.checkpoints.on_part(self._job.number, peer.worker, message)
+        elif not self._job.settings.checkpoints:  # workers of a resumed job hand in their part also where it makes no checkpoints
             raise ProtocolError(f"worker {peer.worker} sent 'checkpoint_part', and this job makes no checkpoints")
-        self._job.checkpoints.on_part(self._job.number, peer.worker, message)
 
     def _send_part(self, peer: Peer) -> None:
         """Send a worker the part with which it resumes, as long as the job is at the version of the checkpoint."""

@@ -17,7 +17,7 @@ class TimeShare:
     >>> share.left(0.0), share.next_at(0.0)
     (0.05, 0.0)
     >>> share.spend(0.06, now=0.06)
-    >>> share.left(0.06) < 0.0, 0.06 < share.next_at(0.06) < 0.1
+    >>> share.left(0.06) < 0.0, share.next_at(0.06) > 0.06
     (True, True)
     """
 

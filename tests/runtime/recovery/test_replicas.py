@@ -124,7 +124,9 @@ class Cluster:
         hub = MemoryHub(self.network, "token")
         self.hubs.append(hub)
         self.addresses.append(hub.listen())
-        server = self.server(0, hub, hub.connect(self.supervisor_at), stands_by=stands_by, clock=lambda: self.now)
+        server = self.server(
+            0, hub, hub.connect(self.supervisor_at), stands_by=stands_by, clock=lambda: self.now, computed=lambda: self.now
+        )
         self.servers.append(server)
         self.at.append(server._launcher.other)  # type: ignore[attr-defined]
 
