@@ -30,16 +30,41 @@ def follow_loader(deliver: Callable[..., None]) -> Callable[[int], None] | None:
     Returns:
         What the sampler calls with each number itself, because no loader asks; None: nothing.
     """
-    frame = sys._getframe(1).f_back
+    iterator = _iterator_above(sys._getframe(1))
+    if iterator is None:
+        return deliver
+    _report(iterator, deliver)
+    return None
+
+
+def raised_later(error: BaseException) -> bool:
+    """Have the iterator of a ``DataLoader`` with worker processes that asks the calling sampler raise an exception when the script asks it.
+
+    It asks the sampler while it is made, and would be left half-made. Returns False if no such iterator asks.
+    """
+    iterator = _iterator_above(sys._getframe(1))
+    if iterator is None or hasattr(iterator, "_dataset_fetcher"):
+        return False
+    kind, arguments = type(error), error.args
+
+    def next_data() -> Any:
+        raise kind(*arguments)  # a new one: what is raised holds the iterator
+
+    iterator._next_data = next_data  # type: ignore[method-assign]
+    return True
+
+
+def _iterator_above(sampler: FrameType) -> _BaseDataLoaderIter | None:
+    """Return the iterator of a ``DataLoader`` that has called a sampler; None: a ``DataLoader`` has not."""
+    frame = sampler.f_back
     for _ in range(LOADER_DEPTH):
         if frame is None:
             break
         iterator = frame.f_locals.get("self")
         if isinstance(iterator, _BaseDataLoaderIter):
-            _report(iterator, deliver)
-            return None
+            return iterator
         frame = frame.f_back
-    return deliver
+    return None
 
 
 def _report(iterator: _BaseDataLoaderIter, deliver: Callable[..., None]) -> None:

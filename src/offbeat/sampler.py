@@ -20,8 +20,8 @@ from torch.utils.data import Sampler
 from offbeat import session as sessions
 from offbeat.core.partitions import Parts, Splits, shares, size_of
 from offbeat.core.policy import whole_number
-from offbeat.deliveries import asked_to_show, follow_loader
-from offbeat.errors import ConfigurationError, warn
+from offbeat.deliveries import asked_to_show, follow_loader, raised_later
+from offbeat.errors import ConfigurationError, JobEnded, warn
 from offbeat.gradient_watch import life_of
 from offbeat.orders import DrawnOrder, Order
 from offbeat.session import LeasedRange, Place, Session, SplitProgress
@@ -239,7 +239,12 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         return self._session.batch or self._batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch, grants = self._pass()
+        try:
+            epoch, grants = self._pass()
+        except JobEnded as end:
+            if raised_later(end):
+                return
+            raise
         indices, deliver, first = None, None, 0
         for number, grant in enumerate(grants):
             if indices is None or grant.parts != self._parts:

@@ -101,7 +101,7 @@ def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start
 
 @pytest.mark.smoke
 def test_one_leaves_when_told_and_a_bug_ends_the_job(start: Start, enough: Path) -> None:
-    options = ("--until", str(enough), "--worker", "2", "--raise-after", "9")
+    options = ("--until", str(enough), "--worker", "2", "--raise-after", "60")
     job = start("--workers", "3", "--max-restarts", "3", *CALM, TRAIN, *options)
     began(job, 3)
     worker = job.workers()[1]

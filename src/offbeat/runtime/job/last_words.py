@@ -75,6 +75,9 @@ def place_of(error: BaseException) -> str | None:
     True
     """
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    if error.__traceback__ is not None:  # an exception that is reported on its way has not come through its callers yet
+        callers = traceback.walk_stack(error.__traceback__.tb_frame.f_back)
+        frames = [*((frame.f_code.co_filename, line) for frame, line in [*callers][::-1]), *frames]
     own = [(name, line) for name, line in frames if not name.startswith(_NOT_OWN)]
     name, line = (own or frames or [("", 0)])[-1]
     if not name:
