@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import offbeat
 from offbeat import session as sessions
 from offbeat.session import LeasedRange, LocalSession
 
+ROOT = Path(__file__).parents[1]
 OVER = "the scripts of the job's first workers have ended"
 
 
@@ -62,12 +65,20 @@ def sources() -> dict[str, Callable[[], Iterator[object]]]:
     }
 
 
-@pytest.mark.parametrize("source", ["batch_sampler", "elastic", "stream", pytest.param("processes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("source", ["batch_sampler", "elastic", "stream"])
 def test_an_endless_loader_ends_with_the_job(source: str) -> None:
     made(EndedSession)
     with pytest.raises(offbeat.JobEnded, match=OVER) as end:
         next(sources()[source]())
     assert end.value.code == 0
+
+
+def test_so_does_one_with_worker_processes() -> None:
+    """In a process of its own, which ends as a script does: the loader's threads end with it."""
+    script = 'from tests import test_place as t; t.made(t.EndedSession); next(t.sources()["processes"]()); raise SystemExit(3)'
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "JobEnded" not in ended.stderr
 
 
 def test_two_loaders_in_turn_end_with_the_job() -> None:
