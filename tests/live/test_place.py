@@ -66,8 +66,9 @@ def test_all_have_one_version_after_a_barrier(sync: str, hosts: dict[int, str]) 
     for meeting in zip(*results, strict=True):
         barriers, models = zip(*meeting, strict=True)
         assert {one.number for one in barriers} == {results[0].index(meeting[0])} and not any(one.past for one in barriers)
-        assert all(one.shared == (sync != "dpsgd") for one in barriers)
-        if sync != "dpsgd":
+        some_blocks = "b=0.5" in sync  # a worker goes on with a part of the newest blocks
+        assert all(one.shared == (sync != "dpsgd") for one in barriers) or some_blocks
+        if all(one.shared for one in barriers):
             assert len({one.version for one in barriers}) == 1, barriers
             assert all(torch.equal(model, models[0]) for model in models)
     assert job.summary is not None and sum(job.summary["fates"].values()) == job.summary["pushes"]

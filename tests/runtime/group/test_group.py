@@ -83,6 +83,10 @@ def test_a_call_is_made_when_all_have_made_it() -> None:
     answer |= {
         "grant": None,
         "barrier": None,
+        "before": 0,
+        "restarted": False,
+        "over": None,
+        "ended": False,
         "moved": False,
         "loads": True,
         "version": 0,
