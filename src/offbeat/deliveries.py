@@ -1,4 +1,4 @@
-"""Follow a ``DataLoader``: which batches its iterator has given to the script, and who asks for its length.
+"""Follow a ``DataLoader``: the batches that its iterator has given to the script, and the caller that asks for its length.
 
 A sampler only sees that indices are asked for. A loader with worker processes, or one that is iterated ahead, asks long before the script
 gets the batch.
