@@ -47,6 +47,8 @@ class _Slot:
     """Optimizer state that belongs to the parameters that the worker provides or has loaded; None: there is none."""
     incarnation: Incarnation = NOT_JOINED
     """The newest incarnation of the worker that has been released."""
+    until_fold: bool = False
+    """True if parameters are written to `pull` only before the first fold: a worker that has begun to train reads the shard's own memory."""
 
 
 class ShardMeasurements(NamedTuple):
@@ -190,7 +192,8 @@ class LiveShard:
         The slot takes effect when the worker enters, see `apply`: until then the previous process's gradient may still be folded.
 
         Args:
-            in_place: True if the worker reads the parameters in the job's common block.
+            in_place: True if the worker reads the parameters in the job's common block, once it trains. Until then it gets copies: the
+                common block changes with what another worker loads.
 
         Raises:
             ProtocolError: it brings other memory, or has attached before over this connection.
@@ -201,7 +204,7 @@ class LiveShard:
         start, stop = self._span
         if connection.shares_memory:
             push = message.memory[0].view[start:stop]
-            pull = None if in_place else message.memory[1].view[start:stop]
+            pull = message.memory[1].view[start:stop]
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
             wire = message.header.get("wire", "float32")
@@ -216,7 +219,7 @@ class LiveShard:
         connection.bind("push", push)
         # Parameters go to the worker and never come from it.
         connection.bind("pull", (pull if pull is not None else self._memory).toreadonly())
-        self._next[worker] = _Slot(connection, push, pull)
+        self._next[worker] = _Slot(connection, push, pull, until_fold=in_place)
         self._workers[connection] = worker
 
     def _private_pull(self, worker: WorkerId) -> memoryview:
@@ -422,7 +425,13 @@ class LiveShard:
             self._replica.folded()
         if self._restored and self._keeper is not None:
             # Until now a next process would read the checkpoint again. From now on it must not: newer ones will take its place.
-            self._restored, self._keeper.snapshot_due = False, True
+            self._keeper.snapshot_due = True
+        self._restored = False
+
+    @property
+    def _trains(self) -> bool:
+        """Return True after the first fold since the job began, or resumed."""
+        return self.folded and not self._restored
 
     def _make_version(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         parts: list[tuple[Memory, float]] = [(self._decode(self._slots[worker]), weight) for worker, weight in order["parts"]]
@@ -509,7 +518,7 @@ class LiveShard:
             if slot.pull is None and not self._policy.lockstep:
                 slot.pull = self._private_pull(order["worker"])
                 slot.connection.bind(EXACT, slot.pull.toreadonly())
-        if slot.pull is not None:
+        if slot.pull is not None and not (slot.until_fold and self._trains):
             self._once(partial(self._copy, slot.pull, Span(0, len(self._memory))))
         send(slot.connection, header, carry="pull" if slot.encoding is None else EXACT, early=early)
 

@@ -145,9 +145,7 @@ class WorkerSession(JobSession):
         self.link.ready()
         self._settle()
         self._exchange.begin()
-        if common is not None:
-            self._unshared = common
-            self._exchange.copy(common)
+        self._unshared = common
         self._exchange.flat.remember()
         if self._exchange.grouped and self.resumes:  # what these processes load is not looked for
             self._share()
@@ -267,7 +265,10 @@ class WorkerSession(JobSession):
     def _begin(self) -> None:
         """Compute from the parameters that have come."""
         self._exchange.pulled()
-        if not self.steps:  # what has come is not what the script has written
+        # What has come is not what the script has written. But before this worker has loaded, it may be what another one has, and
+        # then the script's own load of the same file would change nothing: both count as loaded.
+        may_load = self._joined and self.resumes and self.version == 0 and not self._loaded
+        if not self.steps and not may_load:
             self._exchange.flat.remember()
         if self._machine.blocks is not None:
             self.version = min(self._machine.blocks.used)
@@ -310,7 +311,7 @@ class WorkerSession(JobSession):
         self.refreshed()
 
     def refreshed(self) -> None:
-        if self._unshared is not None:
+        if self._unshared is not None and self.version:  # of version 0 the server has written a copy
             self._exchange.copy(self._unshared)
             self._exchange.flat.remember()
 
