@@ -48,7 +48,7 @@ class _Slot:
     incarnation: Incarnation = NOT_JOINED
     """The newest incarnation of the worker that has been released."""
     until_fold: bool = False
-    """True if parameters are written to `pull` only before the first fold: a worker that has begun to train reads the shard's own memory."""
+    """True if parameters are written to `pull` only before the first fold: one that trains reads the shard's own memory."""
 
 
 class ShardMeasurements(NamedTuple):
