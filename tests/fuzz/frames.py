@@ -71,7 +71,7 @@ def _noise(draw: random.Random, nbytes: int) -> bytes:
 
 def _other_fields(draw: random.Random, frame: bytes) -> bytes:
     """Fields of another type, size, sign or depth, missing, doubled or new ones; and a payload that does not belong to them."""
-    [[header, payload, _]], _ = decoded(frame)
+    [[header, payload, *_]], _ = decoded(frame)
     content = bytes(payload)
     header = malformed.mutated(header, draw, times=draw.choice([0, 1, 1, 1, 2, 4])) if header else {"extra": 1}
     if draw.random() < 0.2:

@@ -45,7 +45,7 @@ def test_the_corpus_has_each_kind_and_is_what_the_schemas_accept(name: str) -> N
     tables, _ = TABLES[name]
     seen = set()
     for data in frames.corpus(name):
-        [[header, payload, _]], _ = frames.decoded(data)
+        [[header, payload, *_]], _ = frames.decoded(data)
         key = "k" if "k" in header else "kind"
         for table in tables:
             if header[key] in table:

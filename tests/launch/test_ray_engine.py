@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import examples
 
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.environment import common_environment
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions, _enter, connect, lack, room
@@ -77,6 +79,21 @@ def test_a_cluster_that_is_not_there_is_refused_at_once(address: str) -> None:
         probe.bind(("127.0.0.1", 0))  # nobody listens at it
         with pytest.raises(ConfigurationError, match=r"no Ray cluster can be reached at .* \(--ray-address"):
             connect(address.format(free=probe.getsockname()[1]))
+
+
+def test_a_cluster_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's daemons give up after 30 s where the machine is busy, with an exception of no class of its own."""
+
+    def init(address: str, **options: object) -> None:
+        raise (
+            ConnectionError if address == "auto" else Exception("The current node timed out during startup.\nThis could happen because ...")
+        )
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(JobError, match=r"no Ray cluster could be started here \(The current node timed out during startup.\): start one"):
+        connect("")
 
 
 def test_a_script_that_is_not_on_the_node_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,3 +122,28 @@ def test_sums_of_unequal_batches_are_those_of_one_process(tmp_path: Path, sync: 
     with Job(2, journal=str(tmp_path / "journal")) as job:
         assert job.run(script) == [[1] * SIZE] * 2
     books(job, tmp_path / "journal")
+
+
+@pytest.mark.parametrize("sync", ["bsp", "full"])
+def test_sums_use_each_sample_alike_over_the_ends_of_epochs(tmp_path: Path, sync: str) -> None:
+    """Folds at an epoch's end are of fewer gradients: a mean would weigh their samples more, as a smaller last batch is weighed."""
+
+    def script(worker: Worker) -> list[int]:
+        one = OneHot(worker, sync, "sum")
+
+        def cycle() -> Iterator[Any]:
+            while True:
+                yield from one.loader
+
+        batches = cycle()
+        for _ in range(EPOCHS * SIZE // BATCH // 4):
+            for _ in range(2):
+                one.backward(next(batches)[0])
+            one.optimizer.step()
+            one.optimizer.zero_grad()
+        one.optimizer._session.barrier()
+        return one.used()
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        assert job.run(script) == [[EPOCHS] * SIZE] * 2
+    books(job, tmp_path / "journal")

@@ -29,8 +29,9 @@ from tests.journal.records import (
 )
 
 from offbeat.journal.summary import Tally
+from offbeat.journal.worker_summary import NOT_COME
 from offbeat.policies import BSP, SSP, Backup, ElasticBSP
-from offbeat.report.figures import accuracy, seconds, share, short
+from offbeat.report.figures import accuracy, seconds, share, short, state_words
 from offbeat.report.live import LiveProgress
 from offbeat.report.remarks import remarks, slow_workers
 from offbeat.report.table import comparison, console, job_table, job_tables
@@ -75,6 +76,18 @@ def test_a_death_is_told(run_job: RunJob) -> None:
     assert "Worker 1 died, the last reason is: killed by signal 9." in remarks(summary)
     summary |= {"ok": False, "reason": "nobody is left"}
     assert remarks(summary).endswith("The job failed: nobody is left.")
+
+
+def test_a_worker_whose_machine_has_not_come_has_not_died() -> None:
+    """With --nnodes=MIN:MAX; it may come at any time."""
+    absent = [{**state(1.0, worker, "dead", incarnation=0), "reason": NOT_COME} for worker in (2, 3)]
+    records = [{**JOB, "workers": 4}, state(0.5, 0, "alive"), state(0.5, 1, "alive"), *absent]
+    summary = Tally.of(records).summary()
+    assert remarks(summary) == "Workers 2, 3 took no part: no machine came that would start one."
+    assert [state_words(worker) for worker in summary["per_worker"]] == ["alive", "alive", "awaited", "awaited"]
+    came = Tally.of([*records, state(2.0, 2, "alive"), state(2.0, 3, "alive")]).summary()
+    assert remarks(came) == "" and [worker["deaths"] for worker in came["per_worker"]] == [0] * 4
+    assert [state_words(worker) for worker in came["per_worker"]] == ["alive"] * 4
 
 
 def test_a_job_has_a_row_for_each_worker(run_job: RunJob) -> None:

@@ -17,7 +17,7 @@ from tests.contract.test_transport import World, headers
 from tests.transport.test_sockets import DEADLINE_S, MB, pump
 
 from offbeat.transport import hub as hub_module
-from offbeat.transport import stream, tcp
+from offbeat.transport import stream, tcp, wire
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock
@@ -127,6 +127,25 @@ def test_what_the_other_end_has_is_not_kept(pair: Pair) -> None:
         pair.world.pump_one(pair.server)
     pair.worker.poll(0.0)
     assert sum(1 for _ in pair.up._outbox._all()) <= 2 * stream.KEPT_FRAMES
+
+
+def test_a_large_message_is_confirmed_once_and_a_region_not_by_itself(pair: Pair) -> None:
+    """Each answer wakes the other end, and the view of a region that it keeps costs nothing."""
+    before = pair.up.bytes_received
+    nbytes = 6 * stream.KEPT_NBYTES
+    for end in (pair.up, pair.down):
+        end.bind("gradient", memoryview(bytearray(nbytes)))
+    pair.up.send({"n": 0}, carry="gradient")
+    if not pair.up.shares_memory:
+        pair.up.send_ahead("gradient", 0, nbytes)
+        pair.up.send({"n": 1})
+    pair.world.pump(lambda come: headers(come[pair.server])[-1:] == [0 if pair.up.shares_memory else 1])
+    assert not pair.worker.poll(0.0) and pair.up.bytes_received == before
+
+    pair.up.send({"n": 2}, payload=[bytes(nbytes)])
+    pair.world.pump_one(pair.server)
+    assert not pair.worker.poll(0.0) and pair.up.bytes_received - before < 2 * len(wire.encode({"_got": 10 * nbytes}))
+    assert not list(pair.up._outbox._all()), "what has come whole is not kept"
 
 
 def test_what_one_end_has_closed_does_not_begin_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

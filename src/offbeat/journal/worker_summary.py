@@ -15,6 +15,8 @@ from typing import Any, Final
 from offbeat.journal.arrivals import Record
 
 FATES: Final = ("folded", "carried", "dropped", "rejected")
+NOT_COME: Final = "its machine has not come yet"
+"""Why a worker counts as dead that nobody waits for and that has never been there: this is no death."""
 
 
 def plain(value: float) -> float | str:
@@ -137,7 +139,7 @@ class WorkerTally:
     def changed(self, record: Record) -> None:
         """Set the worker's new state."""
         state = record["state"]
-        if state == "dead" and self.state != "dead":
+        if state == "dead" and self.state != "dead" and record["reason"] != NOT_COME:
             self.deaths += 1
         self.state, self.reason = state, record["reason"]
         self.incarnation = max(self.incarnation, record["incarnation"])

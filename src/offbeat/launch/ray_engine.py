@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from offbeat.errors import ConfigurationError, OffbeatError
+from offbeat.errors import ConfigurationError, JobError, OffbeatError
 from offbeat.launch.agent import Agent as LocalAgent
 from offbeat.launch.agent import Duties, versions
 from offbeat.launch.agents import Agent, AgentEngine
@@ -122,6 +122,7 @@ def connect(address: str) -> bool:
 
     Raises:
         ConfigurationError: Ray is not installed, or there is no cluster at the address.
+        JobError: a cluster of its own did not start.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigurationError("--on ray: Ray is not installed here; type: pip install 'offbeat[ray]'")
@@ -140,7 +141,13 @@ def connect(address: str) -> bool:
             if where != "auto":
                 raise ConfigurationError(f"{_NO_CLUSTER.format(where=where)}: {error}") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that lives as long as this command
-    ray.init(address="local", include_dashboard=False, **quiet)
+    try:
+        ray.init(address="local", include_dashboard=False, **quiet)
+    except Exception as error:  # Ray's own have no common class: its daemons give up after 30 s on a machine that is busy
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise JobError(
+            f"no Ray cluster could be started here ({why}): start one (ray start --head), or name one (--ray-address)"
+        ) from error
     return False
 
 

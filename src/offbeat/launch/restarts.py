@@ -12,9 +12,6 @@ from offbeat.launch.hangs import ProcessStanding
 from offbeat.launch.processes import describe
 from offbeat.types import Seconds, WorkerId
 
-AWAITED = "its machine has not come yet"
-"""Why a worker that has never started takes no part."""
-
 
 class FailureReport(NamedTuple):
     """The report that a worker's process sent before it failed."""

@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from offbeat.journal.worker_summary import NOT_COME
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
 from offbeat.launch.lack import Backoff, lack_of
 from offbeat.launch.outcome import End
 from offbeat.launch.output import Output
-from offbeat.launch.restarts import AWAITED, Bugs, FailureReport, WorkerProcess, script_failed, why_not_restarted
+from offbeat.launch.restarts import Bugs, FailureReport, WorkerProcess, script_failed, why_not_restarted
 from offbeat.launch.stop_signals import TOGETHER_S
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.types import Seconds, WorkerId, worker_ids
@@ -78,7 +79,7 @@ class Workers:
             child = self._spawn(worker)
             self._states[worker] = WorkerProcess(child, standing=ProcessStanding(self._clock.now()))
             if child is None:
-                self._tell("lost", worker=worker, reason=AWAITED)
+                self._tell("lost", worker=worker, reason=NOT_COME)
             else:
                 self._record("worker", worker, "started", child.where)
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any, Final, TypeAlias
 
 from offbeat.errors import ConfigurationError
+from offbeat.journal.worker_summary import NOT_COME
 from offbeat.policies import rule
 
 Summary: TypeAlias = dict[str, Any]
@@ -97,7 +98,13 @@ def state_words(worker: dict[str, Any]) -> str:
     """A worker's state in a few words, its returns included."""
     returns = worker["incarnations"] - 1
     state = "stopped" if worker["state"] == "finished" and worker["reason"] == TOLD_TO_LEAVE else str(worker["state"])
+    state = "awaited" if is_awaited(worker) else state
     return f"{state}, back {returns}x" if returns > 0 else state
+
+
+def is_awaited(worker: dict[str, Any]) -> bool:
+    """Return True if the worker's machine has not come, and may come at any time."""
+    return bool(worker["state"] == "dead" and worker["reason"] == NOT_COME)
 
 
 def seconds(value: float | None) -> str:

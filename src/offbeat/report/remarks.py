@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median_low
 from typing import Any, Final
 
-from offbeat.report.figures import Summary, chooses, local, per_fold, per_step, seconds, share, short, spread, waiting_share
+from offbeat.report.figures import Summary, chooses, is_awaited, local, per_fold, per_step, seconds, share, short, spread, waiting_share
 
 SLOW: Final = 1.5
 """A worker is called slow when it computes for longer per step than this many times the median worker."""
@@ -21,6 +21,8 @@ def remarks(summary: Summary) -> str:
             after = f", the last reason is: {worker['reason']}" if worker["state"] == "dead" else " and came back"
             after = " and came back" if worker["state"] in ("alive", "finished") else after
             said.append(f"Worker {worker['worker']} died{times}{after}.")
+    if awaited := [str(worker["worker"]) for worker in summary["per_worker"] if is_awaited(worker)]:
+        said.append(f"Worker{'s' * (len(awaited) > 1)} {', '.join(awaited)} took no part: no machine came that would start one.")
     said += _exceptions(summary)
     said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
     said += [_optimizer_sentence(one) for one in summary["optimizers"] or ()]

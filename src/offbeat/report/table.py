@@ -21,6 +21,7 @@ from offbeat.report.figures import (
     Summary,
     accuracy,
     batches_by_epoch,
+    is_awaited,
     local,
     per_fold,
     per_step,
@@ -89,7 +90,7 @@ def job_table(summary: Summary, width: int | None = None) -> Table:
     fitted.add_to(table)
     slow = slow_workers(summary)
     for row, worker in enumerate(summary["per_worker"]):
-        style = "red" if worker["state"] == "dead" else "yellow" if worker["worker"] in slow else None
+        style = "red" if worker["state"] == "dead" and not is_awaited(worker) else "yellow" if worker["worker"] in slow else None
         table.add_row(*fitted.row(row), style=style)
     return table
 

@@ -49,7 +49,7 @@ _WAITING_DESCRIPTORS_MAX = 2 * wire.VERIFIED.descriptors
 """Most descriptors that may have come before the frame that announces them: those of one frame, and of the next."""
 KEPT_NBYTES = 1 << 20
 KEPT_FRAMES = 128
-"""After so many bytes or frames the other end is told what has come: it keeps them until then."""
+"""After frames of so many bytes, or so many frames, the other end is told what has come: it keeps them until then."""
 UNVERIFIED_NBYTES = 1 << 16
 """Most bytes that a peer may send before it has proved the token. An honest peer sends about 200 for each attempt to connect."""
 
@@ -100,8 +100,8 @@ class StreamConnection(Connection):
         """Why the last socket has ended, until the stream goes on over another one; None: it has not."""
         self.taken = 0
         """How many bytes of the other end's stream have come."""
-        self._told = self._frames = 0
-        """What the other end was told last of them, and how many frames have come since."""
+        self._untold_nbytes = self._frames = 0
+        """How many bytes the other end keeps a copy of, and how many frames, of what has come since it was told."""
         self._attend = attend
         self._buffers = buffers
         self._placing: Callable[[Header, int], memoryview | None] | None = None
@@ -344,8 +344,8 @@ class StreamConnection(Connection):
 
     def _tell_what_came(self) -> None:
         """Let the other end forget what has come, now and then."""
-        if self._open and self.name and (self.taken - self._told >= KEPT_NBYTES or self._frames >= KEPT_FRAMES):
-            self._told, self._frames = self.taken, 0
+        if self._open and self.name and (self._untold_nbytes >= KEPT_NBYTES or self._frames >= KEPT_FRAMES):
+            self._untold_nbytes = self._frames = 0
             self._send_internal({"_got": self.taken})
 
     def _next_frame(self, reader: FrameReader) -> Frame | None:
@@ -384,6 +384,8 @@ class StreamConnection(Connection):
     def _take(self, frame: Frame, messages: list[Message]) -> None:
         header = frame.header
         self._frames += 1 + frame.descriptors * KEPT_FRAMES
+        if "_ahead" not in header and "_region" not in header:  # a region costs the other end nothing, and each answer wakes it
+            self._untold_nbytes += frame.nbytes
         if (ahead := header.get("_ahead")) is not None and self.gate.open:
             name, start, stop = ahead  # checked before the part was received
             if (arrived := self._part_arrived.get(name)) is not None:
@@ -435,7 +437,7 @@ class StreamConnection(Connection):
             self._outbox.go_over(self.sock, self.gate.peer.received)
             self._outbox.keeps = bool(self.name)
             self._open = self.begun = True
-            self.broken, self._told, self._frames = None, self.taken, 0
+            self.broken, self._untold_nbytes, self._frames = None, 0, 0
             self._flush()
         if self._sent_ahead is not None:
             self._sent_ahead.set()

@@ -58,6 +58,8 @@ class Frame(NamedTuple):
     payload: memoryview
     descriptors: int
     """Number of file descriptors that came with it."""
+    nbytes: int
+    """Of the header and the payload."""
 
 
 def encode(header: Mapping[str, Any], payload_nbytes: int = 0, descriptors: int = 0) -> bytes:
@@ -220,7 +222,7 @@ class FrameReader:
         payload = self._fill_target()
         if payload is None:
             return None
-        frame = Frame(self._header, payload, descriptors)
+        frame = Frame(self._header, payload, descriptors, header_nbytes + payload_nbytes)
         self._prefix = self._header = None
         return frame
 
