@@ -33,6 +33,7 @@ from typing import Any
 import psutil
 from tests.cutting import reset
 from tests.faults.job import FAULTY, GONE, Ended, Job, signalled
+from tests.faults.resuming import newest
 
 from offbeat import policies
 from offbeat.chaos import procfs
@@ -46,6 +47,8 @@ TIMEOUT_S, BOUND_S, WORKERS, PER_JOB = 3.0, 120.0, 3, 6
 APART = {"OFFBEAT_HOST": "apart"}
 LETHAL = ("kill", "stop and kill", "kill while restarting")
 HARMLESS = ("reset", "reset twice", "no descriptors")
+KINDS = {"supervisor": HARMLESS, "forkserver": LETHAL[:2], **dict.fromkeys(("worker", "server", "standby"), LETHAL + HARMLESS)}
+"""What happens to a process, by its role. Forkserver 0 is that of the workers, forkserver 1 that of the servers: its forks die with it."""
 PLACES = ("one host", "apart", "replicas", "full disk", "no reader")
 DISK_BYTES = 96 << 10
 TOGETHER_S = 0.1
@@ -137,15 +140,18 @@ class Expected:
 
     def learn(self, faults: list[Fault], rule: str, place: str, servers: int) -> None:
         """Take what docs/training.md says of deaths, for faults of one moment."""
+        served = isinstance(policies.rule(rule), ServerRule)
         dead = {(fault.role, fault.number): fault for fault in faults if fault.lethal and fault.at is not None}
         for (role, number), fault in dead.items():
             if rule == "allreduce":
                 self.must.append("")  # such a job does not outlive a rank, or server 0
-            elif role != "server":
-                continue
-            elif place == "apart":
-                self.must.append(f"server {number} .*gone with it")
-            elif place == "replicas":
+            elif (role, number) == ("forkserver", 0):
+                self.may += [] if served else ["nobody is left to copy the parameters from"]
+            elif role in ("server", "forkserver") and place == "apart":
+                self.must.append("server .*(gone with it|is gone)")
+            elif role == "forkserver" and place == "replicas":
+                self.may.append("server .*(its standby|no standby)")
+            elif role == "server" and place == "replicas":
                 alone = ("standby", number) in dead or fault.kind == "kill while restarting"
                 self.may += [f"server {number} .*(its standby|no standby)"] if alone else []
                 folds = any(role == "worker" for role, _ in dead) and (number > 0 or (rule.startswith("psp") and servers > 1))
@@ -222,15 +228,17 @@ class Trial:
 
     def _found(self) -> dict[tuple[str, int], int]:
         """By role and number, of the processes that live."""
-        roles = procfs.roles(self._job._found())
-        return {(role, number or 0): pid for pid, (role, number) in roles.items() if role in ("worker", "server", "standby", "supervisor")}
+        found = self._job._found()
+        roles = procfs.roles(found)
+        second = {one.pid: int(roles[one.pid][0] == "forkserver" and procfs.STANDBY in one.environment) for one in found}
+        return {(role, number or second.get(pid, 0)): pid for pid, (role, number) in roles.items() if role in KINDS}
 
     def _strike(self) -> None:
         """Hit one process, or two at the same moment."""
         found = self._found()
         faults = []
         for role, number in self._draw.sample(sorted(found), min(len(found), self._draw.choice([1, 2, 2]))):
-            kind = self._draw.choice(HARMLESS if role == "supervisor" else LETHAL + HARMLESS)
+            kind = self._draw.choice(KINDS[role])
             again = lambda who=(role, number): self._found().get(who)  # noqa: E731
             faults.append(Fault(kind, role, number, found[role, number], self._draw.random(), again))
         start = threading.Barrier(len(faults))
@@ -276,6 +284,9 @@ class Trial:
         missing = [text for text in summary["missing"] if self.place == "full disk" and "No space left on device" in text]
         if self.place == "full disk" and not any(text.startswith("the journal is not complete") for text in missing):
             self.problems.append(f"the summary does not say that the journal is not complete: {summary['missing']}")
+        sound = newest(self._folder / "disk" / "saved")
+        left = "there is none" if sound is None else f"the newest one is of version {sound.version}"
+        self.problems += [f"{text}; but {left}" for text in missing if "checkpoint failed" in text and not text.endswith(left)]
         self._expected.must += [re.escape(missing[0])] if missing else []
         problem = self._expected.problem(ended.status, self.said, READER_GONE if self.place == "no reader" else 0)
         self.problems += [] if problem is None else [f"{problem}; {ended.err[-1500:]}"]
@@ -291,6 +302,9 @@ class Trial:
             figures = summary  # of all that has happened, also where the journal stops before
             if (fates := sum(figures["fates"].values())) != figures["blocks"]:
                 self.problems.append(f"{figures['blocks']} blocks were pushed, and {fates} have a fate")
+            folded = sum(record["report"]["folded"] for record in ended.records if record["kind"] == "epoch_ended")
+            if self.place != "full disk" and figures["samples"] != folded:
+                self.problems.append(f"fates say that {figures['samples']} samples were folded, and the reports of epochs say {folded}")
         self.counts += Counter(fates=sum(figures["fates"].values()), epochs=seen.epochs, indices=seen.indices, unused=seen.unused)
         self.problems += [] if figures["pushes"] and seen.epochs else [f"{figures['pushes']} pushes, {seen.epochs} epochs"]
 
