@@ -37,3 +37,12 @@ def cut(pid: int, how: int = socket.SHUT_RDWR) -> int:
             sock.shutdown(how)
             count += 1
     return count
+
+
+def reset(pid: int) -> int:
+    """End the connections of a process to others, those over TCP by a reset at both ends. Returns how many there were."""
+    count = 0
+    for sock in connections(pid):
+        if sock.family != socket.AF_UNIX:
+            count += _libc.connect(sock.fileno(), bytes(16), 16) == 0  # to AF_UNSPEC: the kernel sends the reset
+    return count + cut(pid)

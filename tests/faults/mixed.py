@@ -1,19 +1,23 @@
 """Mixed faults in a loop, over all rules: ``python -m tests.faults.mixed --faults 300 --seed 1``; as root also full disks.
 
-Beside `tests.faults.loop`, whose faults come one by one: here two processes are hit at the same moment in half of the cases, a process dies
-while it is started again, is stopped and then killed, loses its connections while everything lives, or has no descriptors left; and a
-job has a full disk under its journal and checkpoints, or nobody who reads its output, from the beginning. The kind of a job and its faults
-are drawn from the seed. After each job: it has ended within a bound and with a status that its faults allow, the audit finds no fate and
-no index wrong, and nothing is left.
+Beside `tests.faults.loop`, whose faults come one by one: here two processes are hit at the same moment in most cases, a process dies while
+it is started again, is stopped and then killed, loses its connections while everything lives, or has no descriptors left; and a job has a
+full disk under its journal and checkpoints, or nobody who reads its output, from the beginning. All is drawn from the seed. A fault counts
+once its effect was seen. After each job: it has ended within a bound, with the status and the sentence that the documentation has for its
+faults, the audit finds no fate and no index wrong, and nothing is left. Of a hang the stacks are kept, if py-spy is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import json
 import os
 import random
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,50 +26,175 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-from tests.cutting import cut
-from tests.faults.job import FAULTY, GONE, Job
-from tests.faults.loop import RULES
+from tests.cutting import reset
+from tests.faults.job import FAULTY, GONE, Ended, Job, signalled
+from tests.faults.resuming import newest
 
 from offbeat import policies
 from offbeat.chaos import procfs
 from offbeat.chaos.observation import Observation
 from offbeat.chaos.tail import Tail
 from offbeat.core.policy import ServerRule
+from offbeat.errors import FAILED, READER_GONE
+from offbeat.journal.records import Record
 
-TIMEOUT_S, BOUND_S, WORKERS, PER_JOB = 3.0, 120.0, 3, 6
+TIMEOUT_S, WORKERS, PER_JOB = 3.0, 3, 6
+START_S, BOUND_S = 300.0, 120.0
+"""For the imports of seven processes on a busy machine, and for anything after them."""
 APART = {"OFFBEAT_HOST": "apart"}
-KINDS = ("kill", "stop and kill", "reset", "reset twice", "no descriptors", "kill while restarting")
+LETHAL = ("kill", "stop and kill", "kill while restarting")
+HARMLESS = ("reset", "reset twice", "no descriptors")
+KINDS = {"supervisor": HARMLESS, "forkserver": LETHAL[:2], **dict.fromkeys(("worker", "server", "standby"), LETHAL + HARMLESS)}
+"""What happens to a process, by its role. Forkserver 0 is that of the workers, forkserver 1 that of the servers: its forks die with it."""
 PLACES = ("one host", "apart", "replicas", "full disk", "no reader")
 DISK_BYTES = 96 << 10
+TOGETHER_S = 0.1
+"""Two faults within this time are at the same moment."""
+SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+@dataclass
+class Fault:
+    """What happens to one process."""
+
+    kind: str
+    role: str
+    number: int
+    pid: int
+    draw: float
+    """How long its pauses are, from 0 to 1."""
+    again: Callable[[], int | None] = lambda: None
+    """Finds the process that takes the place of this one."""
+    at: float | None = None
+    """When its effect was seen first; None: it was not."""
+
+    @property
+    def lethal(self) -> bool:
+        return self.kind in LETHAL
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.role} {self.number}" + (" (missed)" if self.at is None else "")
+
+    def happen(self, start: threading.Barrier) -> None:
+        """Wait for the other fault of this moment, then do it. A process that is gone, or only just there, is not hit."""
+        process = psutil.Process(self.pid) if psutil.pid_exists(self.pid) else None
+        start.wait()
+        with contextlib.suppress(*GONE, OSError, AssertionError):
+            if process is not None and process.status() != psutil.STATUS_ZOMBIE:
+                self._hit(process)
+
+    def _hit(self, process: psutil.Process) -> None:
+        match self.kind:
+            case "kill":
+                signalled(process, signal.SIGKILL)
+            case "stop and kill":
+                signalled(process, signal.SIGSTOP)
+                self.at = time.monotonic()
+                threading.Event().wait(2 * TIMEOUT_S * self.draw)  # declared dead meanwhile, or not
+                process.kill()
+            case "kill while restarting":
+                signalled(process, signal.SIGKILL)
+                self.at, self.kind = time.monotonic(), "kill"  # if no other comes, since the job ends
+                while (found := self.again()) in (None, self.pid):
+                    assert time.monotonic() < self.at + 10.0
+                    threading.Event().wait(0.01)
+                threading.Event().wait(0.3 * self.draw)
+                signalled(psutil.Process(found), signal.SIGKILL)
+                self.kind = "kill while restarting"
+            case "reset" | "reset twice":
+                assert reset(self.pid)
+                self.at = time.monotonic()
+                if self.kind == "reset twice":
+                    threading.Event().wait(self.draw / 10)
+                    reset(self.pid)
+            case "no descriptors":
+                self._take_descriptors()
+        self.at = self.at or time.monotonic()
+
+    def _take_descriptors(self) -> None:
+        """Reset its connections where it can open nothing in their place for a while: all numbers below the limit are taken."""
+        folder = Path(f"/proc/{self.pid}/fd")
+        kept = {int(link.name) for link in folder.iterdir() if not os.readlink(link).startswith("socket:")}
+        limit = next(number for number in itertools.count() if number not in kept)
+        before = resource.prlimit(self.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(self.pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+        try:
+            cut = reset(self.pid)
+            moment = time.monotonic()
+            threading.Event().wait(0.2 + self.draw)  # less than workers and ranks may be silent
+            if cut and all((folder / str(number)).exists() for number in range(limit)):
+                self.at = moment
+        finally:
+            resource.prlimit(self.pid, resource.RLIMIT_NOFILE, before)
+
+
+@dataclass
+class Expected:
+    """What may become of a job: patterns of the sentences with which it may fail, or must."""
+
+    may: list[str] = field(default_factory=list)
+    must: list[str] = field(default_factory=list)
+
+    def learn(self, faults: list[Fault], rule: str, place: str, servers: int) -> None:
+        """Take what docs/training.md says of deaths, for faults of one moment."""
+        served = isinstance(policies.rule(rule), ServerRule)
+        dead = {(fault.role, fault.number): fault for fault in faults if fault.lethal and fault.at is not None}
+        for (role, number), fault in dead.items():
+            if rule == "allreduce":
+                self.must.append("")  # such a job does not outlive a rank, or server 0
+            elif (role, number) == ("forkserver", 0):
+                self.may += [] if served else ["nobody is left to copy the parameters from"]
+            elif role in ("server", "forkserver") and place == "apart":
+                self.must.append("server .*(gone with it|is gone)")
+            elif role == "server" and place == "replicas":
+                alone = ("standby", number) in dead or ("forkserver", 1) in dead or fault.kind == "kill while restarting"
+                self.may += [f"server {number} .*(its standby|no standby)"] if alone else []
+                folds = any(role == "worker" for role, _ in dead) and (number > 0 or (rule.startswith("psp") and servers > 1))
+                self.may += ["may have folded"] if folds else []
+        if rule == "allreduce" and any(fault.role == "worker" for fault in faults):
+            self.may.append("")  # the ranks' own group has connections that do not go on
+
+    def problem(self, status: int, said: str, good: int) -> str | None:
+        """Return what is wrong with the end of a job, whose status without a failure would be ``good``."""
+        if status == good and not self.must:
+            return None
+        if status == FAILED and said and any(re.search(text, said) for text in (*self.may, *self.must)):
+            return None
+        return f"status {status}, and not {good if not self.must else FAILED}, after faults that allow {self.may + self.must}: {said}"
 
 
 class Trial:
     """One job of a rule and a place, and its faults, which are drawn from ``draw``."""
 
-    def __init__(self, rule: str, place: str, count: int, draw: random.Random, folder: Path) -> None:
-        self.rule, self.place, self.count, self._draw, self._folder = rule, place, count, draw, folder
-        self.done: list[str] = []
+    def __init__(self, rule: str, place: str, draw: random.Random, folder: Path) -> None:
+        self.rule, self.place, self._draw, self._folder = rule, place, draw, folder
+        self.done: list[Fault] = []
         self.problems: list[str] = []
-        self.said, self.pairs, self.missed, self._may_fail = "no end", 0, 0, False
-        chosen = policies.rule(rule)
-        self._has_servers = isinstance(chosen, ServerRule)
-        more: list[str] = ["--servers", "2"] if self._has_servers and place in ("apart", "replicas") else []
+        self.counts: Counter[str] = Counter()
+        self.said = "no end"
+        self._expected = Expected()
+        served = isinstance(policies.rule(rule), ServerRule)
+        self._servers = draw.choice([1, 2]) if served else 1
+        more = ["--servers", str(self._servers)] if served else []
         more += ["--replicas", "1"] if place == "replicas" else []
         more += ["--checkpoint", str(folder / "disk" / "saved"), "--every", "1"] if place == "full disk" else []
-        limits = ("--timeout", f"{TIMEOUT_S:g}", "--max-restarts", "99", "--slow", "any=0.02")
+        limits = ("--timeout", f"{TIMEOUT_S:g}", "--max-restarts", "99", "--slow", "any=0.02", "--summary", str(folder / "summary.json"))
         script = (FAULTY, "--until", str(folder / "enough"), "--orders", str(folder))
         if place == "full disk":
             (folder / "journal.jsonl").symlink_to(folder / "disk" / "journal.jsonl")
-        environment = APART if place == "apart" or (place == "replicas" and not self._has_servers) else {}
+        environment = APART if place == "apart" or (place == "replicas" and not served) else {}
         self._reader = -1
         popen = self._unread if place == "no reader" else subprocess.Popen
         arguments = ("--workers", str(WORKERS), *more, "--sync", rule, *limits, *script)
         self._job = Job(folder, arguments, environment=environment, popen=popen)
-        self._books = Tail(self._job.journal)
+        self._books = Tail(self._job.journal, self._note)
+        self._standbys: dict[int, str] = {}
+        """By server: what was said last of its standby."""
 
     def _unread(self, command: list[str], **how: Any) -> subprocess.Popen[bytes]:
         """Start the job with its output into a pipe, whose reader goes after its first pushes."""
@@ -76,17 +205,20 @@ class Trial:
     def run(self) -> None:
         """Run it to its end, and find what is wrong with it."""
         try:
-            self._wait("the first pushes", lambda: len(self._books.incarnations) == WORKERS)
+            self._wait("first pushes", lambda: len(self._books.incarnations) == WORKERS)
             if self._reader >= 0:
                 os.close(self._reader)
                 self._reader = -1
-            while len(self.done) < self.count and self._job.process.poll() is None:
+            while len(self.done) < PER_JOB and self._job.process.poll() is None:
                 self._strike()
                 self._progress()
             (self._folder / "enough").touch()
-            self._judge()
+            self._judge(self._job.ended(BOUND_S))
         except AssertionError as error:
-            self.problems.append(str(error)[:1500])
+            hangs = self._job.process.poll() is None
+            self.problems.append(f"{'HANG: ' if hangs else ''}{str(error)[:1500]}")
+            if hangs:
+                self._keep_stacks()
         finally:
             if self._reader >= 0:
                 os.close(self._reader)
@@ -94,101 +226,98 @@ class Trial:
 
     # Faults.
 
-    def _victims(self) -> dict[tuple[str, int], int]:
-        """By role and number, of processes that work."""
-        roles = procfs.roles(self._job._found())
-        return {(role, number or 0): pid for pid, (role, number) in roles.items() if role in ("worker", "server", "standby")}
+    def _found(self) -> dict[tuple[str, int], int]:
+        """By role and number, of the processes that live."""
+        found = self._job._found()
+        roles = procfs.roles(found)
+        second = {one.pid: int(roles[one.pid][0] == "forkserver" and procfs.STANDBY in one.environment) for one in found}
+        return {(role, number or second.get(pid, 0)): pid for pid, (role, number) in roles.items() if role in KINDS}
 
     def _strike(self) -> None:
         """Hit one process, or two at the same moment."""
-        victims = self._victims()
-        if not victims:
-            return
-        hit = self._draw.sample(sorted(victims), min(len(victims), self._draw.choice([1, 2])))
-        self.pairs += len(hit) == 2
-        start = threading.Barrier(len(hit))
-        kinds = [self._draw.choice(KINDS) for _ in hit]
-        threads = []
-        for (role, number), kind in zip(hit, kinds, strict=True):
-            lethal = kind in ("kill", "stop and kill", "kill while restarting")
-            # Two standbys or a server and its standby at once, and servers that nobody replaces: the job may end, with a sentence.
-            self._may_fail |= lethal and role != "worker" and (self.place != "one host" or len(hit) == 2)
-            self._may_fail |= not self._has_servers and lethal and len(hit) == 2
-            # The script opens files itself, and the same exception on two workers is final.
-            self._may_fail |= kind == "no descriptors" and role == "worker"
-            self.done.append(f"{kind} {role} {number}")
-            how = (start, victims[role, number], (role, number), kind, self._draw.random())
-            threads.append(threading.Thread(target=self._do, args=how))
+        found = self._found()
+        if len(self.done) < PER_JOB - 2:  # only at last: each process after its death imports PyTorch for itself
+            found = {who: pid for who, pid in found.items() if who[0] != "forkserver"}
+        faults = []
+        for role, number in self._draw.sample(sorted(found), min(len(found), self._draw.choice([1, 2, 2]))):
+            kind = self._draw.choice(KINDS[role])
+            again = lambda who=(role, number): self._found().get(who)  # noqa: E731
+            faults.append(Fault(kind, role, number, found[role, number], self._draw.random(), again))
+        start = threading.Barrier(len(faults))
+        threads = [threading.Thread(target=fault.happen, args=(start,)) for fault in faults]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-
-    def _do(self, start: threading.Barrier, pid: int, who: tuple[str, int], kind: str, pause_s: float) -> None:
-        with contextlib.suppress(*GONE, OSError):
-            process = psutil.Process(pid)
-            start.wait()
-            match kind:
-                case "kill":
-                    process.kill()
-                case "stop and kill":
-                    process.send_signal(signal.SIGSTOP)
-                    threading.Event().wait(2 * pause_s)
-                    process.kill()
-                case "reset" | "reset twice":
-                    self.missed += not cut(pid)  # it has just begun, or is dying
-                    if kind == "reset twice":
-                        threading.Event().wait(pause_s / 10)
-                        cut(pid)
-                case "no descriptors":
-                    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-                    resource.prlimit(pid, resource.RLIMIT_NOFILE, (process.num_fds(), hard))
-                    cut(pid)
-                    threading.Event().wait(1.5 * pause_s)
-                    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-                case "kill while restarting":
-                    process.kill()
-                    deadline = time.monotonic() + 10.0
-                    while time.monotonic() < deadline and (again := self._victims().get(who, pid)) == pid:
-                        threading.Event().wait(0.02)
-                    threading.Event().wait(pause_s / 2)
-                    psutil.Process(again).kill()
+        self.done += faults
+        self._expected.learn(faults, self.rule, self.place, self._servers)
+        moments = [fault.at for fault in faults if fault.at is not None]
+        self.counts["pairs"] += len(moments) == 2 and abs(moments[0] - moments[1]) < TOGETHER_S
 
     # Waiting, and the end.
 
+    def _note(self, record: Record) -> None:
+        if record["kind"] == "process" and record["role"] == "standby":
+            first = record["number"] not in self._standbys
+            self._standbys[record["number"]] = "follows" if first else record["what"]  # the first follow from the start
+
     def _wait(self, what: str, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + BOUND_S
+        limit_s = BOUND_S if self.done else START_S
+        deadline = time.monotonic() + limit_s
         while not ready() and self._job.process.poll() is None:
-            assert time.monotonic() < deadline, f"HANG: no {what} within {BOUND_S:g} s after {self.done[-2:]}"
+            assert time.monotonic() < deadline, f"no {what} within {limit_s:g} s after {', '.join(map(str, self.done[-2:]))}"
             threading.Event().wait(0.1)
             self._books.read(time.monotonic())
 
     def _progress(self) -> None:
-        """Wait until every worker pushes; where the journal is full, for a while."""
+        """Wait until every worker pushes, and standbys could lead again; where the journal is full, until all processes are there."""
         if self.place == "full disk":
+            self._wait("worker", lambda: {("worker", number) for number in range(WORKERS)} <= self._found().keys())
             threading.Event().wait(2.0)
             return
         self._books.read(time.monotonic())
         before = dict(self._books.pushes)
         self._wait("progress", lambda: all(self._books.pushes[worker] > before.get(worker, 0) + 1 for worker in range(WORKERS)))
+        self._wait("new standby", lambda: all(what == "follows" for what in self._standbys.values()))
 
-    def _judge(self) -> None:
-        try:
-            ended = self._job.ended(BOUND_S)
-        except AssertionError as error:
-            raise AssertionError(f"HANG: {error}") from None
-        self.said = ended.last_line.removeprefix("offbeat: ")[:150] if ended.status else "finished"
-        allowed = {0} | ({1} if self._may_fail else set()) | ({141} if self.place == "no reader" else set())
-        if ended.status not in allowed:
-            end = ended.records[-1] if ended.records else {}
-            self.problems.append(f"status {ended.status} (expected one of {sorted(allowed)}): {end.get('reason')}; {ended.err[-1500:]}")
-        if ended.status == 1 and not self.said:
-            self.problems.append("status 1 without a sentence")
-        if self.place == "full disk":
-            return  # the journal is cut off
-        self.problems += ended.tally().problems()
-        seen = Observation.of(ended.records)
-        self.problems += [*seen.gaps_in_versions, *(f"an epoch does not account for every index: {text}" for text in seen.unaccounted)]
+    def _judge(self, ended: Ended) -> None:
+        """Find what is wrong with a job that has ended: its status and sentences, its books, its summary."""
+        self.said = ended.last_line.removeprefix("offbeat: ")[:300] if ended.status not in (0, READER_GONE) else "finished"
+        summary = json.loads((self._folder / "summary.json").read_text())
+        missing = [text for text in summary["missing"] if self.place == "full disk" and "No space left on device" in text]
+        if self.place == "full disk" and not any(text.startswith("the journal is not complete") for text in missing):
+            self.problems.append(f"the summary does not say that the journal is not complete: {summary['missing']}")
+        sound = newest(self._folder / "disk" / "saved")
+        left = "there is none" if sound is None else f"the newest one is of version {sound.version}"
+        self.problems += [f"{text}; but {left}" for text in missing if "checkpoint failed" in text and not text.endswith(left)]
+        self._expected.must += [re.escape(missing[0])] if missing else []
+        problem = self._expected.problem(ended.status, self.said, READER_GONE if self.place == "no reader" else 0)
+        self.problems += [] if problem is None else [f"{problem}; {ended.err[-1500:]}"]
+        if summary["ok"] != (ended.status in (0, READER_GONE)) or len(missing) != len(summary["missing"]):
+            self.problems.append(f"status {ended.status}, but the summary says {summary['ok']}: {summary['reason']}; {summary['missing']}")
+        if (ended.records[-1]["kind"] == "end") != (self.place != "full disk"):
+            self.problems.append(f"the last record is {ended.records[-1]}")
+        tally, seen = ended.tally(), Observation.of(ended.records)
+        self.problems += [*tally.problems(), *seen.gaps_in_versions]
+        self.problems += [f"an epoch does not account for every index: {text}" for text in seen.unaccounted]
+        figures = tally.summary()
+        if not ended.records[-1].get("cut", False):  # then server 0 is gone, and what it would have settled
+            figures = summary  # of all that has happened, also where the journal stops before
+            if (fates := sum(figures["fates"].values())) != figures["blocks"]:
+                self.problems.append(f"{figures['blocks']} blocks were pushed, and {fates} have a fate")
+            folded = sum(record["report"]["folded"] for record in ended.records if record["kind"] == "epoch_ended")
+            if self.place != "full disk" and figures["samples"] != folded:
+                self.problems.append(f"fates say that {figures['samples']} samples were folded, and the reports of epochs say {folded}")
+        self.counts += Counter(fates=sum(figures["fates"].values()), epochs=seen.epochs, indices=seen.indices, unused=seen.unused)
+        self.problems += [] if figures["pushes"] and seen.epochs else [f"{figures['pushes']} pushes, {seen.epochs} epochs"]
+
+    def _keep_stacks(self) -> None:
+        if SPY is None:
+            return
+        with (self._folder / "stacks").open("w") as file:
+            for process in self._job.processes():
+                with contextlib.suppress(subprocess.TimeoutExpired, *GONE):
+                    subprocess.run([SPY, "dump", "--pid", str(process.pid)], stdout=file, stderr=file, timeout=30.0, check=False)
 
 
 @contextlib.contextmanager
@@ -206,38 +335,55 @@ def folder_of(place: str) -> Iterator[Path]:
                 subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+def jobs(seed: int) -> Iterator[tuple[str, str]]:
+    """Rules and places, without end: every rule comes once before one comes again, and so does every place."""
+    draw = random.Random(seed)
+    rules: list[str] = []
+    places: list[str] = []
+    while True:
+        rules = rules or draw.sample(sorted(policies.RULES), len(policies.RULES))
+        places = places or draw.sample(PLACES, len(PLACES))
+        kind, place = policies.RULES[rules.pop()], places.pop()
+        if (
+            (place == "full disk" and os.geteuid() != 0)
+            or (place in ("apart", "replicas") and kind.family == "gossip")  # these ranks need one machine
+            or (place == "replicas" and kind is policies.AllReduce)
+        ):
+            place = "one host"
+        yield draw.choice(kind.about.examples), place
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--job", type=int, help="only the one with this number")
+    parser.add_argument("--keep", type=Path, help="a folder for what jobs with problems have left")
     args = parser.parse_args()
-    draw, done, trials = random.Random(args.seed), 0, list[Trial]()
-    places = [place for place in PLACES if place != "full disk" or os.geteuid() == 0]
-    while done < args.faults:
-        rule, place = draw.choice(RULES), draw.choice(places)
-        kind = policies.rule(rule)
-        if place in ("apart", "replicas") and kind.family == "gossip":
-            place = "one host"  # these ranks need one machine
+    total, kinds, wrong, hangs = Counter[str](), Counter[str](), 0, 0
+    for number, (rule, place) in enumerate(jobs(args.seed)):
+        if args.job not in (None, number):
+            continue
         with folder_of(place) as folder:
             began = time.monotonic()
-            trial = Trial(rule, place, min(PER_JOB, args.faults - done), random.Random(f"{args.seed} {len(trials)}"), folder)
+            trial = Trial(rule, place, random.Random(f"{args.seed} {number}"), folder)
             trial.run()
-        trials.append(trial)
-        done += max(1, len(trial.done))
+            if trial.problems and args.keep is not None:
+                shutil.copytree(folder, args.keep / f"{args.seed}-{number}", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+        took = f"{time.monotonic() - began:4.0f} s"
         print(
-            f"job {len(trials) - 1:3} {rule:22} {place:9} {time.monotonic() - began:4.0f} s  {', '.join(trial.done)}: {trial.said}",
-            flush=True,
+            f"job {number:3} {rule:22} {place:9} {took}  {', '.join(map(str, trial.done))}: {trial.said}; {dict(trial.counts)}", flush=True
         )
         for problem in trial.problems:
             print(f"    PROBLEM {problem}", flush=True)
-    counts = Counter(fault.rsplit(" ", 1)[0] for trial in trials for fault in trial.done)
-    print("\n" + "\n".join(f"{kind:36}{count:>5}" for kind, count in sorted(counts.items())))
-    pairs, wrong = sum(trial.pairs for trial in trials), [trial for trial in trials if trial.problems]
-    hangs = sum("HANG" in problem for trial in trials for problem in trial.problems)
-    missed = sum(trial.missed for trial in trials)
-    print(
-        f"\n{done} faults in {len(trials)} jobs, {pairs} times two at once, {missed} missed; hangs {hangs}, jobs with problems {len(wrong)}"
-    )
+        happened = [fault for fault in trial.done if fault.at is not None]
+        kinds.update(f"{fault.kind} {fault.role}" for fault in happened)
+        total += trial.counts + Counter(faults=len(happened), missed=len(trial.done) - len(happened), jobs=1)
+        wrong, hangs = wrong + bool(trial.problems), hangs + any(problem.startswith("HANG") for problem in trial.problems)
+        if args.job is not None or total["faults"] >= args.faults:
+            break
+    print("\n" + "\n".join(f"{kind:36}{count:>5}" for kind, count in sorted(kinds.items())))
+    print(f"\n{', '.join(f'{count} {what}' for what, count in total.items())}; hangs {hangs}, jobs with problems {wrong}")
     return 1 if wrong else 0
 
 

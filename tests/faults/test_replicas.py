@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.faults.test_servers import calm, folds, killed, one_process_each
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
+from offbeat.launch.standbys import patience_of
 
 Start = Callable[..., Job]
 OUTLIVED = str(SCRIPTS / "outlived.py")
@@ -140,6 +142,22 @@ def test_a_standby_that_has_died_is_replaced(start: Start, enough: Path) -> None
     ended = job.ended()
     assert ended.status == 1
     assert ended.last_line.endswith("what it held is gone with it (its standby could not lead yet)")
+
+
+def test_a_leader_without_a_standby_is_waited_for_as_if_there_were_none(start: Start, enough: Path) -> None:
+    """It stands still for longer than is waited where a standby could lead."""
+    job = start("--workers", "2", "--timeout", "3", "--slow", "any=0.02", *REPLICAS, TRAIN, "--until", str(enough))
+    job.record("fold")
+    alone = leader(job, 0)
+    signalled(alone, signal.SIGSTOP)
+    signalled(standby(job, 0), signal.SIGKILL)
+    job.wait("the loss", lambda: "the standby of server 0 killed by SIGKILL" in job.printed())
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.process.wait(patience_of(3.0) + 1.0)
+    signalled(alone, signal.SIGCONT)
+    follows(job, 1)
+    enough.touch()
+    one_process_each(job.ended())
 
 
 def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -> None:

@@ -8,7 +8,7 @@ while it is stopped (SIGSTOP, a suspended machine), no other process can be blam
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,10 +117,16 @@ class ServerWatch:
     Args:
         timeout_s: the job's.
         patience_s: seconds without a report after which a server is taken for frozen; None: some timeouts.
+
+    >>> watch = ServerWatch(3.0, patience_s=3.0)
+    >>> watch.heard(1, now=0.0)
+    >>> watch.frozen(4.0) is None, watch.frozen(4.0, alone={1}) is None, watch.frozen(18.0, alone={1}) is None
+    (False, True, False)
     """
 
     def __init__(self, timeout_s: Seconds, patience_s: Seconds | None = None) -> None:
-        self._patience_s = max(SERVER_S, SERVER_TIMEOUTS * timeout_s) if patience_s is None else patience_s
+        self._longest_s = max(SERVER_S, SERVER_TIMEOUTS * timeout_s)
+        self._patience_s = self._longest_s if patience_s is None else patience_s
         self._due: dict[int, tuple[Seconds, Seconds]] = {}
         """By server: the time of its last report, and the seconds that it may be silent after it."""
 
@@ -136,10 +142,13 @@ class ServerWatch:
         """Return True if a server starts or imports, and therefore does not listen."""
         return self._due[number][1] == LOADING_S
 
-    def frozen(self, now: Seconds) -> tuple[int, str] | None:
-        """Return a server that does not report, and why the job cannot go on with it, in words that follow its name; None: all report."""
+    def frozen(self, now: Seconds, *, alone: Container[int] = ()) -> tuple[int, str] | None:
+        """Return a server that does not report, and why the job cannot go on with it, in words that follow its name; None: all report.
+
+        ``alone``: servers that no other process could replace, so that it is worth waiting longer.
+        """
         for number, (heard, patience_s) in sorted(self._due.items()):
-            if now - heard >= patience_s:
+            if now - heard >= (max(patience_s, self._longest_s) if number in alone else patience_s):
                 what = "the coordinator" if number == 0 else "its part of the parameters"
                 return (
                     number,

@@ -92,7 +92,8 @@ class ServerEnds:
 
     def after_silence(self) -> str | None:
         """Leave a server that does not report, if there is one. Returns why the job fails; None: there is none, or the server goes on."""
-        frozen = self._servers.watch.frozen(self._clock.now())
+        alone = () if self._standbys is None else self._standbys.lacking()
+        frozen = self._servers.watch.frozen(self._clock.now(), alone=alone)
         if frozen is None:
             return None
         number, why = frozen

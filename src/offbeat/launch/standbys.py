@@ -158,6 +158,10 @@ class Standbys:
         """Return True if a server has a standby, even if that could not lead yet."""
         return number in self._of
 
+    def lacking(self) -> set[int]:
+        """Return the servers that have no standby that could lead."""
+        return {number for number in self._servers.children if not self._ready(number) and number not in self._asked}
+
     def addresses(self) -> tuple[Address | None, ...]:
         """Return where the standby of each server listens; None: there is none that could take over."""
         return tuple(self._of[number].address if self._ready(number) else None for number in sorted(self._servers.children))

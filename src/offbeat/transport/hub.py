@@ -42,7 +42,7 @@ ACCEPT_PAUSE_S = 0.016
 """Seconds between two turns of accepting: at most 1,000 connections a second, which take a tenth of a core."""
 ATTEMPTS_MAX = 100
 RETRY_PAUSE_S = 0.1
-"""Seconds before a peer that was asked to retry connects again, at most `ATTEMPTS_MAX` times."""
+"""Seconds before a peer that was asked to retry connects again, at most `ATTEMPTS_MAX` times, or a hub that lacked descriptors accepts."""
 UNANSWERED_S = 2.0
 """Seconds without a word from a server after which a client that uses no TLS says so."""
 RETURN_S = 3.0
@@ -108,7 +108,6 @@ class SocketHub(Hub):
         self._local = local and shm.AVAILABLE
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
-        self._accepting = False
         self._connections: set[StreamConnection] = set()
         self._buffers = Buffers()
         self._unverified: dict[bool, dict[StreamConnection, float]] = {False: {}, True: {}}
@@ -116,7 +115,7 @@ class SocketHub(Hub):
         self._admitted: set[StreamConnection] = set()
         """Accepted connections that have proved the token."""
         self._paused: dict[socket.socket, float] = {}
-        """Listeners that have accepted many connections, and when they go on."""
+        """Listeners that have accepted many connections, or could not, and when they go on."""
         self._share = TimeShare(time.monotonic())
         """The time that peers without the token may take."""
         self._resting: dict[StreamConnection, bool] = {}
@@ -178,7 +177,8 @@ class SocketHub(Hub):
                 self._listeners.append(listening)
             except OSError as error:
                 log.warning("no local socket (%s): peers on this host will use TCP", error.strerror)
-        self._accept_again()
+        for listening in self._listeners:
+            self._selector.register(listening, _READ, listening)
         self.address = Address(self.host, (tcp.reachable_name(host), listener.getsockname()[1]), name)
         return self.address
 
@@ -260,12 +260,6 @@ class SocketHub(Hub):
         self._selector.register(sock, _READ, connection)
         return connection
 
-    def _accept_again(self) -> None:
-        if self._listeners and not self._accepting and not self._closed:
-            self._accepting = True
-            for listener in self._listeners:
-                self._selector.register(listener, _READ, listener)
-
     def _accept(self, listener: socket.socket) -> None:
         unverified = self._unverified[listener.family == tcp.LOCAL_FAMILY]
         for _ in range(ACCEPTS_PER_TURN):
@@ -301,12 +295,12 @@ class SocketHub(Hub):
         self._paused[listener] = time.monotonic() + ACCEPT_PAUSE_S
 
     def _stop_accepting(self, error: OSError) -> None:
-        """Stop listening when file descriptors run out. Listening begins again when a connection ends."""
+        """Stop listening for a while when file descriptors run out: nothing tells when this process may have more."""
         self._warn("", f"cannot accept another peer ({error.strerror}): raise the limit of open files (ulimit -n)")
-        self._accepting = False
         for listener in self._listeners:
-            if self._paused.pop(listener, None) is None:
+            if listener not in self._paused:
                 self._selector.unregister(listener)
+            self._paused[listener] = time.monotonic() + RETRY_PAUSE_S
 
     def _do_what_is_due(self) -> float:
         """Close late handshakes, resume listeners, retry connections. Returns when to call this again, monotonic."""
@@ -399,7 +393,6 @@ class SocketHub(Hub):
             # A process that ends closes its sockets a moment before anybody can see that it has ended.
             at = now if made is not None else now + LOOK_S / 2
             self._pending[connection] = Attempt(made, at, until=now + RETURN_S, reason=reason)
-        self._accept_again()
 
     def _go_on(self, fresh: StreamConnection, arrived: Arrivals) -> None:
         """Let an accepted stream go on over the socket of a connection that has just been accepted."""
@@ -607,7 +600,6 @@ class SocketHub(Hub):
         self._unanswered.pop(connection, None)
         self._writing.discard(connection)
         connection.release()
-        self._accept_again()
 
     def _refused(self, connection: StreamConnection, reason: str) -> None:
         who = "local" if connection.shares_memory else connection.peer.split(",")[0]
