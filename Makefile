@@ -14,7 +14,8 @@ PYTHON ?=
 TORCH ?=
 # Extra words for pip, for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the small torch without CUDA.
 PIP_FLAGS ?=
-CONSTRAINTS := $(if $(TORCH),<(sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt),constraints.txt)
+# sympy: a torch may ask for one version of it, and no other.
+CONSTRAINTS := $(if $(TORCH),<(sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^sympy==/d' constraints.txt),constraints.txt)
 # Extra words for pytest, for instance TESTS="tests/core -x"; with any, only what they say is run.
 TESTS ?=
 # Of the random tests; each run has its own.
