@@ -21,7 +21,8 @@ import json, sys
 epochs: int = 3
 if "beside" in sys.argv:
     import beside
-names = {name: type(value).__name__ if name == "__loader__" else repr(value) for name, value in vars().items() if name.startswith("__")}
+by_type = ("__annotate__", "__loader__")
+names = {name: type(value).__name__ if name in by_type else repr(value) for name, value in vars().items() if name.startswith("__")}
 names["__spec__"] = __spec__ and [__spec__.name, __spec__.origin]
 main = sys.modules["__main__"]
 mine, annotated = vars() is vars(main), list(main.__annotations__)
