@@ -10,8 +10,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The Python of the environment, for instance PYTHON=python3.13; empty: python3.11, python3 or python, whichever is there first.
 PYTHON ?=
+# Another torch than the one of constraints.txt, for instance TORCH=2.6.0.
+TORCH ?=
 # Extra words for pip, for instance PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the small torch without CUDA.
 PIP_FLAGS ?=
+# sympy: a torch may ask for one version of it, and no other.
+CONSTRAINTS := $(if $(TORCH),<(sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^sympy==/d' constraints.txt),constraints.txt)
 # Extra words for pytest, for instance TESTS="tests/core -x"; with any, only what they say is run.
 TESTS ?=
 # Of the random tests; each run has its own.
@@ -51,7 +55,7 @@ test-all: $(READY)  ## the tests of CI on one host: more random schedules, each 
 
 test-cluster: $(READY)  ## jobs on several hosts: namespaces, torchrun, Ray, and a real Slurm and etcd, which it installs (root, Debian)
 	@tests/cluster/install_services.sh || echo "Slurm and etcd cannot be installed here: their tests skip"
-	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[ray-train]' \
+	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS) -e '.[ray-train]' \
 	  || echo "Ray cannot be installed here: its tests skip"
 	@OFFBEAT_ALL_TESTS=$(ASKED) OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest $(CLUSTER) -n 2 --dist loadfile
 
@@ -81,6 +85,12 @@ ifneq ($(call VERSION_OF,$(BIN)/python),$(call VERSION_OF,$(PYTHON)))
 ANOTHER := yes
 endif
 endif
+# With another torch than the one that was asked for, it is kept, and pip changes that torch.
+ifneq ($(TORCH),)
+ifeq ($(wildcard $(VENV)/lib/python*/site-packages/torch-$(TORCH).dist-info $(VENV)/lib/python*/site-packages/torch-$(TORCH)+*.dist-info),)
+.PHONY: $(READY)
+endif
+endif
 
 # Once per change of the two files. A half-made .venv (no pip, another Python, a broken link) is made anew; a good one is kept.
 $(READY): pyproject.toml constraints.txt
@@ -89,14 +99,14 @@ $(READY): pyproject.toml constraints.txt
 	    if "$$python" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found="$$python"; break; fi; \
 	  done; \
 	  if [ -z "$${found:-}" ]; then \
-	    echo "offbeat needs Python 3.11 or newer with its venv module. Tried $(or $(strip $(PYTHON)),python3.11 python3 python); 'python3 --version' says:"; \
-	    echo "  $$(python3 --version 2>&1)"; \
+	    echo "offbeat needs Python 3.11 or newer with its venv module. Tried $(or $(strip $(PYTHON)),python3.11 python3 python); '$(or $(strip $(PYTHON)),python3) --version' says:"; \
+	    echo "  $$($(or $(strip $(PYTHON)),python3) --version 2>&1)"; \
 	    echo "Install it first, on Debian or Ubuntu for instance: sudo apt install python3.11 python3.11-venv"; exit 1; \
 	  fi; \
 	  echo "Making the environment $(VENV) with $$("$$found" --version) ..."; \
 	  "$$found" -m venv --clear $(VENV); \
 	fi
 	@echo "Installing offbeat and what it needs into $(VENV) (once; a minute or two, mostly PyTorch) ..."
-	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e '.[dev]' \
+	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS) -e '.[dev]' \
 	  || { echo "Could not install: pip's message above says what is missing. Mend it and say make again; nothing is lost."; exit 1; }
 	@touch $(READY)

@@ -18,12 +18,15 @@ from offbeat.launch.program import Program
 
 SHOW = """
 import json, sys
+epochs: int = 3
 if "beside" in sys.argv:
     import beside
-names = {name: type(value).__name__ if name == "__loader__" else repr(value) for name, value in vars().items() if name.startswith("__")}
+by_type = ("__annotate__", "__loader__")
+names = {name: type(value).__name__ if name in by_type else repr(value) for name, value in vars().items() if name.startswith("__")}
 names["__spec__"] = __spec__ and [__spec__.name, __spec__.origin]
-mine = vars() is vars(sys.modules["__main__"])
-print(json.dumps({"argv": sys.argv, "path": sys.path, "names": names, "mine": mine, "pkg": "pkg" in sys.modules}))
+main = sys.modules["__main__"]
+mine, annotated = vars() is vars(main), list(main.__annotations__)
+print(json.dumps({"argv": sys.argv, "path": sys.path, "names": names, "mine": mine, "annotated": annotated, "pkg": "pkg" in sys.modules}))
 """
 
 
@@ -65,7 +68,7 @@ def test_a_fork_is_what_python_would_be(program: Program) -> None:
     forked = json.loads("".join(printed(child)))
     forkserver.child.kill()
     assert forked == alone(program)
-    assert forked["mine"]
+    assert forked["mine"] and forked["annotated"] == ["epochs"]
 
 
 @pytest.mark.usefixtures("folder")

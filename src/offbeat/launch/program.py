@@ -95,7 +95,8 @@ class Program:
         """
         main = types.ModuleType("__main__")
         names = vars(main)
-        names["__annotations__"] = {}
+        if sys.version_info < (3, 14):  # newer ones work them out when they are asked for, unless this name is there
+            names["__annotations__"] = {}
         names["__builtins__"] = sys.modules["builtins"]
         sys.modules["__main__"] = main  # stays: exit handlers and pickle use it, too
         if self.module:
