@@ -3,7 +3,6 @@ exception."""
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
 import warnings
@@ -13,7 +12,7 @@ from typing import Final
 BETWEEN: Final = ("offbeat", "torch", "contextlib", "functools")
 """Packages whose functions stand between a script's line and a warning that it causes."""
 _PATHS: Final = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent))
-NOT_OWN: Final = (*(path + os.sep for path in _PATHS), "<frozen ")
+NOT_OWN: Final = (*(f"{path}/" for path in _PATHS), "<frozen ")
 """What the names of files begin with that are not the script's."""
 
 
