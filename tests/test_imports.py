@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "journal": {"files", *BASE, "core"},
     "gradient_watch": {*BASE, "core"},
     "session": {*BASE, "core", "gradient_watch"},
-    "deliveries": set(),
+    "deliveries": BASE,
     "sampler": {*BASE, "core", "gradient_watch", "deliveries", "session", "orders"},
     "place": {*BASE, "core", "session"},
     "tensors": {*BASE, "core", "core.allreduce", "gradient_watch"},

@@ -160,7 +160,7 @@ def load(
 
 
 def _steps_of(session: Session | None) -> int:
-    return 0 if session is None else session.before + session.steps
+    return 0 if session is None else session.made
 
 
 def _load_own(model: torch.nn.Module, state: dict[str, Any], trained: Collection[int]) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dis import opname
 from itertools import count
 from types import FrameType
 from typing import Any, Final
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+from offbeat.errors import NOT_OWN
 
 LOADER_DEPTH: Final = 5
 """Calls between a ``DataLoader``'s iterator and the sampler, of samplers that wrap it."""
@@ -52,6 +55,51 @@ def raised_later(error: BaseException) -> bool:
 
     iterator._next_data = next_data  # type: ignore[method-assign]
     return True
+
+
+def fetch_when_asked(batches: Iterator[tuple[list[int], Sequence[Any]]], deliver: Callable[..., None]) -> bool:
+    """Have the iterator of a ``DataLoader`` with worker processes that asks the calling sampler fetch more batches in this process.
+
+    It asks the sampler before the script asks it: whether the script calls ``next`` is known only then. Returns False if no such iterator
+    asks.
+
+    Args:
+        batches: the indices of each batch, and what is handed to ``deliver`` with its number and the batch.
+        deliver: see above.
+    """
+    iterator = _iterator_above(sys._getframe(1))
+    if iterator is None or hasattr(iterator, "_dataset_fetcher"):
+        return False
+    again, numbers = weakref.ref(iterator), count()
+    end: Callable[[Any], Any] = type(iterator)._next_data
+    kind = iterator._dataset_kind, iterator._dataset, iterator._auto_collation, iterator._collate_fn, iterator._drop_last
+    fetcher = _DatasetKind.create_fetcher(*kind)
+
+    def next_data() -> Any:
+        found = next(batches, None) if asked_by_next() else None
+        if found is None:
+            return end(again())
+        batch = fetcher.fetch(found[0])
+        deliver(found[1], next(numbers), batch)
+        return batch
+
+    iterator._next_data = next_data  # type: ignore[method-assign]
+    return True
+
+
+def asked_by_next() -> bool:
+    """Return whether the script's own line asks for a batch by calling ``next``, without saying what else it takes if there is none.
+
+    A loop does not, nor does a library, which has an answer to the end of a pass.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("offbeat.", "torch.utils.data")):
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename.startswith(NOT_OWN):
+        return False
+    code = frame.f_code
+    operation, arguments = code.co_code[frame.f_lasti : frame.f_lasti + 2]
+    return opname[operation] in ("CALL", "PRECALL") and arguments < 2 and "next" in code.co_names
 
 
 def _iterator_above(sampler: FrameType) -> _BaseDataLoaderIter | None:

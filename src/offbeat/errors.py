@@ -4,11 +4,16 @@ exception."""
 from __future__ import annotations
 
 import sys
+import sysconfig
 import warnings
+from pathlib import Path
 from typing import Final
 
 BETWEEN: Final = ("offbeat", "torch", "contextlib", "functools")
 """Packages whose functions stand between a script's line and a warning that it causes."""
+_PATHS: Final = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parent))
+NOT_OWN: Final = (*(f"{path}/" for path in _PATHS), "<frozen ")
+"""What the names of files begin with that are not the script's."""
 
 
 class OffbeatError(Exception):

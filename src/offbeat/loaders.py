@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from offbeat.core.policy import whole_number
+from offbeat.deliveries import asked_by_next
 from offbeat.errors import ConfigurationError
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
@@ -206,10 +207,13 @@ class ElasticStream(Passes):
     def __iter__(self) -> Iterator[Any]:
         epoch, grants = self._pass()
         self._size = None
-        reader = _Reader(lambda: iter(self._stream(epoch)))
+        reader = self._reader(epoch)
         early: list[LeasedRange | None] = []
         while True:
             grant = early.pop() if early else next(grants, None)
+            if grant is None and not self._moved and not self._dealt and asked_by_next():
+                epoch, grant, grants = self._go_on_after(epoch)
+                reader = self._reader(epoch)
             if grant is None:
                 return
             if self._single and grant.stop - grant.start > 1:
@@ -226,11 +230,20 @@ class ElasticStream(Passes):
                 dealt = amended._replace(rows=_rows(batch)) if self._single else amended
                 self._note(amended, dealt)
                 if not self.reports_deliveries:
-                    self._delivered(self._dealt, self._dealt.index(dealt), batch)
+                    self._delivered(self.dealt, self.dealt.index(dealt), batch)
                 yield batch
                 del batch
             if early == [None]:  # this worker's batches have been used: the next request waits for the other workers
                 early, grants = [], self._grants(self._session, epoch)
+
+    def _reader(self, epoch: Epoch) -> _Reader:
+        return _Reader(lambda: iter(self._stream(epoch)))
+
+    def _go_on_after(self, epoch: Epoch) -> tuple[Epoch, LeasedRange | None, Iterator[LeasedRange]]:
+        """Return the present epoch and its grants, see `_after`, the first one by itself."""
+        later = self._after(epoch)
+        at, grant = next(later, (epoch, None))
+        return at, grant, (grant for _, grant in later)
 
     def _grants(self, session: Session, epoch: Epoch) -> Iterator[LeasedRange]:
         seen = session.reported
@@ -258,8 +271,8 @@ class ElasticStream(Passes):
     def _note(self, grant: LeasedRange, by: LeasedRange | None) -> None:
         if grant is not by:
             self._session.amend(grant, by)
-            at = self._dealt.index(grant)
-            self._dealt[at : at + 1] = [] if by is None else [by]
+            at = self.dealt.index(grant)
+            self.dealt[at : at + 1] = [] if by is None else [by]
 
 
 class _Reader:

@@ -39,15 +39,16 @@ def barrier() -> Barrier:
 
 
 def steps(number: int, *, every: int = 1) -> Iterator[int]:
-    """Count the steps of a script that takes no samples from the job: 0 to ``number`` - 1, one ``optimizer.step()`` in each iteration.
+    """Count the iterations of a script that takes no samples from the job: 0 to ``number`` - 1, with an ``optimizer.step()`` in each.
 
-    A restarted worker goes on where it was, or where the slowest of the others is by now, if that is further. Its learning-rate
-    schedules are brought there, too: each ``torch.optim.lr_scheduler`` of the optimizer is advanced as if it had made its steps. The loop
-    ends early where the job has ended before this worker's script.
+    A restarted worker goes on after the last iteration in which it had made a step, or where the slowest of the others is by now, if that
+    is further. Its learning-rate schedules are brought there, too: each ``torch.optim.lr_scheduler`` of the optimizer is advanced as if it
+    had made its steps. The loop ends early where the job has ended before this worker's script.
 
     Args:
-        number: of steps of the whole training; at least 0.
-        every: after how many steps the script makes one step of its schedulers.
+        number: of iterations of the whole training; at least 0. An iteration may have several steps of the optimizer, as those of
+            reinforcement learning have for each rollout.
+        every: after how many iterations the script makes one step of its schedulers.
 
     Raises:
         ConfigurationError: a number is out of its range, or the optimizer does not exist yet.
@@ -68,14 +69,15 @@ def steps(number: int, *, every: int = 1) -> Iterator[int]:
 
 
 def _steps(session: Session, number: int, every: int) -> Iterator[int]:
-    session.keeps_place = session.counts = True
-    at = session.before + session.steps
+    at = session.made
+    session.begin(at)
     if at:
         _bring_schedulers(session, at // every)
     while at < number:
         session.look()
         if session.over is not None:
             return
+        session.begin(at)
         yield at
         at += 1
 

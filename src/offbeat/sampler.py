@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from functools import partial, reduce
-from itertools import chain
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Sampler
@@ -20,12 +20,20 @@ from torch.utils.data import Sampler
 from offbeat import session as sessions
 from offbeat.core.partitions import Parts, Splits, shares, size_of
 from offbeat.core.policy import whole_number
-from offbeat.deliveries import asked_to_show, follow_loader, raised_later
+from offbeat.deliveries import asked_by_next, asked_to_show, fetch_when_asked, follow_loader, raised_later
 from offbeat.errors import ConfigurationError, JobEnded, warn
 from offbeat.gradient_watch import life_of
 from offbeat.orders import DrawnOrder, Order
 from offbeat.session import LeasedRange, Place, Session, SplitProgress
 from offbeat.types import Epoch, worker_ids
+
+
+class _Ahead(NamedTuple):
+    """Of an epoch after that of the pass: see `Passes._after`."""
+
+    epoch: Epoch
+    dealt: list[LeasedRange]
+    progress: SplitProgress
 
 
 class Passes:
@@ -54,6 +62,10 @@ class Passes:
         """The epoch of the last pass."""
         self._dealt: list[LeasedRange] = []
         """The grants of the last pass, in their order."""
+        self._ahead = _Ahead(-1, [], SplitProgress())
+        """What has been taken of a later epoch in a pass over one that had nothing left, the last time."""
+        self._moved = False
+        """Whether that was in the last pass."""
         self._progress = SplitProgress()
         self.reports_deliveries = False
         """Whether the user of this source calls `Session.deliver`, and not this source itself, when the script gets a batch."""
@@ -106,7 +118,7 @@ class Passes:
 
     def state_at(self, place: dict[str, Any] | None) -> dict[str, Any]:
         """Return the `state_dict` for this place of the job's data; see `core.leases.Leases.place`."""
-        epoch = place["epoch"] if place is not None and place["epoch"] == self._begun and not self._chosen else self._next
+        epoch = place["epoch"] if place is not None and place["epoch"] == self._last[0] and not self._chosen else self._next
         seed = self._session.seed if self._seed is None else self._seed
         state = {"epoch": epoch, "size": self._size, "seed": seed, "rest": None}
         if place is not None and place["epoch"] == epoch and place["rest"] != [[0, self._size]]:
@@ -135,32 +147,82 @@ class Passes:
         session, epoch = self._session, self._next
         session.check_end()
         kept = list(self._dealt) if self._peeked and epoch == self._begun else []
+        if epoch == self._ahead.epoch and not kept:
+            kept, self._progress = self._still_held(self._ahead.dealt), self._ahead.progress
         if kept:
             session.take_back(self._pool)
         else:
             self._progress = SplitProgress()
-        self._begun, self._dealt = epoch, kept
+        self._begun, self._dealt, self._moved = epoch, kept, False
         self._epoch, self._chosen = epoch + 1, False
         return epoch, chain(list(kept), self._grants(session, epoch))
 
     @property
     def dealt(self) -> list[LeasedRange]:
         """The grants of the last pass, in their order; the list grows while the pass goes on."""
-        return self._dealt
+        return self._last[1]
+
+    @property
+    def _last(self) -> tuple[Epoch | None, list[LeasedRange]]:
+        """The epoch of the last pass's grants, and these."""
+        return (self._ahead.epoch, self._ahead.dealt) if self._moved else (self._begun, self._dealt)
 
     def _grants(self, session: Session, epoch: Epoch) -> Iterator[LeasedRange]:
         """Take new grants of an epoch until it has no more for this worker."""
         dealt, progress = self._dealt, self._progress  # of this pass, whatever the next one has
-        while (grant := session.take(self._pool, epoch, self._size, self._batch_size)) is not None:
+        if epoch < self._ahead.epoch:  # it is over, and to ask for it would give up what this worker has of the later one
+            return
+        while (grant := self._take(session, epoch, dealt, progress)) is not None:
+            yield grant
+        if not dealt and session.over is not None:
+            session.ended = True
+        self._look_for_evaluation(dealt)
+
+    def _take(self, session: Session, epoch: Epoch, dealt: list[LeasedRange], progress: SplitProgress) -> LeasedRange | None:
+        grant = session.take(self._pool, epoch, self._size, self._batch_size)
+        if grant is not None:
             self._check(grant)
             dealt.append(grant)
             if self._pool == 0:
                 session.progress = progress
                 progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
-            yield grant
-        if not dealt and session.over is not None:
-            session.ended = True
-        self._look_for_evaluation(dealt)
+        return grant
+
+    def _after(self, epoch: Epoch) -> Iterator[tuple[Epoch, LeasedRange]]:
+        """Take grants of the job's present epoch in a pass over one that had none for this worker, until the script makes a step.
+
+        A script that calls ``next`` on a new pass counts on a batch. It looks at the data before it trains, in a worker that has been
+        restarted, or it begins a pass whenever the one before has ended. The pass keeps the number of its own epoch: loops over epochs
+        come to the present one as they would without the look, and begin there with these batches.
+
+        Raises:
+            JobEnded: the job has ended, so that no epoch comes any more.
+        """
+        session, steps = self._session, self._session.steps
+        dealt = self._still_held(self._ahead.dealt)
+        at, progress = max(epoch + 1, self._ahead.epoch), self._ahead.progress if dealt else SplitProgress()
+        self._ahead, self._moved = _Ahead(at, dealt, progress), True
+        if dealt:
+            session.take_back(self._pool)
+        given = list(dealt)
+        any_given = bool(given)
+        while session.steps == steps:
+            if given:
+                yield at, given.pop(0)
+            elif (grant := self._take(session, at, dealt, progress)) is not None:
+                any_given = True
+                yield at, grant
+            elif any_given:
+                return
+            else:
+                session.ended = session.over is not None
+                session.check_end()
+                at += 1
+                self._ahead = _Ahead(at, dealt, progress)
+
+    def _still_held(self, grants: list[LeasedRange]) -> list[LeasedRange]:
+        held = self._session.held(self._pool)
+        return [grant for grant in grants if grant in held]
 
     def _delivered(self, dealt: list[LeasedRange], number: int, batch: Any = None) -> None:
         """Note that the script has received a batch of a pass; ``dealt`` are the pass's grants."""
@@ -185,7 +247,8 @@ class Passes:
     @property
     def _peeked(self) -> bool:
         """Whether the last pass took batches and no step has used any of them."""
-        return bool(self._dealt) and self._session.held(self._pool) == self._dealt
+        taken = self._last[1]
+        return bool(taken) and self._session.held(self._pool) == taken
 
     @property
     def _next(self) -> Epoch:
@@ -245,19 +308,32 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
             if raised_later(end):
                 return
             raise
-        indices, deliver, first = None, None, 0
-        for number, grant in enumerate(grants):
+        deliver = None
+        for number, (indices, dealt) in enumerate(self._batches(epoch, grants)):
+            if not number and not self.reports_deliveries:
+                deliver = follow_loader(partial(self._delivered, dealt))
+            if deliver is not None:
+                deliver(number)
+            yield indices
+        self._check_count()
+
+    def _batches(self, epoch: Epoch, grants: Iterator[LeasedRange]) -> Iterator[tuple[list[int], list[LeasedRange]]]:
+        """Give each batch of a pass, with the pass's grants."""
+        yield from self._indices_of(zip(repeat(epoch), grants))
+        if not self._dealt:
+            later = self._indices_of(self._after(epoch))
+            if not fetch_when_asked(later, self._delivered) and asked_by_next():
+                yield from later
+
+    def _indices_of(self, grants: Iterator[tuple[Epoch, LeasedRange]]) -> Iterator[tuple[list[int], list[LeasedRange]]]:
+        indices, first = None, 0
+        for epoch, grant in grants:
             if indices is None or grant.parts != self._parts:
                 even = bool(self._unit and grant.parts and self._session.overlap is None)
                 first = grant.parts[0][0] if even else 0  # a share is a range of the epoch's order
                 indices = self._indices(epoch, () if even else grant.parts)
                 self._parts = grant.parts
-            if not number and not self.reports_deliveries:
-                deliver = follow_loader(partial(self._delivered, self._dealt))
-            if deliver is not None:
-                deliver(number)
-            yield self._place.part(indices[first + grant.start : first + grant.stop].tolist())
-        self._check_count()
+            yield self._place.part(indices[first + grant.start : first + grant.stop].tolist()), self._last[1]
 
     def _check_count(self) -> None:
         """Warn once if the script counts on a number of batches that this worker was not dealt."""
@@ -301,11 +377,12 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         >>> [sampler.position_of(number) for number, _ in enumerate(sampler)]
         [1, 2, 3]
         """
-        assert self._begun is not None
-        grant = self._dealt[number]
+        epoch, dealt = self._last
+        assert epoch is not None
+        grant = dealt[number]
         size = size_of(grant.parts) if grant.parts else self._size
         used, split = _ceil(grant.stop, self._batch_size), _ceil(size, self._batch_size)
-        return self._begun * self.batches_max + _ceil(used * self.batches_max, split)
+        return epoch * self.batches_max + _ceil(used * self.batches_max, split)
 
     def _check(self, grant: LeasedRange) -> None:
         reach = max((stop for _, stop in grant.parts), default=grant.stop)

@@ -165,6 +165,8 @@ class Session(ABC):
         """Whether this process takes the place of an earlier one, or has joined a job that has made steps before."""
         self.counts = False
         """Whether the script counts with `offbeat.steps`."""
+        self._iteration = (0, 0)
+        """The iteration of `offbeat.steps` that the script is in, and the steps that this process had made when it began."""
         self.barriers_before = 0
         """The number of the next barrier when the checkpoint that the script has loaded was saved."""
         self.keeps_place = False
@@ -194,6 +196,17 @@ class Session(ABC):
         """The number of steps over samples so far."""
         self._batch_samples = 0
         """Samples in the batch of the last step."""
+
+    @property
+    def made(self) -> int:
+        """How far the script is: iterations of `offbeat.steps` in which it has made a step, or the steps themselves."""
+        iteration, before = self._iteration
+        return iteration + (self.steps > before) if self.counts else self.before + self.steps
+
+    def begin(self, iteration: int) -> None:
+        """Note that the script begins an iteration of `offbeat.steps`. It may make one step in it, or several, or none."""
+        self.keeps_place = self.counts = True
+        self._iteration = iteration, self.steps
 
     def new_pool(self) -> int:
         """Return the number of a new sampler; scripts make their samplers in the same order on every worker."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.live.harness import DEADLINE_S, Job, Worker, barrier, wait
 from tests.live.samples import Trainer, Used, ahead, data, finished, once
+
+import offbeat
 
 FAMILIES = ["bsp", "ensemble(steps=4)", "majority", "adpsgd"]
 
@@ -64,6 +68,137 @@ def test_a_pass_over_all_data_without_a_step_is_a_look_too(tmp_path: Path) -> No
     assert all(once((used[epoch] for used in results), 40) for epoch in range(2))
     reports = finished(job, tmp_path / "journal")
     assert [(report["epoch"], report["folded"]) for report in reports if report["folded"]] == [(0, 40), (5, 40)]
+
+
+Loaded = Callable[[Trainer], Any]
+SOURCES: dict[str, Loaded] = {
+    "sampler": lambda trainer: trainer.optimizer.batch_sampler(data(40), batch_size=4),
+    "loader": lambda trainer: trainer.loader(40, 4),
+    "processes": lambda trainer: trainer.loader(40, 4, num_workers=1),
+    "stream": lambda trainer: offbeat.elastic(lambda epoch: iter(range(40)), batch_size=4, optimizer=trainer.optimizer),
+}
+
+
+def indices(batch: Any) -> list[int]:
+    return torch.as_tensor(batch[0] if isinstance(batch, list) and isinstance(batch[0], torch.Tensor) else batch).tolist()
+
+
+def stays(source: Loaded, epochs: int, *, last: int, looked: threading.Event, there: threading.Event) -> Callable[[Worker], Used]:
+    """A worker that waits in its third batch of the epoch ``last`` until the other one, which has been restarted, has looked."""
+
+    def script(worker: Worker) -> Used:
+        trainer = Trainer(worker, "asp")
+        loader, used = source(trainer), [[] for _ in range(epochs)]  # type: ignore[var-annotated]
+        for epoch in range(epochs):
+            for number, batch in enumerate(loader):
+                if (epoch, number) == (last, 2):
+                    there.set()
+                    wait(looked)
+                used[epoch] += trainer.step(torch.tensor(indices(batch)))
+        trainer.optimizer.pull()
+        return used
+
+    return script
+
+
+def dies(source: Loaded) -> Callable[[Worker], None]:
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, "asp")
+        trainer.step(torch.tensor(indices(next(iter(source(trainer))))))
+        worker.die()
+
+    return script
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_a_restarted_worker_looks_at_the_present_epoch_and_trains_on_that_batch_when_it_comes_there(source: Loaded, tmp_path: Path) -> None:
+    looked, there = threading.Event(), threading.Event()
+
+    def comes_back(worker: Worker) -> Used:
+        trainer = Trainer(worker, "asp")
+        loader = source(trainer)
+        seen = [indices(next(iter(loader))) for _ in range(2)]
+        assert seen[0] == seen[1] and len(seen[0]) == 4
+        looked.set()
+        used: Used = []
+        for _ in range(3):
+            used.append([])
+            for batch in loader:
+                used[-1] += trainer.step(torch.tensor(indices(batch)))
+        trainer.optimizer.pull()
+        assert used[:2] == [[], []], "epochs that are over have nothing for it"
+        assert used[2][:4] == seen[0]
+        return used
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.start(0, stays(source, 3, last=2, looked=looked, there=there))
+        job.join(job.start(1, dies(source)))
+        job.until(there.is_set, "the other one to come to the last epoch")
+        job.start(1, comes_back)
+        job.join()
+        (zero,), (one,) = job.results(0), job.results(1)
+    assert once([zero[2], one[2]], 40)
+    assert [report["unused"] for report in finished(job, tmp_path / "journal")][1:] == [0, 0]
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_passes_that_a_script_begins_anew_by_next_never_end_at_once(source: Loaded, tmp_path: Path) -> None:
+    """As semi-supervised training takes its unlabelled batches: ``next``, and where that ends, a new iterator and ``next`` again."""
+    looked, there = threading.Event(), threading.Event()
+
+    def comes_back(worker: Worker) -> None:
+        trainer = Trainer(worker, "asp")
+        loader = source(trainer)
+        batches = iter(loader)
+        for _ in range(1000):
+            try:
+                batch = next(batches)
+            except StopIteration:
+                batches = iter(loader)
+                batch = next(batches)
+            trainer.step(torch.tensor(indices(batch)))
+            looked.set()
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.start(0, stays(source, 4, last=2, looked=looked, there=there))
+        job.join(job.start(1, dies(source)))
+        job.until(there.is_set, "the other one to come to the third epoch")
+        job.start(1, ends_with_the_job(comes_back))
+        job.join()
+    reports = finished(job, tmp_path / "journal")
+    assert len(reports) == 4 and all(report["folded"] == 40 for report in reports[2:])
+
+
+def ends_with_the_job(script: Callable[[Worker], None]) -> Callable[[Worker], None]:
+    def run(worker: Worker) -> None:
+        with pytest.raises(offbeat.JobEnded):
+            script(worker)
+
+    return run
+
+
+def test_a_look_when_the_job_is_over_ends_the_script_with_it() -> None:
+    dead, left = threading.Event(), threading.Event()
+
+    def finishes(worker: Worker) -> None:
+        trainer = Trainer(worker, "asp")
+        wait(dead)
+        for batch in ahead(trainer.optimizer.batch_sampler(data(40), batch_size=4), 1):
+            trainer.step(batch)
+        wait(left)
+
+    def comes_back(worker: Worker) -> None:
+        sampler = Trainer(worker, "asp").optimizer.batch_sampler(data(40), batch_size=4)
+        left.set()
+        next(iter(sampler))
+
+    with Job(2) as job:
+        job.start(0, finishes)
+        job.join(job.start(1, dies(SOURCES["sampler"])))
+        job.await_state(1, "dead")
+        dead.set()
+        job.start(1, ends_with_the_job(comes_back))
+        job.join()
 
 
 @pytest.mark.parametrize("sync", ["asp", "psp(c=2, b=0.5)", "majority", "adpsgd"])

@@ -116,6 +116,45 @@ def test_one_dies_while_the_others_are_in_a_barrier_and_comes_back_to_the_next(s
     assert next_one.number == 1 and next_one.workers == (0, 1, 2) and not next_one.past
 
 
+@pytest.mark.parametrize("sync", ["bsp", "asp", "majority", "ensemble(steps=1)", "dpsgd"])
+def test_an_iteration_may_have_several_steps(sync: str) -> None:
+    """As one of reinforcement learning has for each rollout. Who dies in the middle of one goes on with the next one."""
+    there, back = threading.Event(), threading.Event()
+
+    def stay(worker: Worker) -> list[int]:
+        optimizer, model = made(worker, sync)
+        for at in _steps(optimizer._session, 6, 1):
+            if at == 4:
+                there.set()
+                serve_until(optimizer, back)
+            for number in range(1 + at % 3):
+                step(optimizer, model, 10 * at + number)
+        return [optimizer._session.made]
+
+    def die(worker: Worker) -> None:
+        optimizer, model = made(worker, sync)
+        for at in _steps(optimizer._session, 6, 1):
+            for number in range(1 + at % 3):
+                step(optimizer, model, 10 * at + number)
+                if (at, number) == (2, 1):
+                    worker.die()
+
+    def come_back(worker: Worker) -> list[int]:
+        optimizer, model = made(worker, sync)
+        first = next(_steps(optimizer._session, 6, 1))
+        back.set()
+        step(optimizer, model, 7)
+        return [first]
+
+    with Job(2) as job:
+        job.start(0, stay)
+        job.join(job.start(1, die))
+        job.until(there.is_set, "the other one to come to its fifth iteration")
+        job.start(1, come_back)
+        job.join()
+        assert (job.results(0), job.results(1)) == ([[6]], [[4]])
+
+
 @pytest.mark.parametrize("sync", ["bsp", "asp", "majority", "dpsgd"])
 def test_a_worker_that_comes_when_the_others_have_finished_trains_no_more(sync: str) -> None:
     left = threading.Event()

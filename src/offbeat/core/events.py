@@ -59,6 +59,8 @@ class Pushed(NamedTuple):
     """Shard scope: the version of each block that it was computed from."""
     sums: bool = False
     """The gradient is the sum over its samples, and a fold adds such gradients up; False: it is their mean."""
+    place: int | None = None
+    """After how many iterations of `offbeat.steps` a new process of its worker goes on; None: the script does not count with it."""
 
 
 class Abandoned(NamedTuple):

@@ -44,7 +44,7 @@ class Contributions:
         self._waiting.take_back(worker, now)
         if self._ledger.begins(event):
             self._work.resume(worker, now)
-            self._progress.count(worker, event.steps)
+            self._progress.count(worker, event.steps, event.place)
             refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
             if event.nonfinite is not None:
                 refusal = f"gradient not finite in {event.nonfinite}"

@@ -15,6 +15,10 @@ class Progress:
     ...     progress.count(worker, steps)
     >>> progress.join(1, others=[0]), progress.join(2, others=[0, 1]), progress.join(0, others=[])
     (5, 5, 5)
+    >>> for _ in range(16):  # several steps in its seventh iteration
+    ...     progress.count(1, 1, place=7)
+    >>> progress.join(1, others=[0])
+    7
     """
 
     def __init__(self) -> None:
@@ -24,9 +28,9 @@ class Progress:
         """Return the number of a worker's steps."""
         return self._steps.get(worker, 0)
 
-    def count(self, worker: WorkerId, steps: int) -> None:
-        """Add steps that a worker has pushed: one gradient, or several local steps."""
-        self._steps[worker] = self._steps.get(worker, 0) + steps
+    def count(self, worker: WorkerId, steps: int, place: int | None = None) -> None:
+        """Add steps that a worker has pushed: one gradient, or several local steps. A script that counts iterations says its ``place``."""
+        self._steps[worker] = self._steps.get(worker, 0) + steps if place is None else place
 
     def begin_at(self, worker: WorkerId, steps: int) -> None:
         """Set the steps that a worker's script has made before this job, according to the checkpoint that it has loaded."""

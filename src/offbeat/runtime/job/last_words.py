@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sysconfig
 import time
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from offbeat.errors import ConfigurationError, OffbeatError
+from offbeat.errors import NOT_OWN, ConfigurationError, OffbeatError
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.transport.base import Closed, Connection, Hub, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.link import Link
 from offbeat.types import Seconds
 
-_PATHS = (*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[2]))
-_NOT_OWN = (*(path + os.sep for path in _PATHS), "<frozen ")
-"""What the names of files begin with that are not the script's."""
 PATIENCE_S: Seconds = 2.0
 """Seconds to wait for ``noted``; after that the receiver is dead or too busy."""
 
@@ -78,7 +73,7 @@ def place_of(error: BaseException) -> str | None:
     if error.__traceback__ is not None:  # an exception that is reported on its way has not come through its callers yet
         callers = traceback.walk_stack(error.__traceback__.tb_frame.f_back)
         frames = [*((frame.f_code.co_filename, line) for frame, line in [*callers][::-1]), *frames]
-    own = [(name, line) for name, line in frames if not name.startswith(_NOT_OWN)]
+    own = [(name, line) for name, line in frames if not name.startswith(NOT_OWN)]
     name, line = (own or frames or [("", 0)])[-1]
     if not name:
         return None

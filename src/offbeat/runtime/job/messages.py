@@ -71,6 +71,7 @@ _PUSHED: Final = fields(
         "steps": whole(0, SAMPLES_MAX),
         "held": many(whole(), 1 << 16),
         "sums": flag,
+        "place": whole(0, SAMPLES_MAX),
     },
 )
 _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute_s": _seconds}, {"leases": _leases})

@@ -62,6 +62,7 @@ def pushed_fields(push: Pushed) -> dict[str, Any]:
         "loss": push.loss,
         "steps": push.steps,
         **({"sums": True} if push.sums else {}),
+        **({} if push.place is None else {"place": push.place}),
     }
 
 
@@ -224,7 +225,7 @@ class JobSession(Session):
     def _send(self, event: Event) -> None:
         match event:
             case Pushed():
-                self._push(event._replace(sums=True) if self.reduction == "sum" else event)
+                self._push(event._replace(sums=self.reduction == "sum", place=self.made if self.counts else None))
             case Abandoned(_, incarnation, version, compute_s, leases):
                 work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
                 self._coordinator.send({"kind": "abandoned", "work": work})
