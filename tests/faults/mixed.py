@@ -55,6 +55,7 @@ PLACES = ("one host", "apart", "replicas", "full disk", "no reader")
 DISK_BYTES = 96 << 10
 TOGETHER_S = 0.1
 """Two faults within this time are at the same moment."""
+LOST = r"server \d .*(gone with it|is gone)"
 SPY = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 
@@ -145,27 +146,31 @@ class Expected:
         served = isinstance(policies.rule(rule), ServerRule)
         dead = {(fault.role, fault.number): fault for fault in faults if fault.lethal and fault.at is not None}
         for (role, number), fault in dead.items():
-            if rule == "allreduce":
-                self.must.append("")  # such a job does not outlive a rank, or server 0
-            elif (role, number) == ("forkserver", 0):
-                self.may += [] if served else ["nobody is left to copy the parameters from"]
-            elif role in ("server", "forkserver") and place == "apart":
-                self.must.append("server .*(gone with it|is gone)")
-            elif role == "server" and place == "replicas":
-                alone = ("standby", number) in dead or ("forkserver", 1) in dead or fault.kind == "kill while restarting"
+            if (role, number) == ("forkserver", 1):  # servers may be its forks
+                self.may += [".*"] if rule == "allreduce" else [LOST] if place == "apart" else []
+            elif rule == "allreduce":
+                self.must.append(".*")  # such a job does not outlive a rank, or server 0
+            elif role == "forkserver":
+                self.may += [] if served else ["worker . has come back and nobody is left to copy the parameters from"]
+            elif role == "server" and place == "apart":
+                self.must.append(LOST)
+            elif role in ("server", "standby") and place == "replicas":
+                both = {("server", number), ("standby", number)} <= dead.keys() or ("forkserver", 1) in dead
+                alone = both or (role, fault.kind) == ("server", "kill while restarting")
                 self.may += [f"server {number} .*(its standby|no standby)"] if alone else []
-                folds = any(role == "worker" for role, _ in dead) and (number > 0 or (rule.startswith("psp") and servers > 1))
-                self.may += ["may have folded"] if folds else []
+                folding = role == "server" and (number > 0 or (rule.startswith("psp") and servers > 1))
+                self.may += [".*may have folded"] if folding and any(other in ("worker", "forkserver") for other, _ in dead) else []
         if rule == "allreduce" and any(fault.role == "worker" for fault in faults):
-            self.may.append("")  # the ranks' own group has connections that do not go on
+            self.may.append(".*")  # the ranks' own group has connections that do not go on
 
-    def problem(self, status: int, said: str, good: int) -> str | None:
-        """Return what is wrong with the end of a job, whose status without a failure would be ``good``."""
-        if status == good and not self.must:
+    def problem(self, ended: Ended, good: int, sentence: str) -> str | None:
+        """Return what is wrong with the end of a job, whose status and sentence without a failure would be these."""
+        said = ended.last_line
+        if ended.status == good and not self.must and sentence in said:
             return None
-        if status == FAILED and said and any(re.search(text, said) for text in (*self.may, *self.must)):
+        if ended.status == FAILED and any(re.match(f"offbeat: {text}", said) for text in (*self.must, *self.may)):
             return None
-        return f"status {status}, and not {good if not self.must else FAILED}, after faults that allow {self.may + self.must}: {said}"
+        return f"status {ended.status} after faults that allow {good} {self.may}, or ask for {self.must}: {ended.err[-1500:]}"
 
 
 class Trial:
@@ -284,18 +289,20 @@ class Trial:
         """Find what is wrong with a job that has ended: its status and sentences, its books, its summary."""
         self.said = ended.last_line.removeprefix("offbeat: ")[:300] if ended.status not in (0, READER_GONE) else "finished"
         summary = json.loads((self._folder / "summary.json").read_text())
-        missing = [text for text in summary["missing"] if self.place == "full disk" and "No space left on device" in text]
-        if self.place == "full disk" and not any(text.startswith("the journal is not complete") for text in missing):
-            self.problems.append(f"the summary does not say that the journal is not complete: {summary['missing']}")
+        full, missing = self.place == "full disk", summary["missing"]
+        good = FAILED if full else READER_GONE if self.place == "no reader" else 0
+        problem = self._expected.problem(ended, good, "worker's script has ended; " if full else "")
+        self.problems += [] if problem is None else [problem]
+        if summary["ok"] != (ended.status in (0, READER_GONE)):
+            self.problems.append(f"status {ended.status}, but the summary says {summary['ok']}: {summary['reason']}")
+        if full != any(text.startswith("the journal is not complete") for text in missing):
+            self.problems.append(f"the journal is {'' if full else 'not '}cut off, but the summary says of what is missing: {missing}")
+        self.problems += [f"not said in the last line: {text}" for text in missing if text not in ended.last_line]
+        self.problems += [f"this is not missing: {text}" for text in missing if not full or "No space left on device" not in text]
         sound = newest(self._folder / "disk" / "saved")
         left = "there is none" if sound is None else f"the newest one is of version {sound.version}"
         self.problems += [f"{text}; but {left}" for text in missing if "checkpoint failed" in text and not text.endswith(left)]
-        self._expected.must += [re.escape(missing[0])] if missing else []
-        problem = self._expected.problem(ended.status, self.said, READER_GONE if self.place == "no reader" else 0)
-        self.problems += [] if problem is None else [f"{problem}; {ended.err[-1500:]}"]
-        if summary["ok"] != (ended.status in (0, READER_GONE)) or len(missing) != len(summary["missing"]):
-            self.problems.append(f"status {ended.status}, but the summary says {summary['ok']}: {summary['reason']}; {summary['missing']}")
-        if (ended.records[-1]["kind"] == "end") != (self.place != "full disk"):
+        if (ended.records[-1]["kind"] == "end") == full:
             self.problems.append(f"the last record is {ended.records[-1]}")
         tally, seen = ended.tally(), Observation.of(ended.records)
         self.problems += [*tally.problems(), *seen.gaps_in_versions]
@@ -306,7 +313,7 @@ class Trial:
             if (fates := sum(figures["fates"].values())) != figures["blocks"]:
                 self.problems.append(f"{figures['blocks']} blocks were pushed, and {fates} have a fate")
             folded = sum(record["report"]["folded"] for record in ended.records if record["kind"] == "epoch_ended")
-            if self.place != "full disk" and figures["samples"] != folded:
+            if not full and figures["samples"] != folded:
                 self.problems.append(f"fates say that {figures['samples']} samples were folded, and the reports of epochs say {folded}")
         self.counts += Counter(fates=sum(figures["fates"].values()), epochs=seen.epochs, indices=seen.indices, unused=seen.unused)
         self.problems += [] if figures["pushes"] and seen.epochs else [f"{figures['pushes']} pushes, {seen.epochs} epochs"]

@@ -96,6 +96,24 @@ def test_a_cluster_that_does_not_start_is_one_sentence(monkeypatch: pytest.Monke
         connect("")
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_cluster_that_wants_a_token_is_refused_with_what_to_set(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray says no more than that it cannot connect, and takes up its token by itself only where no address is given."""
+
+    def init(**options: object) -> None:
+        raise ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(init=init))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setenv("RAY_AUTH_MODE", "token") if asked else monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        head.listen()
+        with pytest.raises(ConfigurationError, match="Failed to connect to Ray cluster") as refused:
+            connect(f"127.0.0.1:{head.getsockname()[1]}")
+    assert ("set RAY_AUTH_MODE=token" in str(refused.value)) is not asked
+
+
 def test_a_script_that_is_not_on_the_node_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=r"no script 'train.py' .* every node: .* ray job submit --working-dir"):

@@ -139,7 +139,9 @@ def connect(address: str) -> bool:
             return True
         except ConnectionError as error:
             if where != "auto":
-                raise ConfigurationError(f"{_NO_CLUSTER.format(where=where)}: {error}") from None
+                # Ray takes up its own token only where no address is given; without it a cluster that asks for one is not reached.
+                token = "" if "RAY_AUTH_MODE" in os.environ else "; if the cluster asks for a token, set RAY_AUTH_MODE=token"
+                raise ConfigurationError(f"{_NO_CLUSTER.format(where=where)}: {error}{token}") from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that lives as long as this command
     try:
         ray.init(address="local", include_dashboard=False, **quiet)
