@@ -164,11 +164,11 @@ class Session(ABC):
         self.restarted = False
         """Whether this process takes the place of an earlier one, or has joined a job that has made steps before."""
         self.counts = False
-        """Whether the script counts with `offbeat.steps`."""
+        """Whether the script counts with `offbeat.steps`, or with `offbeat.epochs`."""
         self.barriers_before = 0
         """The number of the next barrier when the checkpoint that the script has loaded was saved."""
         self.keeps_place = False
-        """Whether the script goes on where the job is: it has used `offbeat.steps`, or loaded a checkpoint."""
+        """Whether the script goes on where the job is: it counts with `offbeat.steps` or `offbeat.epochs`, or has loaded a checkpoint."""
         self.over: str | None = None
         """Why the job has ended for this worker, which its script has not; None: it has not ended."""
         self.ended = False
