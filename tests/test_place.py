@@ -192,6 +192,7 @@ def test_epochs_go_on_after_a_checkpoint(tmp_path: Path) -> None:
         model = torch.nn.Linear(1, 1)
         optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
         loader = offbeat.elastic(torch.ones(6, 1), batch_size=2)
+        assert isinstance(loader, DataLoader)
         parts = {"model": model, "optimizer": optimizer, "sampler": loader.batch_sampler}
         if (tmp_path / "last.pt").exists():
             offbeat.load(tmp_path / "last.pt", **parts)

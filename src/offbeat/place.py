@@ -1,4 +1,4 @@
-"""`steps`, `epochs` and `barrier`: where a script is in its job. A restarted worker begins its script anew, and goes on where the job is by these."""
+"""`epochs`, `steps` and `barrier`: where a script is in its job. A restarted worker begins its script anew, and goes on by these."""
 
 from __future__ import annotations
 

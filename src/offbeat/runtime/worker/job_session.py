@@ -400,8 +400,8 @@ class JobSession(Session):
     def _first_barrier(self) -> int | None:
         """Return the number of the first barrier of this process's script; None: the next one of the job.
 
-        A restarted script that counts with `offbeat.steps` or `offbeat.epochs` goes on where the job is; one that passes over the epochs that are over comes
-        to their barriers again, which have been passed.
+        A restarted script that counts with `offbeat.steps` or `offbeat.epochs` goes on where the job is; one that passes over the epochs
+        that are over comes to their barriers again, which have been passed.
         """
         if self.restarted and (self.counts or not (self.has_sampler or self.barriers_before)):
             return None
