@@ -178,6 +178,49 @@ def test_schedulers_of_a_restarted_worker_come_to_its_step(every: int) -> None:
     assert optimizer.param_groups[0]["lr"] == pytest.approx(twin.param_groups[0]["lr"])
 
 
+def test_epochs_end_with_the_job() -> None:
+    session = made(EndedSession)
+    loader = offbeat.elastic(range(8), batch_size=2)
+    session.restarted = True
+    assert list(offbeat.epochs(5, loader)) == []
+
+
+def test_epochs_go_on_after_a_checkpoint(tmp_path: Path) -> None:
+    """From the epoch of the file, in the middle of it too, and a look at the data changes nothing."""
+
+    def train(stop: int) -> list[tuple[int, int]]:
+        model = torch.nn.Linear(1, 1)
+        optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model)
+        loader = offbeat.elastic(torch.ones(6, 1), batch_size=2)
+        assert isinstance(loader, DataLoader)
+        parts = {"model": model, "optimizer": optimizer, "sampler": loader.batch_sampler}
+        if (tmp_path / "last.pt").exists():
+            offbeat.load(tmp_path / "last.pt", **parts)
+        made: list[tuple[int, int]] = []
+        for epoch in offbeat.epochs(3, loader):
+            next(iter(loader))
+            for number, batch in enumerate(loader):
+                model(batch).sum().backward()
+                optimizer.step()
+                made.append((epoch, number))
+                if len(made) == stop:
+                    offbeat.save(tmp_path / "last.pt", **parts)
+                    return made
+        return made
+
+    assert train(4) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert train(9) == [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+
+
+def test_epochs_are_those_of_a_loader_of_the_job() -> None:
+    made(LocalSession)
+    for loader in (DataLoader(TensorDataset(torch.ones(4, 1))), [1, 2], None):
+        with pytest.raises(offbeat.ConfigurationError, match=r"does not deal out its batches.*offbeat\.elastic"):
+            offbeat.epochs(3, loader)
+    with pytest.raises(offbeat.ConfigurationError, match="at least 0"):
+        offbeat.epochs(-1, offbeat.elastic(range(8), batch_size=2))
+
+
 def test_a_plateau_cannot_be_brought_there() -> None:
     optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
 

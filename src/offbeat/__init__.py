@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from offbeat.loaders import elastic as elastic
     from offbeat.optimizer import DistributedOptimizer as DistributedOptimizer
     from offbeat.place import barrier as barrier
+    from offbeat.place import epochs as epochs
     from offbeat.place import steps as steps
     from offbeat.policies import *  # noqa: F403
     from offbeat.policies import rule as rule
@@ -44,6 +45,7 @@ _HOME = {
     "ConfigurationError": "offbeat.errors",
     "DistributedOptimizer": "offbeat.optimizer",
     "elastic": "offbeat.loaders",
+    "epochs": "offbeat.place",
     "is_main_process": "offbeat.session",
     "JobEnded": "offbeat.errors",
     "JobError": "offbeat.errors",

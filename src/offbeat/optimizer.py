@@ -138,6 +138,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with own_mode():
             self._session = self._open(layout, spec, model, policy)
         self._session.known_as(self)
+        if self._session.restarted:  # the job has made steps: a scheduler's step that passes over an epoch is not too early
+            self._opt_called = self.wrapped._opt_called = True  # type: ignore[attr-defined]
         if (earlier := vars(optimizer).get("_offbeat_guard")) is not None:
             earlier.remove()  # the optimizer had been wrapped before, in a notebook for instance
         optimizer._offbeat_guard = optimizer.register_step_pre_hook(self._refuse_own_step)  # type: ignore[attr-defined]

@@ -166,6 +166,7 @@ def batches_of(batch_sampler: Sampler[list[int]] | object) -> tuple[object, int,
     if type(batch_sampler) is not BatchSampler:
         raise ConfigurationError(
             f"elastic() cannot deal out the batches of a {type(batch_sampler).__name__}: pass the data set with batch_size=, and order= "
-            "if it has an order of its own"
+            "if it has an order of its own; its batches, if all are of one size, are dealt out whole where order= has them one after the "
+            "other (docs/data.md)"
         )
     return batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last

@@ -1,14 +1,15 @@
-"""`steps` and `barrier`: where a script is in its job. A restarted worker begins its script anew, and goes on where the job is by these."""
+"""`epochs`, `steps` and `barrier`: where a script is in its job. A restarted worker begins its script anew, and goes on by these."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from offbeat import session as sessions
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
+from offbeat.sampler import Passes
 from offbeat.session import Barrier, Session
 
 if TYPE_CHECKING:
@@ -80,6 +81,57 @@ def _steps(session: Session, number: int, every: int) -> Iterator[int]:
         session.begin(at)
         yield at
         at += 1
+
+
+def epochs(number: int, loader: Any) -> Iterator[int]:
+    """Count the epochs of a training: 0 to ``number`` - 1, one pass over ``loader`` in each iteration.
+
+    A restarted worker begins with the first epoch that is not over: what the script does for the epochs before it (an evaluation, a save,
+    a warm-up, a mean over the batches) is not done again. The schedulers of the optimizer are advanced as if each of those epochs had
+    made one step of them. After `load` the first epoch is that of the file. The loop ends early where the job has ended before this
+    worker's script.
+
+    Args:
+        number: of epochs of the whole training; at least 0.
+        loader: what `elastic` has returned, or a ``DataLoader`` over `DistributedOptimizer.batch_sampler`.
+
+    Raises:
+        ConfigurationError: the number is negative, the job does not deal out the loader's batches, or the optimizer does not exist yet.
+
+    >>> import torch, offbeat
+    >>> model = torch.nn.Linear(1, 1)
+    >>> optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    >>> loader = offbeat.elastic(torch.ones(4, 1), batch_size=2)
+    >>> for epoch in epochs(3, loader):
+    ...     for batch in loader:
+    ...         optimizer.zero_grad()
+    ...         model(batch).sum().backward()
+    ...         optimizer.step()
+    >>> epoch, optimizer.version
+    (2, 6)
+    """
+    whole_number("epochs", "number", number, least=0)
+    source = getattr(loader, "batch_sampler", loader)
+    if not isinstance(source, Passes):
+        raise ConfigurationError(
+            f"offbeat.epochs({number}, {type(loader).__name__}): the job does not deal out its batches, and so does not know which epochs "
+            "are over: pass the loader that offbeat.elastic returns, or a DataLoader with batch_sampler=optimizer.batch_sampler(...)"
+        )
+    return _epochs(source.session, number, source)
+
+
+def _epochs(session: Session, number: int, source: Passes) -> Iterator[int]:
+    at = source.next_epoch
+    if session.restarted:
+        session.keeps_place = session.counts = True
+        while at < number and session.over is None and source.is_over():
+            at += 1
+        if session.over is None:
+            _bring_schedulers(session, at)
+    for epoch in range(at, number):
+        if session.over is not None:
+            return
+        yield epoch
 
 
 def _session(call: str) -> Session:

@@ -118,7 +118,7 @@ class Passes:
 
     def state_at(self, place: dict[str, Any] | None) -> dict[str, Any]:
         """Return the `state_dict` for this place of the job's data; see `core.leases.Leases.place`."""
-        epoch = place["epoch"] if place is not None and place["epoch"] == self._last[0] and not self._chosen else self._next
+        epoch = place["epoch"] if place is not None and place["epoch"] == self._last[0] and not self._chosen else self.next_epoch
         seed = self._session.seed if self._seed is None else self._seed
         state = {"epoch": epoch, "size": self._size, "seed": seed, "rest": None}
         if place is not None and place["epoch"] == epoch and place["rest"] != [[0, self._size]]:
@@ -144,7 +144,7 @@ class Passes:
 
     def _pass(self) -> tuple[Epoch, Iterator[LeasedRange]]:
         """Begin the next pass; return its epoch, and an iterator over its grants."""
-        session, epoch = self._session, self._next
+        session, epoch = self._session, self.next_epoch
         session.check_end()
         kept = list(self._dealt) if self._peeked and epoch == self._begun else []
         if epoch == self._ahead.epoch and not kept:
@@ -156,6 +156,14 @@ class Passes:
         self._begun, self._dealt, self._moved = epoch, kept, False
         self._epoch, self._chosen = epoch + 1, False
         return epoch, chain(list(kept), self._grants(session, epoch))
+
+    def is_over(self) -> bool:
+        """Return True if the next pass would find no samples for this worker: it is passed over then.
+
+        The samples that are taken to know this are the first ones of the next pass, as after any look at the data.
+        """
+        _, grants = self._pass()
+        return next(grants, None) is None
 
     @property
     def dealt(self) -> list[LeasedRange]:
@@ -251,7 +259,7 @@ class Passes:
         return bool(taken) and self._session.held(self._pool) == taken
 
     @property
-    def _next(self) -> Epoch:
+    def next_epoch(self) -> Epoch:
         """The epoch of the next pass."""
         return self._begun if self._begun is not None and not self._chosen and self._peeked else self._epoch
 

@@ -164,13 +164,14 @@ class Session(ABC):
         self.restarted = False
         """Whether this process takes the place of an earlier one, or has joined a job that has made steps before."""
         self.counts = False
-        """Whether the script counts with `offbeat.steps`."""
-        self._iteration = (0, 0)
-        """The iteration of `offbeat.steps` that the script is in, and the steps that this process had made when it began."""
+        """Whether the script counts with `offbeat.steps`, or with `offbeat.epochs`."""
+        self._iteration: tuple[int, int] | None = None
+        """The iteration of `offbeat.steps` that the script is in, and the steps that this process had made when it began; None: it does
+        not count with them."""
         self.barriers_before = 0
         """The number of the next barrier when the checkpoint that the script has loaded was saved."""
         self.keeps_place = False
-        """Whether the script goes on where the job is: it has used `offbeat.steps`, or loaded a checkpoint."""
+        """Whether the script goes on where the job is: it counts with `offbeat.steps` or `offbeat.epochs`, or has loaded a checkpoint."""
         self.over: str | None = None
         """Why the job has ended for this worker, which its script has not; None: it has not ended."""
         self.ended = False
@@ -200,8 +201,15 @@ class Session(ABC):
     @property
     def made(self) -> int:
         """How far the script is: iterations of `offbeat.steps` in which it has made a step, or the steps themselves."""
+        if self._iteration is None:
+            return self.before + self.steps
         iteration, before = self._iteration
-        return iteration + (self.steps > before) if self.counts else self.before + self.steps
+        return iteration + (self.steps > before)
+
+    @property
+    def iterations(self) -> int | None:
+        """After how many iterations of `offbeat.steps` a new process goes on; None: the script does not count with them."""
+        return None if self._iteration is None else self.made
 
     def begin(self, iteration: int) -> None:
         """Note that the script begins an iteration of `offbeat.steps`. It may make one step in it, or several, or none."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.live.harness import APART, DEADLINE_S, HALVES, TOGETHER, Job, Worker
+from tests.live.samples import Trainer, data, finished, once
 
 import offbeat
 from offbeat.place import _steps
@@ -153,6 +155,68 @@ def test_an_iteration_may_have_several_steps(sync: str) -> None:
         job.start(1, come_back)
         job.join()
         assert (job.results(0), job.results(1)) == ([[6]], [[4]])
+
+
+@pytest.mark.parametrize(
+    ("sync", "source"), [("bsp", "sampler"), ("asp", "loader"), ("majority", "sampler"), ("full", "loader"), ("asp", "stream")]
+)
+def test_a_restarted_worker_begins_with_the_epoch_that_goes_on(tmp_path: Path, sync: str, source: str) -> None:
+    """It does nothing of what belongs to the epochs before: no barrier, no warm-up, no mean over batches that it did not get."""
+    died, back = threading.Event(), threading.Event()
+
+    def begun(worker: Worker) -> tuple[Trainer, Any, Any]:
+        trainer = Trainer(worker, sync)
+        optimizer = trainer.optimizer
+        kinds: dict[str, Callable[[], Any]] = {
+            "sampler": lambda: optimizer.batch_sampler(data(40), batch_size=2),
+            "loader": lambda: trainer.loader(40, 2),
+            "stream": lambda: offbeat.elastic(lambda epoch: ([index] for index in range(40)), batch_size=2, optimizer=optimizer),
+        }
+        return trainer, kinds[source](), torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    def epochs(worker: Worker, halt: Callable[[Any, int], None]) -> list[tuple[int, float, list[int], Barrier]]:
+        trainer, loader, scheduler = begun(worker)
+        seen = []
+        for epoch in offbeat.epochs(4, loader):
+            rate, used = trainer.optimizer.param_groups[0]["lr"], []
+            for batch in loader:
+                halt(trainer.optimizer, epoch)
+                used += trainer.step(torch.as_tensor(batch if source == "sampler" else batch[0]))
+            assert used or epoch > 1, "the others may be faster"
+            seen.append((epoch, rate, used, trainer.optimizer._session.barrier()))
+            scheduler.step()
+        return seen
+
+    def stay(worker: Worker) -> Any:
+        return epochs(worker, lambda optimizer, epoch: serve_until(optimizer, back) if epoch == 1 else None)
+
+    def die(worker: Worker) -> None:
+        def halt(optimizer: Any, epoch: int) -> None:
+            if epoch == 1:
+                died.set()
+                worker.die()
+
+        epochs(worker, halt)
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.start(0, stay)
+        first = job.start(1, die)
+        job.until(died.is_set, "worker 1 to come to the second epoch")
+        job.join(first)
+        job.await_state(1, "dead")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            job.join(job.start(1, lambda worker: epochs(worker, lambda *_: back.set())))
+            job.join()
+        stayed, returned = job.results(0)[0], job.results(1)[-1]
+    assert [epoch for epoch, *_ in stayed] == [0, 1, 2, 3]
+    assert [epoch for epoch, *_ in returned] == [1, 2, 3]
+    for epoch, rate, _, met in stayed + returned:
+        assert rate == pytest.approx(1e-6 * 0.5**epoch)
+        assert met.number == epoch and not met.past
+    for epoch in (2, 3):
+        assert once((used for at, _, used, _ in stayed + returned if at == epoch), 40)
+    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [40] * 4
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "majority", "dpsgd"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from offbeat.errors import ProtocolError
 from offbeat.runtime.lasting_server import Server
 from offbeat.transport.base import Closed, Message
@@ -41,6 +43,44 @@ def test_what_came_with_a_refused_message_is_not_heard() -> None:
     ((_, refused), (_, end)) = peers.poll(0.0)
     assert isinstance(refused, Message) and refused.header["kind"] == "refused"
     assert isinstance(end, Closed)
+
+
+class Listening(Coordinator):
+    """Knows one worker, the one that has spoken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: list[str] = []
+
+    def on_message(self, connection: Any, message: Message, now: float) -> None:
+        self.heard.append(message.header["kind"])
+        self.connection = connection
+
+    def connections_of(self, worker: int) -> list[Any]:
+        return [self.connection]
+
+    def on_lost(self, worker: int, reason: str, now: float) -> None:
+        self.lost.append(reason)
+
+
+@pytest.mark.parametrize(("killed", "heard"), [(True, ["hello"]), (False, ["hello", "heartbeat"])])
+def test_what_a_killed_process_has_sent_before_is_no_sign_of_life(killed: bool, heard: list[str]) -> None:
+    """The supervisor's word may overtake it. A process whose machine was cut off lives, and is heard: it must join again."""
+    network = MemoryNetwork()
+    hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
+    address = hub.listen()
+    server = Server(0, hub, peers.connect(address))
+    coordinator: Any = Listening()
+    server._coordinator = coordinator
+    line = peers.connect(address)
+    line.send({"kind": "hello"})
+    server.hear(0.0)
+    line.send({"kind": "heartbeat"})
+    line.close()
+    server._carry_out("lost", Message({"kind": "lost", "worker": 1, "reason": "it was killed", "killed": killed}, memoryview(b""), ()))
+    server.hear(0.0)
+    assert coordinator.heard == heard and coordinator.lost == ["it was killed"]
+    assert coordinator.closed == 1, "its connection ends as any other"
 
 
 def test_a_server_that_stood_still_says_so_and_one_that_waits_or_computes_does_not() -> None:

@@ -154,7 +154,7 @@ class Workers:
                 if status != 0 or state.too_late or state.over:
                     self._note(f"worker {worker} {how}")
                 continue
-            self._tell("lost", worker=worker, reason=f"its process {how}")
+            self._tell("lost", worker=worker, reason=f"its process {how}", killed=status < 0)
             if script_failed(status) and state.failure is not None and (bug := self._bugs.note(worker, state.failure)) is not None:
                 state.status, self.bug = status, bug
                 self._output.drain()
@@ -321,7 +321,7 @@ class Workers:
             state.status = status
             self._learn_reason(worker, state, status)
             self._record("worker", worker, "exited", state.describe(status))
-            self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}")
+            self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}", killed=status < 0)
 
     def ends(self) -> dict[WorkerId, End]:
         """Return how each worker has ended for good."""

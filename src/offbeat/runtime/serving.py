@@ -241,6 +241,8 @@ class Serving:
             case "process":
                 coordinator.on_process(header["fields"], self.now())
             case "lost":
+                if header.get("killed", False):  # what is still on its way from the process is no sign of life
+                    self._refused.update(coordinator.connections_of(header["worker"]))
                 coordinator.on_lost(header["worker"], header["reason"], self.now())
             case "ended":
                 coordinator.on_ended(header["worker"], self.now())

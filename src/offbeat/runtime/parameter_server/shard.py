@@ -202,9 +202,9 @@ class LiveShard:
         if connection in self._workers:
             raise ProtocolError(f"worker {worker} attached a second time (expected once for each connection)")
         start, stop = self._span
+        pull: memoryview | None
         if connection.shares_memory:
-            push = message.memory[0].view[start:stop]
-            pull = message.memory[1].view[start:stop]
+            push, pull = message.memory[0].view[start:stop], message.memory[1].view[start:stop]
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
             wire = message.header.get("wire", "float32")

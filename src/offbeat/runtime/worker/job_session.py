@@ -44,8 +44,8 @@ from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
 
 ANEW: Final = (
     "offbeat: worker {worker} begins its script anew, after {before} steps: its own counters begin at 0. So do learning-rate schedules, "
-    "random generators and an average of the weights (EMA) that the script keeps. Count with 'for step in offbeat.steps(n)', and load with "
-    "offbeat.load what the chief has saved: docs/restarts.md"
+    "random generators and an average of the weights (EMA) that the script keeps. Count with 'for epoch in offbeat.epochs(n, loader)' or "
+    "'for step in offbeat.steps(n)', and load with offbeat.load what the chief has saved: docs/restarts.md"
 )
 """What a restarted worker says before its first step, unless its script has done one of the two."""
 
@@ -225,7 +225,7 @@ class JobSession(Session):
     def _send(self, event: Event) -> None:
         match event:
             case Pushed():
-                self._push(event._replace(sums=self.reduction == "sum", place=self.made if self.counts else None))
+                self._push(event._replace(sums=self.reduction == "sum", place=self.iterations))
             case Abandoned(_, incarnation, version, compute_s, leases):
                 work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
                 self._coordinator.send({"kind": "abandoned", "work": work})
@@ -401,8 +401,8 @@ class JobSession(Session):
     def _first_barrier(self) -> int | None:
         """Return the number of the first barrier of this process's script; None: the next one of the job.
 
-        A restarted script that counts with `offbeat.steps` goes on where the job is; one that passes over the epochs that are over comes
-        to their barriers again, which have been passed.
+        A restarted script that counts with `offbeat.steps` or `offbeat.epochs` goes on where the job is; one that passes over the epochs
+        that are over comes to their barriers again, which have been passed.
         """
         if self.restarted and (self.counts or not (self.has_sampler or self.barriers_before)):
             return None
