@@ -178,13 +178,14 @@ def ends_with_the_job(script: Callable[[Worker], None]) -> Callable[[Worker], No
 
 
 def test_a_look_when_the_job_is_over_ends_the_script_with_it() -> None:
-    dead, left = threading.Event(), threading.Event()
+    dead, trained, left = threading.Event(), threading.Event(), threading.Event()
 
     def finishes(worker: Worker) -> None:
         trainer = Trainer(worker, "asp")
         wait(dead)
         for batch in ahead(trainer.optimizer.batch_sampler(data(40), batch_size=4), 1):
             trainer.step(batch)
+        trained.set()
         wait(left)
 
     def comes_back(worker: Worker) -> None:
@@ -197,6 +198,7 @@ def test_a_look_when_the_job_is_over_ends_the_script_with_it() -> None:
         job.join(job.start(1, dies(SOURCES["sampler"])))
         job.await_state(1, "dead")
         dead.set()
+        job.until(trained.is_set, "the other one to train")
         job.start(1, ends_with_the_job(comes_back))
         job.join()
 
