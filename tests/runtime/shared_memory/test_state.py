@@ -62,6 +62,7 @@ def test_processes_that_die_at_any_moment_leave_whole_changes() -> None:
         for _ in range(12):
             before = max(numbers(tallies))
             until(lambda before=before: len(found := numbers(tallies)) == 1 and max(found) > before + 20)  # type: ignore[misc]
+            until(lambda before=before: any(entry.rank == 2 for entry in tallies.follow(before)))  # type: ignore[misc]
             for _ in range(chance.randrange(3000)):
                 os.getpid()
             ranks.kill(2)
