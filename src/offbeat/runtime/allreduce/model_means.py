@@ -42,6 +42,10 @@ class ModelMeans:
         self._rank, self._every, self._replica, self._hear = rank, every, replica, hear
         self._taken: Version | None = None
 
+    def due(self, version: Version) -> bool:
+        """Return True if ``version`` has passed a multiple of ``every`` whose mean this rank has not taken."""
+        return version // self._every > self._known // self._replica.shares
+
     def keep(self, version: Version) -> None:
         """Take the mean if ``version`` has passed a multiple of ``every``, as all ranks do there.
 
@@ -51,7 +55,7 @@ class ModelMeans:
             Fenced: this rank does not take part any more.
         """
         rounds, shares = self._rounds, self._replica.shares
-        while version // self._every > self._known // shares:
+        while self.due(version):
             means = rounds.catch_up()  # a mean that was complete when this rank received its replica
             if not means:
                 vector = rounds.send()

@@ -47,6 +47,7 @@ class RoundMember(RankMember):
     def contribute(self, usable: bool) -> None:
         """Arrive with the gradient, or without one; wait for the round, unless the rank is late, and apply the results."""
         rounds = self._rounds
+        self._take_means()
         rounds.arrive(usable, clip=self._policy.carry_clip)
         while not rounds.wait(LOOK_S):
             self._hear()
@@ -64,6 +65,7 @@ class RoundMember(RankMember):
     def _apply(self, results: Sequence[tuple[Version, torch.Tensor]]) -> None:
         """Apply the results of these rounds; only the last one if the rule delivers ``latest``."""
         if not results:
+            self._take_means()
             return
         self.restore()
         usable = []
@@ -76,7 +78,15 @@ class RoundMember(RankMember):
             self._replica.step(result)
         self.version = results[-1][0] + 1
         self._rounds.read()
-        if self._means is not None:
+        self._take_means()
+
+    def _take_means(self) -> None:
+        """Take the mean that is due. One is due at the beginning if this rank's replica is of a rank that waited for it.
+
+        That rank waits for this one, and would not close the round of gradients for which this one would wait.
+        """
+        if self._means is not None and self._means.due(self.version):
+            self.restore()
             self._means.keep(self.version)
 
     def _admit(self, rank: WorkerId, ticket: Sequence[int]) -> None:
