@@ -65,7 +65,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": {*BASE, "core", "gradient_watch"},
     "deliveries": BASE,
     "sampler": {*BASE, "core", "gradient_watch", "deliveries", "session", "orders"},
-    "place": {*BASE, "core", "session"},
+    "place": {*BASE, "core", "sampler", "session"},
     "tensors": {*BASE, "core", "core.allreduce", "gradient_watch"},
     "runtime.job": {"files", *RULES, *DATA_PLANE},
     "runtime.coordination": {"files", *RULES, *DATA_PLANE, "journal", "runtime.job", "runtime.recovery"},

@@ -51,6 +51,28 @@ def test_workers_that_draw_the_same_samples(tmp_path: Path, sync: str) -> None:
     assert workers == [0, 1, 2] if sync == "bsp" else len(workers) > 1, "a late one may not be among them"
 
 
+@pytest.mark.parametrize("sync", ["bsp", "majority", "ensemble(steps=2)"])
+@pytest.mark.parametrize("seeded", [True, False])
+def test_frozen_parameters_that_differ(tmp_path: Path, sync: str, seeded: bool) -> None:
+    """A restarted script is not asked: a teacher that it has copied from the student is another one by then."""
+
+    def script(worker: Worker) -> None:
+        torch.manual_seed(7 if seeded else worker.number)
+        model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
+        with torch.no_grad():
+            for parameter in model[0].parameters():
+                parameter.requires_grad_(False).copy_(torch.full_like(parameter, 1.0 if seeded else worker.number))
+        optimizer = worker.distribute(torch.optim.SGD(model[2].parameters(), lr=0.01), model, sync)
+        for step in range(6):
+            optimizer.zero_grad()
+            model(batch(100 * step + worker.number)).square().mean().backward()
+            optimizer.step(samples=4)
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.run(script)
+    assert warned(job, tmp_path / "journal") == ([] if seeded else ["frozen_differ"])
+
+
 @pytest.mark.parametrize("sync", ["bsp", "majority"])
 def test_steps_of_unknown_samples(tmp_path: Path, sync: str) -> None:
     with Job(2, journal=str(tmp_path / "journal")) as job:

@@ -186,7 +186,7 @@ class WorkerRequests(Derived):
         if (before := message.header.get("before")) is not None:
             self._job.feed(Resumed(peer.worker, peer.incarnation, before), now)
         self._checkpoints.pushed(peer.worker, peer.incarnation, message.header["push"]["version"])
-        warnings = self._first_steps.note(peer.worker, message.header.get("first", ()))
+        warnings = self._first_steps.note(peer.worker, message.header.get("first", ()), message.header.get("frozen"))
         if self._job.servers_step:
             warnings += self._groups.note(peer.worker, message.header)
             warnings += self._schedules.note(peer.worker, message.header, self._job.peers.gone)

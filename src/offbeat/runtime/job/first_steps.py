@@ -62,10 +62,21 @@ class FirstStepsWatch:
         self._workers = workers
         self._digests: dict[int, dict[WorkerId, int | None]] = {}
         self._given: set[str] = set()
+        self._frozen: tuple[WorkerId, int] | None = None
+        """The first worker that has sent a checksum of its frozen parameters, and the checksum."""
 
-    def note(self, worker: WorkerId, first: Iterable[Sequence[Any]]) -> list[Warned]:
-        """Take what a worker has sent with a push. Returns new warnings."""
+    def note(self, worker: WorkerId, first: Iterable[Sequence[Any]], frozen: int | None = None) -> list[Warned]:
+        """Take what a worker has sent with a push. Returns new warnings.
+
+        Args:
+            worker: has sent it.
+            first: its first steps.
+            frozen: a checksum of its parameters that are not trained; None: it has none, or has sent it before.
+        """
         found: list[Warned | None] = []
+        if frozen is not None:
+            self._frozen = self._frozen or (worker, frozen)
+            found.append(_unlike(self._frozen[0], worker) if frozen != self._frozen[1] else None)
         for step, digest, known in first:
             self._digests.setdefault(step, {})[worker] = digest
             found.append(self._equal())
@@ -98,6 +109,17 @@ def _same_gradients(workers: tuple[WorkerId, ...], step: int) -> Warned:
         f"workers {listed} computed the same gradient at their step {step}, byte for byte: they draw the same samples, so that all but "
         "one compute for nothing. Deal the samples out with optimizer.batch_sampler(dataset) or offbeat.elastic(...), or seed what draws "
         "them differently on each worker: torch.manual_seed(seed + offbeat.rank())",
+    )
+
+
+def _unlike(worker: WorkerId, other: WorkerId) -> Warned:
+    return Warned(
+        "frozen_differ",
+        (worker, other),
+        1,
+        f"parameters that are not trained (requires_grad=False, or in no group of the optimizer) differ between workers {worker} and "
+        f"{other}: the job shares only what it trains, so that each worker trains with a model of its own. Load them from the same file, "
+        "or call torch.manual_seed with the same seed on every worker before the model is made",
     )
 
 

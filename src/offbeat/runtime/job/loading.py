@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.types import WorkerId
+
+SAMPLE: Final = 64
+"""Elements of a frozen parameter that count in its checksum: pretrained models are large, and other weights differ everywhere."""
 
 
 def checksum(parameters: Iterable[torch.Tensor], state: Mapping[str, Any]) -> int:
@@ -38,6 +41,18 @@ def checksum(parameters: Iterable[torch.Tensor], state: Mapping[str, Any]) -> in
             crc = zlib.crc32(f"{slot} {key}".encode(), crc)
             crc = zlib.crc32(_bytes(value) if isinstance(value, torch.Tensor) else repr(value).encode(), crc)
     return crc | 1 << 32
+
+
+def frozen(model: torch.nn.Module, trained: Iterable[torch.Tensor]) -> int | None:
+    """Return a checksum of the first elements of each parameter that is not ``trained``; None: all are.
+
+    >>> layers = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    >>> frozen(layers, layers.parameters()), frozen(layers, layers[0].parameters()) == frozen(layers, layers[1].parameters())
+    (None, False)
+    """
+    known = set(map(id, trained))
+    samples = [one.detach().reshape(-1)[:SAMPLE] for one in model.parameters() if id(one) not in known]
+    return checksum(samples, {"state": {}}) if samples else None
 
 
 def _bytes(value: torch.Tensor) -> memoryview:

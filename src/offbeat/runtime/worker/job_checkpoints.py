@@ -55,7 +55,7 @@ class JobCheckpoints:
         *,
         own_state: Callable[[], bool],
     ) -> None:
-        self._link, self._layout, self._model, self._optimizer = link, layout, model, optimizer
+        self._link, self._layout, self.model, self._optimizer = link, layout, model, optimizer
         self._own_state = own_state
         self.optimizers: list[torch.optim.Optimizer] = [optimizer]
         """The objects that a scheduler may have as its optimizer."""
@@ -88,7 +88,7 @@ class JobCheckpoints:
     def resume(self, message: Message) -> None:
         """Note the part that this worker's script resumes from. The model has its buffers at once: the script may evaluate at any time."""
         self._resumes = part = unpack(message.header["part"], message.payload)
-        load_buffers([self._model], part["buffers"])
+        load_buffers([self.model], part["buffers"])
 
     # Where the script is.
 
@@ -140,7 +140,7 @@ class JobCheckpoints:
     # The part.
 
     def _part(self) -> dict[str, Any]:
-        part: dict[str, Any] = {"buffers": buffers_of([self._model]), **self._settings(), "script": self._script or self._settings()}
+        part: dict[str, Any] = {"buffers": buffers_of([self.model]), **self._settings(), "script": self._script or self._settings()}
         if self.random:
             part["random"] = random_state()
         if self._own_state():
@@ -171,9 +171,9 @@ class JobCheckpoints:
             frozen: True: with parameters that are not trained; they do not change.
         """
         trained = {tensor.name for tensor in self._layout.tensors}
-        held = {id(parameter): name for name, parameter in self._model.named_parameters() if name in trained}
+        held = {id(parameter): name for name, parameter in self.model.named_parameters() if name in trained}
         names, rest = {}, {}
-        for key, value in self._model.state_dict(keep_vars=True).items():
+        for key, value in self.model.state_dict(keep_vars=True).items():
             if id(value) in held:
                 names[key] = held[id(value)]
             elif is_plain(value) and (frozen or not isinstance(value, nn.Parameter)):
@@ -190,7 +190,7 @@ class JobCheckpoints:
         self._compare(part)
         if "random" in part and self.random:
             set_random_state(part["random"])
-        load_buffers([self._model], part["buffers"])
+        load_buffers([self.model], part["buffers"])
         self._load_groups(part["groups"])
         load_schedulers(schedulers_of(self.optimizers), part["schedulers"])
         if "state" in part and self._own_state():

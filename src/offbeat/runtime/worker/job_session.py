@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -26,6 +27,7 @@ from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import BarrierAsked, Compute, EpochEndWanted, HandIn, Instruction, PullAsked, SamplesWanted, Stimulus
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
+from offbeat.runtime.job.loading import frozen
 from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
@@ -354,6 +356,8 @@ class JobSession(Session):
         news: dict[str, Any] = {"given": True} if self._samples_given else {}
         if not self.resumes or loaded is None:
             return news
+        kept = frozen(self.checkpoints.model, chain(self.flat.parameters, *(one.flat.parameters for one in self._siblings)))
+        news |= {"frozen": kept} if kept is not None else {}
         return {**news, "loaded": loaded, **({"before": self.before} if self.before else {})}
 
     # The end.

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.tensors.flat import FlatModel
 from offbeat.types import Seconds
 
 IDLE_S: Final[Seconds] = 0.02
@@ -28,6 +29,10 @@ class Sibling(Protocol):
     """Number of the session's steps so far."""
     consumed: int
     """Number of batches that the session's sampler has handed out."""
+
+    @property
+    def flat(self) -> FlatModel:
+        """The model in flat memory."""
 
     @property
     def has_sampler(self) -> bool:
