@@ -80,7 +80,7 @@ def test_workers_that_begin_with_different_parameters_end_the_job(sync: str, sam
 @pytest.mark.parametrize("sync", ["bsp", "asp", "ensemble"])
 def test_a_worker_that_was_given_what_another_one_has_loaded(sync: str, pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker 0 loads before worker 1 has the parameters with which the job begins, or before it pulls: what worker 1 loads is there."""
-    loaded, begin = threading.Event(), Exchange.begin
+    loaded, given, begin = threading.Event(), threading.Event(), Exchange.begin
 
     def late(exchange: Exchange) -> None:
         if exchange._link.worker == 1 and not pulls:
@@ -93,10 +93,13 @@ def test_a_worker_that_was_given_what_another_one_has_loaded(sync: str, pulls: b
         if worker.number and pulls:
             wait(loaded)
             wrapped.pull()
+        if worker.number:
+            given.set()
         for parameter in model.parameters():
             parameter.data.fill_(0.25)
         for _ in wrapped.batch_sampler(range(8), batch_size=2):
             loaded.set()
+            wait(given)  # version 0
             wrapped.zero_grad()
             model(torch.ones(1, 1)).sum().backward()
             wrapped.step()
