@@ -26,15 +26,17 @@ INTERRUPT: Final[int | None] = None if _FIRST is None else _FIRST + 1
 def ordered(pid: int, number: int) -> int:
     """Return the signal with which a launcher orders a process what ``number`` means, SIGTERM or SIGINT.
 
-    A process that has not joined the job, or whose script handles the signal, gets ``number`` itself.
+    A process that has not joined the job, or whose script handles the signal, gets ``number`` itself. If no descriptor is free to see which
+    it is, it gets the order: for a worker ``number`` is a notice, after which it trains on, and a process without a handler ends by both.
     """
     order = {int(signal.SIGTERM): LEAVE, int(signal.SIGINT): INTERRUPT}.get(number)
-    return order if order is not None and catches(pid, order) else number
+    return order if order is not None and catches(pid, order, unknown=True) else number
 
 
-def catches(pid: int, number: int) -> bool:
-    """Return True if a process has a handler for this signal."""
-    return bool(int(process_status(pid).get("SigCgt", "0"), 16) >> (number - 1) & 1)
+def catches(pid: int, number: int, *, unknown: bool = False) -> bool:
+    """Return True if a process has a handler for this signal, and ``unknown`` if its state cannot be read."""
+    caught = process_status(pid).get("SigCgt")
+    return unknown if caught is None else bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def process_status(pid: int) -> dict[str, str]:
