@@ -49,7 +49,7 @@ _WAITING_DESCRIPTORS_MAX = 2 * wire.VERIFIED.descriptors
 """Most descriptors that may have come before the frame that announces them: those of one frame, and of the next."""
 KEPT_NBYTES = 1 << 20
 KEPT_FRAMES = 128
-"""After frames of so many bytes, or so many frames, the other end is told what has come: it keeps them until then."""
+"""After frames of so many bytes, or so many frames, the receiver confirms them: the sender keeps frames until they are confirmed."""
 UNVERIFIED_NBYTES = 1 << 16
 """Most bytes that a peer may send before it has proved the token. An honest peer sends about 200 for each attempt to connect."""
 
