@@ -9,6 +9,7 @@ import secrets
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from offbeat import session as sessions
+from offbeat.core.phases import Phase
 from offbeat.errors import ConfigurationError
 from offbeat.files import flush, system_error
 from offbeat.optimizer import DistributedOptimizer
@@ -68,6 +70,14 @@ def save(
     own = _plain("the script's own values", own)
     ours = [o._session for o in _objects(optimizer) if isinstance(o, DistributedOptimizer)]
     session = ours[0] if ours else sessions.current
+    with nullcontext() if session is None else session.phases.within(Phase.SAVE):
+        _save(Path(path), session, ours, model=model, optimizer=optimizer, sampler=sampler, scheduler=scheduler, own=own)
+
+
+def _save(
+    path: Path, session: Session | None, ours: list[Session], *, model: Any, optimizer: Any, sampler: Any, scheduler: Any, own: Any
+) -> None:
+    """Carry out `save` for these sessions, of which ``session`` is the one that says who writes."""
     mine = {"random": random_state(), "buffers": buffers_of(_objects(model))}
     if session is not None and not session.chief:
         session.hand_in(mine)
@@ -101,7 +111,7 @@ def save(
             "barriers": 0 if session is None else session.barriers,
         },
     }
-    _write(Path(path), content)
+    _write(path, content)
 
 
 def load(

@@ -53,6 +53,7 @@ from offbeat.options import (
     LogDir,
     MaxRestarts,
     Module,
+    NoPhases,
     NoPreload,
     NoticeLine,
     NoTorchrunEnv,
@@ -146,6 +147,7 @@ def run(
     port: Annotated[int, typer.Option(help="The port on which server 0 listens, with --on ray the supervisor; 0: any free port.")] = 0,
     procs_per_worker: Procs = 1,
     no_torchrun_env: NoTorchrunEnv = False,
+    no_phases: NoPhases = False,
     on: Annotated[str, typer.Option(help="local: all processes on this machine; ray: on a Ray cluster, with the options below.")] = "local",
     ray_address: Annotated[
         str | None, typer.Option(help="The Ray cluster.  [default: RAY_ADDRESS, else one of this machine, else a new one here]")
@@ -205,6 +207,7 @@ def run(
         port=port,
         procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
+        no_phases=no_phases,
         checkpoint=checkpointing.order_of(checkpoint, every, keep, saved),
         resume=saved,
         replicas=replicas,
@@ -296,6 +299,7 @@ def agent(
     tls_ca: TlsCa = "",
     procs_per_worker: Procs = 1,
     no_torchrun_env: NoTorchrunEnv = False,
+    no_phases: NoPhases = False,
 ) -> None:
     """Train SCRIPT on several machines: start workers here, and find the others through the engine that started this command."""
     task = task_of(nnodes=nnodes, node_rank=node_rank, endpoint=rdzv_endpoint, port=port)
@@ -334,6 +338,7 @@ def agent(
         port=port,
         procs_per_worker=procs_per_worker,
         no_torchrun_env=no_torchrun_env,
+        no_phases=no_phases,
         checkpoint=order,
         resume=saved,
         replicas=replicas,

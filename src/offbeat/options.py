@@ -97,6 +97,7 @@ TlsCert = Annotated[str, typer.Option(help="PEM file with this machine's certifi
 TlsKey = Annotated[str, typer.Option(help="PEM file with its key.")]
 TlsCa = Annotated[str, typer.Option(help="PEM file with the authority that has signed the certificates of all machines.")]
 NoPreload = Annotated[bool, typer.Option("--no-preload", help="Start each worker as a new process, with its own imports.")]
+NoPhases = Annotated[bool, typer.Option("--no-phases", help="Do not measure where the workers' time goes.")]
 NoTorchrunEnv = Annotated[bool, typer.Option("--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")]
 
 
@@ -122,6 +123,7 @@ def check(
     log_dir: Path | None = None,
     procs_per_worker: int = 1,
     no_torchrun_env: bool = False,
+    no_phases: bool = False,
     checkpoint: CheckpointOrder | None = None,
     resume: Checkpoint | None = None,
     replicas: int = 0,
@@ -188,6 +190,7 @@ def check(
         timeout_s=timeout_s,
         progress_timeout_s=progress_timeout_s,
         torchrun_env=not no_torchrun_env,
+        phases=not no_phases,
         script=program.name,
         journal=None if journal is None else str(journal.absolute()),
         slow=slow_faults,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat
 from offbeat.core.gradient_contents import GradientContents
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Parts, size_of
+from offbeat.core.phases import UNMEASURED, PhaseClock
 from offbeat.errors import JobEnded
 from offbeat.gradient_watch import GradientWatch
 from offbeat.types import FIRST_WORKER, Epoch, Fate, LeaseId, Reduction, Version, WorkerId
@@ -147,6 +148,8 @@ class Session(ABC):
     chief: bool = True
     batch: int | None = None
     """The batch size that the rule sets for the samplers; None: the script's."""
+    phases: PhaseClock = UNMEASURED
+    """Where this process's time goes."""
     resumes: bool = True
     """Whether state that the script loads is used. False: this worker has joined a running job and takes the job's state."""
     reduction: Reduction = "mean"

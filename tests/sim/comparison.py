@@ -61,7 +61,7 @@ class Replayed(Workload):
 
 
 def comparable(records: Sequence[Record], *, causes: bool = False) -> Iterator[Record]:
-    """Leave out the records' numbers, and what only real processes have: connections. With ``causes``, name the cause of each record.
+    """Leave out the records' numbers, and what only real processes have: connections, clocks of their phases. With ``causes``, name the cause of each record.
 
     The connection of a process that has left, or is known to be dead, may close afterwards or not; of a process that is killed the records
     do not say how its end was seen.
@@ -73,7 +73,7 @@ def comparable(records: Sequence[Record], *, causes: bool = False) -> Iterator[R
             gone.add((record["worker"], record["incarnation"]))
         if record["kind"] == "lost" and (record["worker"], record["incarnation"]) in gone:
             continue
-        plain = {key: value for key, value in record.items() if key not in ("id", "cause")}
+        plain = {key: value for key, value in record.items() if key not in ("id", "cause", "phases")}
         if causes and "cause" in record:
             cause = numbered[record["cause"]]
             plain["because"] = cause["kind"], cause.get("worker"), cause.get("version"), cause["t"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from offbeat.types import Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
@@ -61,6 +61,12 @@ class Pushed(NamedTuple):
     """The gradient is the sum over its samples, and a fold adds such gradients up; False: it is their mean."""
     place: int | None = None
     """After how many iterations of `offbeat.steps` a new process of its worker goes on; None: the script does not count with it."""
+    phases: Mapping[str, Seconds] | None = None
+    """Where the time since its worker's last push has gone, by the names of `core.phases.Phase`; None: it was not measured."""
+    processor: Mapping[str, Seconds] | None = None
+    """The processor time in each of them."""
+    host: Mapping[str, float] | None = None
+    """What the operating system has done to the process meanwhile, see ``runtime/worker/host_readings.py``."""
 
 
 class Abandoned(NamedTuple):

@@ -195,6 +195,7 @@ def worker_variables(
         slow=job.slow,
         sync=job.sync,
         wire=job.wire,
+        phases=job.phases,
         servers_return=servers_return,
         standbys=standbys,
     )

@@ -20,6 +20,7 @@ from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import Compute, Finished, Instruction, SamplesWanted, Send, Stepped
 from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched
+from offbeat.sim.phase_account import PhaseAccount
 from offbeat.sim.training.workload import Handed, Step
 from offbeat.types import NOT_JOINED, Epoch, Incarnation, LeaseId, RecordId, Seconds, WorkerId
 
@@ -61,6 +62,7 @@ class SimulatedProcess(ABC):
         self._samples = 0
         self._steps: tuple[Step, ...] = ()
         """The iterations that make up the next push."""
+        self._account = PhaseAccount(self.queue.now) if simulation.accounts else None
         self._progress = SplitProgress()
         self._epoch: Epoch = 0
         self._request = self._samples_of(0)
@@ -133,6 +135,8 @@ class SimulatedProcess(ABC):
             assert type(instruction) is Send
             event, cause = instruction
             if type(event) is Pushed:
+                if self._account is not None:
+                    event = event._replace(phases=self._account.take(event.compute_s, self.queue.now))
                 push = event if self.simulation.content.empty else event._replace(loss=self._handed_in(event))
                 self.push(push, cause, instructions[at + 1 :])
                 return
@@ -249,7 +253,10 @@ class SimulatedProcess(ABC):
         seconds = simulation.compute.draw(self.number, iteration, begin)
         if simulation.per_sample is not None:
             seconds += samples * simulation.per_sample.draw(self.number, iteration, begin)
-        return begin + (stretched(seconds, begin, self.windows) if self.windows else seconds)
+        seconds = stretched(seconds, begin, self.windows) if self.windows else seconds
+        if self._account is not None:
+            self._account.compute(seconds, simulation.compute.shares(self.number, iteration))
+        return begin + seconds
 
     def _handed_in(self, push: Pushed) -> float | None:
         """Pass the steps of a push that leaves this worker to the workload; return the push's loss, if the rule uses it."""

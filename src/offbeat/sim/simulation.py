@@ -98,6 +98,8 @@ class Simulation:
         """The workers in state alive or recovered."""
         self._to_come = sum(isinstance(fault, Restart | Join) for fault in cluster.script.faults)
         self._journal = journal
+        self.accounts = journal is not None
+        """Whether workers account for their time by phases."""
         self._version: Version = 0
         self._kind, self._measures = parts.worker, parts.measures
         self._handlers: dict[type, Callable[[Any, RecordId], None]] = {

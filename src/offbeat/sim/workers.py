@@ -10,7 +10,7 @@ from offbeat.core.effects import Publish, Release
 from offbeat.core.events import Event, Pushed
 from offbeat.core.worker_messages import Instruction
 from offbeat.sim.process import SimulatedProcess
-from offbeat.types import RecordId, WorkerId
+from offbeat.types import RecordId, Seconds, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.sim.simulation import Simulation
@@ -23,11 +23,14 @@ class JobWorker(SimulatedProcess):
         super().__init__(simulation, number, iteration)
         self._then: Sequence[Instruction] = ()
         """The instructions to carry out once the push in transit has arrived."""
+        self._sent_at: Seconds = 0.0
 
     def released(self, effect: Release, cause: RecordId) -> None:
         self.in_transit = True
         servers, now = self.simulation.servers, self.queue.now
         if not servers.immediate and (arrival := servers.parameters(self.number, now)) > now:
+            if self._account is not None:
+                self._account.pull_s += arrival - now
             self.due = self.queue.at(arrival, partial(self._begin, effect, cause))
         else:
             self.due = 0
@@ -46,12 +49,14 @@ class JobWorker(SimulatedProcess):
         self.received(self.machine.on(effect, self.queue.now, cause))
 
     def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
-        self.in_transit, self._then = True, then
+        self.in_transit, self._then, self._sent_at = True, then, self.queue.now
         self.simulation.uplink.push(self, push, cause)
 
     def arrived(self, event: Event, cause: RecordId) -> None:
         if self.gone:
             return
+        if self._account is not None:
+            self._account.push_s += self.queue.now - self._sent_at
         then, self._then = self._then, ()
         self.in_transit = False
         self.simulation.send(event, cause)

@@ -19,6 +19,8 @@ def pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None
     """Return the event for a push, from the fields of the worker's message; unknown fields are ignored."""
     known = {name: fields[name] for name in _FIELDS if name in fields}
     lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    if shard:  # where a worker's time has gone is told once, not by each shard
+        known |= dict.fromkeys(("phases", "processor", "host"))
     return Pushed(worker, **{**known, **lists}, shard=shard)
 
 

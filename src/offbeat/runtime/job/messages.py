@@ -45,6 +45,8 @@ POOLS_MAX: Final = 1 << 10
 _worker = whole(0, WORKERS_MAX)
 _server = whole(0, 1 << 16)
 _seconds = number(0.0, SECONDS_MAX)
+_times = mapping(_seconds, 32)
+"""Of phases, by name."""
 _leases = many(whole(), 1 << 16)
 _words = text(1 << 14)
 _path = text(1 << 14)
@@ -72,6 +74,9 @@ _PUSHED: Final = fields(
         "held": many(whole(), 1 << 16),
         "sums": flag,
         "place": whole(0, SAMPLES_MAX),
+        "phases": _times,
+        "processor": _times,
+        "host": mapping(number(-SECONDS_MAX, SECONDS_MAX), 32),
     },
 )
 _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute_s": _seconds}, {"leases": _leases})
@@ -263,6 +268,7 @@ _MORE_SETTINGS: Final = {
     "seed": whole(-(1 << 63), (1 << 64) - 1),
     "timeout_s": number(0.0),
     "progress_timeout_s": number(0.0),
+    "phases": flag,
     "torchrun_env": flag,
     "script": text(1 << 14),
     "journal": maybe(text(1 << 14)),

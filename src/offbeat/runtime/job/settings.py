@@ -78,6 +78,8 @@ class JobSettings:
     """Silence after which a worker is dead. Workers send a heartbeat ten times as often."""
     progress_timeout_s: Seconds = 1800.0
     """Seconds that a worker's script may neither call the library nor wait in it before its process is killed; 0: for ever."""
+    phases: bool = True
+    """True if workers account for their time by phases."""
     torchrun_env: bool = True
     """True if workers have torchrun's variables, for the script's own process group."""
     script: str = ""
@@ -134,6 +136,8 @@ class WorkerSettings:
     """True if a server that dies may come back in a new process."""
     standbys: tuple[Address | None, ...] | None = None
     """Where the standbys of the servers listen, None for each that has none at present; None: the job has no replicas."""
+    phases: bool = True
+    """True if this worker accounts for its time by phases."""
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads."""
@@ -148,6 +152,7 @@ class WorkerSettings:
             "OFFBEAT_SYNC": self.sync or "",
             "OFFBEAT_WIRE": self.wire or "",
             "OFFBEAT_SERVERS_RETURN": "1" if self.servers_return else "",
+            "OFFBEAT_PHASES": "1" if self.phases else "",
             "OFFBEAT_STANDBYS": "" if self.standbys is None else json.dumps(self.standbys),
         }
 
@@ -172,6 +177,7 @@ class WorkerSettings:
                 sync=environment.get("OFFBEAT_SYNC") or None,
                 wire=wire_format(wire) if (wire := environment.get("OFFBEAT_WIRE")) else None,
                 servers_return=bool(environment.get("OFFBEAT_SERVERS_RETURN")),
+                phases=bool(environment.get("OFFBEAT_PHASES")),
                 standbys=_read_standbys(environment.get("OFFBEAT_STANDBYS", "")),
             )
         except KeyError as error:

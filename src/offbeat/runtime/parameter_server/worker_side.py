@@ -17,6 +17,7 @@ import torch
 
 from offbeat.core.effects import Interrupt, Release
 from offbeat.core.events import Pushed
+from offbeat.core.phases import Phase
 from offbeat.core.policy import Plan
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import PullAsked, Stepped, Woken
@@ -199,7 +200,8 @@ class WorkerSession(JobSession):
         nonfinite = self._machine.work.nonfinite
         if not self._interrupts.now():
             nonfinite = self._finite(self._exchange.flat.collect()) or nonfinite
-            self.link.linger(lateness(self._settings, self.steps, self.version), unless=self._interrupts.now)
+            with self.phases.within(Phase.OWN):
+                self.link.linger(lateness(self._settings, self.steps, self.version), unless=self._interrupts.now)
         done = self.progress.done
         leases, counted = self.consume()
         self._exchange.flat.stepped()
@@ -210,7 +212,8 @@ class WorkerSession(JobSession):
             self._glance_for_interrupts()
         else:
             if nonfinite is None:
-                self._optimizer.step()
+                with self.phases.within(Phase.UPDATE):
+                    self._optimizer.step()
             self._check_split()
         progress, held = self.progress, len(self._outstanding)
         taken = progress.done - done

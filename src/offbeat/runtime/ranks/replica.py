@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from offbeat.core.phases import UNMEASURED, Phase, PhaseClock
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.loading import checksum
 from offbeat.runtime.job.packing import Packer, unpack
@@ -48,6 +49,8 @@ class Replica:
         self.dtype = torch.float64 if torch.float64 in kinds else torch.float32
         self._in_place = kinds == {self.dtype}
         self.riders = PiggybackedHyperparameters(optimizer, rank, ranks)
+        self.phases: PhaseClock = UNMEASURED
+        """Is told of the optimizer's steps."""
         self.sums = False
         """Whether a step is with the sum of the gradients of a round, and not with their sum divided by the number of ranks."""
         self._body = layout.nbytes // self.dtype.itemsize if self._in_place else sum(spec.numel for spec in layout.tensors)
@@ -135,7 +138,7 @@ class Replica:
                 grad = grad * ranks  # the result is read by other ranks, too
             parameter.grad = grad if grad.device == parameter.device else grad.to(parameter.device)
         try:
-            with self.riders.leading():
+            with self.riders.leading(), self.phases.within(Phase.UPDATE):
                 self._optimizer.step()
         finally:
             for parameter, grad_of_its_own in zip(self._parameters, own, strict=True):
@@ -143,7 +146,8 @@ class Replica:
 
     def step_alone(self) -> None:
         """Apply this rank's own gradient with its own hyperparameters."""
-        self._optimizer.step()
+        with self.phases.within(Phase.UPDATE):
+            self._optimizer.step()
 
     def _grads(self, result: torch.Tensor) -> list[torch.Tensor]:
         if self._copy is None:

@@ -17,6 +17,7 @@ import torch
 
 from offbeat.core.effects import Release
 from offbeat.core.events import Pushed
+from offbeat.core.phases import Phase
 from offbeat.core.policy import Plan, Policy
 from offbeat.core.rank_log import Fenced
 from offbeat.core.worker_messages import Advanced, Stepped
@@ -166,6 +167,10 @@ class RankSession(JobSession):
         self.flat.remember()
         self._joined = self.tended = True
         self._siblings.tend_while_waiting()
+
+    def follow_process(self) -> None:
+        super().follow_process()
+        self._replica.phases = self.phases
 
     def _detach(self) -> None:
         self._replica.detach()
@@ -341,7 +346,8 @@ class RankSession(JobSession):
     def _step(self, samples: int | None) -> None:
         self._settle()
         nonfinite = self._finite(self._replica.collect())
-        self.link.linger(lateness(self._settings, self.steps, self.version), unless=lambda: False)
+        with self.phases.within(Phase.OWN):
+            self.link.linger(lateness(self._settings, self.steps, self.version), unless=lambda: False)
         self.link.glance()
         leases, counted = self.consume()
         self._replica.flat.stepped()
@@ -372,8 +378,10 @@ class RankSession(JobSession):
         news = {**self._first.header(), **self._loaded_news()}
         self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self.steps, **news, "push": fields})
         # The coordinator follows the rounds, and so knows which ranks wait; a rank that waits for neighbours reports it.
+        before = self.phases.wait()  # an exchange among ranks, and the wait for them, are one
         with self._standing() if self._mine.waits_unseen else nullcontext():
             self._mine.contribute(usable)
+        self.phases.waited(before)
         self.version = self._mine.version
 
     def idle(self) -> None:

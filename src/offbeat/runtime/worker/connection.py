@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
+from offbeat.core.phases import UNMEASURED, PhaseClock
 from offbeat.errors import JobError, RefusedError
 from offbeat.runtime.job import last_words, messages
 from offbeat.runtime.worker.library_calls import Calls
@@ -131,6 +132,8 @@ class WorkerConnection:
         self.told_to_leave = False
         """The order to leave has come, heeded or not."""
         self.calls = Calls()
+        self.phases: PhaseClock = UNMEASURED
+        """Is told of this worker's waits."""
         self._beat_s = beat_s
         self.meanwhile: tuple[Seconds, Callable[[], None]] | None = None
         """The interval, in seconds, and the function to call at that interval while this worker waits; None: no function."""
@@ -322,7 +325,7 @@ class WorkerConnection:
             KeyboardInterrupt: by Ctrl-C, some time ago.
         """
         self.heed_notice()
-        self._waiting = True
+        self._waiting, before = True, self.phases.wait()
         try:
             while not ready():
                 at = wake_at()
@@ -338,6 +341,7 @@ class WorkerConnection:
                     what()
         finally:
             self._waiting = False
+            self.phases.waited(before)
 
     def glance(self) -> None:
         """Read what has come, without waiting."""

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from offbeat.core.effects import BarrierPassed, EpochEnded, Fence, Grant, NoMore
 from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Event, Joined, LeaseWanted, PullWanted, Pushed
+from offbeat.core.phases import Phase
 from offbeat.core.policy import Plan
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import BarrierAsked, Compute, EpochEndWanted, HandIn, Instruction, PullAsked, SamplesWanted, Stimulus
@@ -35,6 +36,7 @@ from offbeat.runtime.worker.checkpoint_parts import parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.library_calls import TakesPart, library_call
+from offbeat.runtime.worker.phase_watch import PhaseWatch
 from offbeat.runtime.worker.process_state import schedulers_of, watch_schedulers
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.script_writes import ScriptWrites
@@ -65,6 +67,7 @@ def pushed_fields(push: Pushed) -> dict[str, Any]:
         "steps": push.steps,
         **({"sums": True} if push.sums else {}),
         **({} if push.place is None else {"place": push.place}),
+        **{name: value for name in ("phases", "processor", "host") if (value := getattr(push, name))},
     }
 
 
@@ -122,6 +125,8 @@ class JobSession(Session):
         self._samples_given = False
         """Whether the script has passed the number of samples to its last step."""
         self._samples = WorkerSamples(ask=self._ask, leave=lambda pool, exhausted: self.leave_epoch(pool, exhausted=exhausted))
+        self._watch: PhaseWatch | None = None
+        """What tells `phases`; None: it is not measured."""
         self._joined = False
         """True once `join` has ended: the model is in flat memory."""
         self.group: TakesPart | None = None
@@ -227,7 +232,7 @@ class JobSession(Session):
     def _send(self, event: Event) -> None:
         match event:
             case Pushed():
-                self._push(event._replace(sums=self.reduction == "sum", place=self.iterations))
+                self._push(event._replace(sums=self.reduction == "sum", place=self.iterations, **self._accounted()))
             case Abandoned(_, incarnation, version, compute_s, leases):
                 work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
                 self._coordinator.send({"kind": "abandoned", "work": work})
@@ -246,6 +251,13 @@ class JobSession(Session):
                 self._rejoin()
             case _:
                 raise AssertionError(f"a worker's machine never says {event}")
+
+    def _accounted(self) -> dict[str, Any]:
+        """Return the fields of a push that say where the time since the last one has gone."""
+        if self._watch is None:
+            return {}
+        spent, host = self._watch.take()
+        return {"host": host} if spent is None else {"phases": spent.phases, "processor": spent.processor, "host": host}
 
     def _settle(self) -> None:
         """Wait until the script has control. Ctrl-C may have ended such a wait before its end."""
@@ -365,6 +377,10 @@ class JobSession(Session):
     def follow_process(self) -> None:
         """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM is reported, and the job decides."""
         all_of_us = self._siblings
+        if self._settings.phases:
+            self._watch = PhaseWatch.of_process()
+            self._watch.follow(self.checkpoints.model)
+            self.phases = self.link.phases = self._watch.clock
         process_end.follow(
             leave=self._at_exit,
             fail=self._tell_why,
@@ -451,6 +467,7 @@ class JobSession(Session):
     @library_call
     def step(self, samples: int | None) -> None:
         self.in_step = True
+        self.phases.turn(Phase.PUSH)
         try:
             if not self.steps and self.restarted and not self.keeps_place:
                 self._say_anew()
@@ -460,6 +477,7 @@ class JobSession(Session):
             self.look()
         finally:
             self.in_step = False
+            self.phases.turn(Phase.OWN)
 
     def look(self) -> None:
         if self.restarted:  # only such a worker can find that the job has ended

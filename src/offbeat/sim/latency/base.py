@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeAlias
 
@@ -42,6 +42,13 @@ class Sampler(ABC):
             clock: the number of the iteration or message, from 0.
             now: when it begins, in seconds since the job began. Only laws with windows use it.
         """
+
+    def shares(self, worker: int, clock: Clock) -> Sequence[tuple[str, float]]:
+        """Return an iteration's phases, by the names of `core.phases.Phase`, with their shares of the draw, which add up to 1."""
+        return NOT_SEPARATED
+
+
+NOT_SEPARATED: Final = (("compute", 1.0),)
 
 
 @dataclass(frozen=True, kw_only=True)

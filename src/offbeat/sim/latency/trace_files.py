@@ -16,19 +16,23 @@ import gzip
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.core.phases import COMPUTING, Phase
 from offbeat.errors import ConfigurationError
 from offbeat.journal import file
 from offbeat.journal.compression import beginning
+from offbeat.sim.latency.base import NOT_SEPARATED
 
 Times: TypeAlias = NDArray[np.float64]
 """Seconds, steps x workers."""
+Shares: TypeAlias = Sequence[tuple[str, float]]
+"""The phases of one step, each with its share of the step's time."""
 Row: TypeAlias = tuple[int, list[str]]
 """The number of a line, from 1, and its cells."""
 
@@ -36,10 +40,24 @@ GZIP: Final = b"\x1f\x8b"
 ZIP: Final = b"PK\x03\x04"
 LONG: Final = ("worker", "time", "batch_time_norm")
 OPERATIONS: Final = ("optype", "optype_names", "dp_rank", "stage", "step", "duration")
+COMPUTED: Final = frozenset({Phase.DATA.label, *(phase.label for phase in COMPUTING)})
 COMPUTE: Final = ("forward-compute", "backward-compute")
 
 
+class Measured(NamedTuple):
+    """What a trace says."""
+
+    times: Times
+    shares: Sequence[Sequence[Shares]] = ()
+    """By column and row, from a journal whose workers have measured their phases; empty: the trace has no phases."""
+
+
 def read(path: Path | str, job: str = "") -> Times:
+    """Return the times of a file, see `measured`."""
+    return measured(path, job).times
+
+
+def measured(path: Path | str, job: str = "") -> Measured:
     """Read the times of a file.
 
     Args:
@@ -47,7 +65,7 @@ def read(path: Path | str, job: str = "") -> Times:
         job: the name of the job in an npz file that has several.
 
     Returns:
-        The file's times (some traces are normalised), steps x workers, all finite and at least 0.
+        The file's times (some traces are normalised), all finite and at least 0.
 
     Raises:
         ConfigurationError: the file cannot be read; the message names the line or array and what was expected.
@@ -57,18 +75,28 @@ def read(path: Path | str, job: str = "") -> Times:
         content = b"" if first.startswith(b"{") else Path(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(f"cannot read the trace {path}: {error.strerror}") from error
-    if content.startswith(ZIP):
-        return _read_npz(Path(path), job)
-    if job:
-        raise ConfigurationError(f"trace(path={str(path)!r}, job={job!r}): only npz files have several jobs; leave job out")
     if not content and first:
+        if job:
+            raise _no_job(path, job)
         return _read_journal(Path(path))
-    rows = list(_rows(Path(path), content))
+    return Measured(_read_table(Path(path), content, job))
+
+
+def _read_table(path: Path, content: bytes, job: str) -> Times:
+    if content.startswith(ZIP):
+        return _read_npz(path, job)
+    if job:
+        raise _no_job(path, job)
+    rows = list(_rows(path, content))
     if not rows:
         raise ConfigurationError(f"{path}, line 1: not a trace: the file has no rows; write one column per worker, seconds in each row")
     if set(LONG) <= {cell.strip() for cell in rows[0][1]}:
         return _read_long(path, rows)
     return _read_columns(path, rows)
+
+
+def _no_job(path: Path | str, job: str) -> ConfigurationError:
+    return ConfigurationError(f"trace(path={str(path)!r}, job={job!r}): only npz files have several jobs; leave job out")
 
 
 def _rows(path: Path, content: bytes) -> Iterator[Row]:
@@ -189,12 +217,13 @@ def _checked(path: Path, name: str, times: NDArray[np.generic]) -> Times:
     return seconds
 
 
-def _read_journal(path: Path) -> Times:
+def _read_journal(path: Path) -> Measured:
     """Return a column for each worker that pushed, by number. The times of a worker that pushed less often than others are repeated.
 
     A push of several local steps gives their mean time; of a push to several shards the first shard's record counts.
     """
     columns: dict[int, list[float]] = {}
+    shares: dict[int, list[Shares]] = {}
     for number, entry in enumerate(file.read(path), start=1):
         if entry["kind"] != "pushed" or entry.get("shard") or entry.get("optimizer"):
             continue
@@ -204,7 +233,17 @@ def _read_journal(path: Path) -> Times:
                 f"{path}, line {number}: pushed by worker {worker!r} with compute_s {seconds!r}, not a number of at least 0"
             )
         columns.setdefault(worker, []).append(float(seconds) / max(1, steps if isinstance(steps, int) else 1))
+        shares.setdefault(worker, []).append(_shares(entry.get("phases") or {}))
     if not columns:
         raise ConfigurationError(f"{path}: the journal has no pushes, so no worker's times are known; use one of a longer run")
     longest = max(map(len, columns.values()))
-    return np.array([np.resize(columns[worker], longest) for worker in sorted(columns)], dtype=np.float64).T
+    times = np.array([np.resize(columns[worker], longest) for worker in sorted(columns)], dtype=np.float64).T
+    known = any(of_step is not NOT_SEPARATED for of_worker in shares.values() for of_step in of_worker)
+    return Measured(times, tuple(shares[worker] for worker in sorted(shares)) if known else ())
+
+
+def _shares(phases: Mapping[str, Any]) -> Shares:
+    """Return the share of each phase in what a worker has computed; what it has waited for or exchanged is simulated anew."""
+    computed = {name: float(value) for name, value in phases.items() if name in COMPUTED and isinstance(value, int | float) and value > 0}
+    total = sum(computed.values())
+    return tuple((name, value / total) for name, value in computed.items()) if 0.0 < total < math.inf else NOT_SEPARATED

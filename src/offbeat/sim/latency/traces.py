@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,8 +13,8 @@ import numpy as np
 
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.sim.latency.base import Law, Sampler
-from offbeat.sim.latency.trace_files import Times, read
+from offbeat.sim.latency.base import NOT_SEPARATED, Law, Sampler
+from offbeat.sim.latency.trace_files import Measured, Times, measured
 from offbeat.types import Clock, Seconds
 
 
@@ -45,12 +46,17 @@ class Trace(Law):
         whole_number("trace", "offset", self.offset, least=0)
 
     @cached_property
+    def measured(self) -> Measured:
+        """What the file says, not scaled."""
+        return measured(self.path, self.job)
+
+    @property
     def times(self) -> Times:
         """Seconds, steps x workers, scaled."""
-        return read(self.path, self.job) * self.scale
+        return self.measured.times * self.scale
 
     def check(self, workers: int) -> None:
-        steps, columns = self.times.shape
+        steps, columns = self.measured.times.shape
         if columns < workers:
             raise ConfigurationError(
                 f"{self.spelling}: the trace has {columns} workers ({steps} steps), fewer than the {workers} of the job; "
@@ -59,15 +65,21 @@ class Trace(Law):
 
     def start(self, seed: int, workers: int) -> Sampler:
         self.check(workers)
-        return _Cycle(self.times, self.offset)
+        return _Cycle(self.measured, self.scale, self.offset)
 
 
 class _Cycle(Sampler):
-    __slots__ = ("_columns", "_steps")
+    __slots__ = ("_columns", "_offset", "_shares", "_steps")
 
-    def __init__(self, times: Times, offset: int) -> None:
-        self._columns: list[list[float]] = np.roll(times, -offset, axis=0).T.tolist()
-        self._steps = len(times)
+    def __init__(self, measured: Measured, scale: float, offset: int) -> None:
+        self._columns: list[list[float]] = np.roll(measured.times * scale, -offset, axis=0).T.tolist()
+        self._steps, self._offset, self._shares = len(measured.times), offset, measured.shares
 
     def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
         return self._columns[worker][clock % self._steps]
+
+    def shares(self, worker: int, clock: Clock) -> Sequence[tuple[str, float]]:
+        if not self._shares:
+            return NOT_SEPARATED
+        of_worker = self._shares[worker]
+        return of_worker[(clock + self._offset) % self._steps % len(of_worker)]

@@ -1,0 +1,65 @@
+"""Measure how long a device computes in each phase, by events in its stream that are read after the push, without waiting for any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import Any, Final, Protocol
+
+import torch
+
+from offbeat.core.phases import Phase
+from offbeat.types import Seconds
+
+MEASURED: Final = frozenset({Phase.FORWARD, Phase.BACKWARD})
+EVENTS: Final = 256
+"""Most events between two pushes; an accumulation with more is not separated."""
+
+
+class Event(Protocol):
+    """What `DevicePhases` uses of ``torch.cuda.Event``."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end: Any) -> float: ...
+
+
+class DevicePhases:
+    """Mark the phases in the stream of the device.
+
+    Args:
+        event: makes an event that keeps its time.
+    """
+
+    def __init__(self, event: Callable[[], Event]) -> None:
+        self._make = event
+        self._free: list[Event] = []
+        self._marks: list[tuple[Phase, Event]] = []
+
+    @classmethod
+    def of_cuda(cls) -> DevicePhases:
+        """Return the marks of the present CUDA device."""
+        return cls(partial(torch.cuda.Event, enable_timing=True))
+
+    def begins(self, phase: Phase) -> None:
+        """Mark that what the script orders from now on belongs to another phase."""
+        if len(self._marks) >= EVENTS or not (phase in MEASURED or (self._marks and self._marks[-1][0] in MEASURED)):
+            return
+        event = self._free.pop() if self._free else self._make()
+        event.record()
+        self._marks.append((phase, event))
+
+    def take(self) -> dict[Phase, Seconds] | None:
+        """Return the seconds of each measured phase since the last call; None: the device has not finished, or there were too many."""
+        marks, self._marks = self._marks, []
+        if len(marks) >= EVENTS or (marks and not marks[-1][1].query()):
+            return None  # events that are still in the stream are not used again
+        seconds: dict[Phase, Seconds] = {}
+        for (phase, event), (_, after) in pairwise(marks):
+            if phase in MEASURED:
+                seconds[phase] = seconds.get(phase, 0.0) + event.elapsed_time(after) / 1e3
+        self._free += [event for _, event in marks]
+        return seconds

@@ -1,0 +1,130 @@
+"""Read what the operating system has done to this process: taken its processor away, stolen time, reclaimed memory, throttled it.
+
+A process whose processor time is far below its wall time while it computes has a neighbour, sleeps, or reads. These readings tell which.
+All are counters that only grow; an account has the difference since the last one. A reading that a system does not have is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from offbeat.types import Seconds
+
+OFTEN_S: Final[Seconds] = 0.25
+"""Seconds between two readings of the files that are about the whole host: they are longer, and change slowly."""
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+
+Reader = Callable[[], float]
+
+
+class HostReadings:
+    """Read the counters of this process and its host.
+
+    Args:
+        own: counters of the process, by name; read each time.
+        host: counters of the host and of the process's cgroup; read every `OFTEN_S` seconds.
+        clock: in seconds.
+
+    >>> counts = iter([10.0, 12.0, 12.0]).__next__
+    >>> readings = HostReadings({"preempted": counts}, {}, clock=lambda: 0.0)
+    >>> readings.take(), readings.take()
+    ({'preempted': 2.0}, None)
+    """
+
+    def __init__(self, own: Mapping[str, Reader], host: Mapping[str, Reader], clock: Callable[[], Seconds] = time.monotonic) -> None:
+        self._clock = clock
+        self._own, self._host = _there(own), _there(host)
+        self._next = clock() + OFTEN_S
+
+    @classmethod
+    def of_process(cls) -> HostReadings:
+        """Return the readings of this process."""
+        usage = partial(resource.getrusage, resource.RUSAGE_SELF)
+        own: dict[str, Reader] = {
+            "preempted": lambda: float(usage().ru_nivcsw),
+            "major_faults": lambda: float(usage().ru_majflt),
+            "queued_s": _File(PROC / "self/schedstat", lambda text: int(text.split()[1]) * 1e-9),
+        }
+        group = _cgroup()
+        host: dict[str, Reader] = {
+            "stolen_s": _File(PROC / "stat", lambda text: int(text.split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")),
+            "memory_stalled_s": _File(_first(group / "memory.pressure", PROC / "pressure/memory"), _pressure),
+            "throttled_s": _File(group / "cpu.stat", _throttled),
+        }
+        return cls(own, host)
+
+    def take(self) -> dict[str, float] | None:
+        """Return by how much each counter has grown since the last call; None: none has."""
+        grown = _grown(self._own)
+        if (now := self._clock()) >= self._next:
+            self._next = now + OFTEN_S
+            grown |= _grown(self._host)
+        return grown or None
+
+
+def _there(readers: Mapping[str, Reader]) -> dict[str, tuple[Reader, float]]:
+    """Return the readers that this system has, with their first values."""
+    found = {}
+    for name, reader in readers.items():
+        with suppress(OSError, ValueError, IndexError):
+            found[name] = reader, reader()
+    return found
+
+
+def _grown(readers: dict[str, tuple[Reader, float]]) -> dict[str, float]:
+    grown = {}
+    for name, (reader, before) in readers.items():
+        with suppress(OSError, ValueError, IndexError):
+            now = reader()
+            if now != before:
+                readers[name] = reader, now
+                grown[name] = round(now - before, 6)
+    return grown
+
+
+class _File:
+    """A number in a small file of the kernel, which stays open.
+
+    Args:
+        path: of the file.
+        number: finds the number in the file's text.
+    """
+
+    def __init__(self, path: Path, number: Callable[[str], float]) -> None:
+        self._path, self._number = path, number
+        self._open: int | None = None
+
+    def __call__(self) -> float:
+        if self._open is None:
+            self._open = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._number(os.pread(self._open, 4096, 0).decode("ascii", "replace"))
+
+
+def _cgroup() -> Path:
+    """Return the folder of this process's cgroup, of version 2; of the root where it has none."""
+    with suppress(OSError):
+        for line in (PROC / "self/cgroup").read_text().splitlines():
+            if line.startswith("0::"):
+                return CGROUP / line[3:].lstrip("/")
+    return CGROUP
+
+
+def _first(*paths: Path) -> Path:
+    return next((path for path in paths if path.exists()), paths[-1])
+
+
+def _pressure(text: str) -> float:
+    """Return the seconds for which some task has waited for memory, from a file of pressure stall information."""
+    return int(text.split("total=", 1)[1].split(maxsplit=1)[0]) * 1e-6
+
+
+def _throttled(text: str) -> float:
+    """Return the seconds for which a cgroup was out of its share of the processors."""
+    return int(text.split("throttled_usec", 1)[1].split(maxsplit=1)[0]) * 1e-6

@@ -1,0 +1,158 @@
+"""Notice what this process does, phase by phase, without a mark in its script.
+
+The script calls a ``DataLoader``, its model and ``backward``; each tells the process's `PhaseClock` when it begins and ends. Garbage
+collection tells it too. Pushes, waits and pulls are calls of the library, which tell it themselves. What nobody tells is the script's own
+code.
+
+There is one watch for a process, whatever the number of its optimizers: the time between two pushes, of the same optimizer or not, is
+accounted for once. The watch is of the thread that makes it; what other threads do meanwhile is not noticed.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
+
+from offbeat.core.phases import Phase, PhaseClock, Spent
+from offbeat.runtime.worker.device_phases import DevicePhases
+from offbeat.runtime.worker.host_readings import HostReadings
+
+OLD: Final = 1
+"""The youngest generation whose collection is counted: there are many of generation 0, and none takes long."""
+
+_watch: PhaseWatch | None = None
+
+
+class PhaseWatch:
+    """Follow the phases of this process; see `of_process`.
+
+    Args:
+        clock: is told when a phase begins.
+        host: reads what the operating system has done to this process.
+    """
+
+    def __init__(self, clock: PhaseClock, host: HostReadings) -> None:
+        self.clock, self.host = clock, host
+        self._thread = threading.get_ident()
+        self._before_gc = Phase.OWN
+        self._outer: torch.nn.Module | None = None
+        """The module in whose forward pass the script is; None: in none."""
+        self._device: DevicePhases | None = None
+
+    @classmethod
+    def of_process(cls) -> PhaseWatch:
+        """Return the watch of this process, which the first call makes."""
+        global _watch
+        if _watch is None:
+            _watch = cls(PhaseClock(time.monotonic_ns, time.process_time_ns), HostReadings.of_process())
+            _watch._listen()
+        return _watch
+
+    def follow(self, model: torch.nn.Module) -> None:
+        """Notice the forward passes of a model: of itself, or of its parts if the script calls those."""
+        if self._device is None and any(parameter.device.type == "cuda" for parameter in model.parameters()):
+            self._device = DevicePhases.of_cuda()
+        for module in (model, *_parts(model)):
+            module.register_forward_pre_hook(self._forward_begins)
+            module.register_forward_hook(self._forward_ends, always_call=True)
+
+    def take(self) -> tuple[Spent | None, Mapping[str, float] | None]:
+        """Return the account of the time since the last push, and what the operating system says of it."""
+        device = None
+        if self._device is not None and (device := self._device.take()) is None:
+            return _unseparated(self.clock.take()), self.host.take()
+        return self.clock.take(device), self.host.take()
+
+    # What happens in this process.
+
+    def _listen(self) -> None:
+        gc.callbacks.append(self._collecting)
+        _BaseDataLoaderIter.__next__ = self._timed(_BaseDataLoaderIter.__next__, Phase.DATA)  # type: ignore[method-assign]
+        DataLoader.__iter__ = self._timed(DataLoader.__iter__, Phase.DATA)  # type: ignore[method-assign]
+        torch.autograd.backward = self._timed(torch.autograd.backward, Phase.BACKWARD)
+
+    def _here(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def _timed(self, function: Callable[..., Any], phase: Phase) -> Callable[..., Any]:
+        """Return the function with its time counted as a phase; as an evaluation if gradients are disabled."""
+
+        @functools.wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._here():
+                return function(*args, **kwargs)
+            before = self._begin(phase)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._end(before)
+
+        return timed
+
+    def _begin(self, phase: Phase) -> Phase:
+        phase = phase if torch.is_grad_enabled() else Phase.EVALUATION
+        before = self.clock.turn(phase)
+        if self._device is not None:
+            self._device.begins(phase)
+        return before
+
+    def _end(self, before: Phase) -> None:
+        """Go on with the phase before. What follows an evaluation's forward pass is a part of it, until the script trains again."""
+        if before is Phase.OWN and not torch.is_grad_enabled():
+            before = Phase.EVALUATION
+        elif before is Phase.EVALUATION and torch.is_grad_enabled():
+            before = Phase.OWN
+        self.clock.turn(before)
+        if self._device is not None:
+            self._device.begins(before)
+
+    def _forward_begins(self, module: torch.nn.Module, _: Any) -> None:
+        # A model that is called in a backward pass is called by that: checkpointed activations are computed anew.
+        if torch.compiler.is_compiling() or self._outer is not None or not self._here():
+            return
+        if self.clock.at in (Phase.OWN, Phase.EVALUATION):
+            self._outer = module
+            self._begin(Phase.FORWARD)
+
+    def _forward_ends(self, module: torch.nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling() or self._outer is not module or not self._here():
+            return
+        self._outer = None
+        self._end(Phase.OWN)
+
+    def _collecting(self, phase: str, info: Mapping[str, int]) -> None:
+        if info["generation"] < OLD or not self._here():
+            return
+        if phase == "start":
+            self._before_gc = self.clock.turn(Phase.GC)
+        elif self.clock.at is Phase.GC:
+            self.clock.turn(self._before_gc)
+
+
+def _parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Return the parts of a model that a script may call in its place: its children, and those of lists."""
+    for child in model.children():
+        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
+            yield from _parts(child)
+        else:
+            yield child
+
+
+def _unseparated(spent: Spent | None) -> Spent | None:
+    """Return an account in which forward pass, backward pass, own code and push are one: the device had not finished."""
+    if spent is None:
+        return None
+    together = {"forward", "backward", "own", "push"}
+    phases, processor = (
+        {name: value for name, value in one.items() if name not in together}
+        | {"compute": round(sum(value for name, value in one.items() if name in together), 6)}
+        for one in spent
+    )
+    return Spent(phases, processor)

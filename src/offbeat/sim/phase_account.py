@@ -1,0 +1,43 @@
+"""Account for a simulated worker's time by phases, as a live worker's `core.phases.PhaseClock` does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from offbeat.core.phases import Phase
+from offbeat.types import Seconds
+
+
+class PhaseAccount:
+    """Add up what a worker does between two pushes. What it neither computes nor sends or receives is a wait.
+
+    Args:
+        now: when the account begins.
+
+    >>> account = PhaseAccount(0.0)
+    >>> account.compute(2.0, (("data", 0.25), ("forward", 0.75)))
+    >>> account.pull_s = 0.5
+    >>> account.take(compute_s=1.0, now=4.0)  # interrupted half-way
+    {'data': 0.25, 'forward': 0.75, 'pull': 0.5, 'wait': 2.5}
+    """
+
+    def __init__(self, now: Seconds) -> None:
+        self._since = now
+        self._planned: dict[str, Seconds] = {}
+        self.push_s: Seconds = 0.0
+        """Seconds for which the last push was under way."""
+        self.pull_s: Seconds = 0.0
+
+    def compute(self, seconds: Seconds, shares: Sequence[tuple[str, float]]) -> None:
+        """Add an iteration that takes so long, if nothing ends it before."""
+        for name, share in shares:
+            self._planned[name] = self._planned.get(name, 0.0) + seconds * share
+
+    def take(self, compute_s: Seconds, now: Seconds) -> dict[str, Seconds]:
+        """Return the seconds by phase since the last call, of which ``compute_s`` were computing, and begin anew."""
+        planned = sum(self._planned.values())
+        phases = {name: seconds * compute_s / planned for name, seconds in self._planned.items()} if planned > 0.0 else {}
+        phases |= {Phase.PUSH.label: self.push_s, Phase.PULL.label: self.pull_s}
+        phases[Phase.WAIT.label] = now - self._since - sum(phases.values())
+        self._since, self._planned, self.push_s, self.pull_s = now, {}, 0.0, 0.0
+        return {name: round(seconds, 6) for name, seconds in phases.items() if seconds >= 5e-7}

@@ -1,0 +1,81 @@
+"""Phases add up: every nanosecond between two accounts is in exactly one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.core.phases import UNMEASURED, Phase, PhaseClock, with_device
+
+PHASES = st.sampled_from(Phase)
+
+
+@given(st.lists(st.tuples(PHASES, st.integers(0, 10**9), st.integers(0, 10**9)), max_size=40))
+def test_an_account_is_the_whole_time(turns: list[tuple[Phase, int, int]]) -> None:
+    wall = used = 0
+    clock = PhaseClock(lambda: wall, lambda: used)
+    expected = dict.fromkeys(Phase, 0)
+    for phase, passed, worked in turns:
+        wall, used = wall + passed, used + worked
+        expected[clock.at] += passed
+        clock.turn(phase)
+    spent = clock.take()
+    assert spent is not None
+    assert abs(sum(spent.phases.values()) - wall * 1e-9) < 1e-6 * (len(spent.phases) + 1)
+    for phase in Phase:
+        assert abs(spent.phases.get(phase.label, 0.0) - expected[phase] * 1e-9) < 2e-6, phase
+    assert "wait" not in spent.processor, "a worker that waits does no work of its own"
+
+
+def test_the_next_account_begins_where_the_last_has_ended() -> None:
+    now = 0
+    clock = PhaseClock(lambda: now)
+    now = 3_000_000
+    clock.turn(Phase.BACKWARD)
+    now = 5_000_000
+    first = clock.take()
+    now = 9_000_000
+    second = clock.take()
+    assert first is not None and first.phases == {"backward": 0.002, "own": 0.003}
+    assert second is not None and second.phases == {"backward": 0.004}
+
+
+def test_after_a_push_and_its_wait_comes_the_pull_and_other_waits_are_only_breaks() -> None:
+    clock = PhaseClock(lambda: 0)
+    clock.turn(Phase.PUSH)
+    clock.waited(clock.wait())
+    assert clock.at is Phase.PULL
+    clock.turn(Phase.DATA)
+    clock.waited(clock.wait())
+    assert clock.at is Phase.DATA
+
+
+def test_an_exception_ends_a_phase() -> None:
+    clock = PhaseClock(lambda: 0)
+    try:
+        with clock.within(Phase.SAVE):
+            raise ValueError
+    except ValueError:
+        pass
+    assert clock.at is Phase.OWN
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=len(Phase), max_size=len(Phase)),
+    st.dictionaries(st.sampled_from([Phase.FORWARD, Phase.BACKWARD]), st.floats(0, 100)),
+)
+def test_what_a_device_computes_comes_out_of_push_and_own_code(host: list[float], device: dict[Phase, float]) -> None:
+    seconds = with_device(host, device)
+    assert abs(sum(seconds) - sum(host)) < 1e-9 * (1 + sum(host))
+    assert min(seconds) >= 0.0
+    for phase in Phase:
+        if phase not in (Phase.PUSH, Phase.OWN):
+            assert host[phase] <= seconds[phase] <= max(host[phase], device.get(phase, 0.0)) + 1e-9
+        else:
+            assert seconds[phase] <= host[phase]
+
+
+def test_a_clock_that_measures_nothing_says_so() -> None:
+    with UNMEASURED.within(Phase.DATA):
+        assert UNMEASURED.at is Phase.OWN
+    assert UNMEASURED.take() is None
