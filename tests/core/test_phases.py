@@ -43,11 +43,10 @@ def test_the_next_account_begins_where_the_last_has_ended() -> None:
 def test_after_a_push_and_its_wait_comes_the_pull_and_other_waits_are_only_breaks() -> None:
     clock = PhaseClock(lambda: 0)
     clock.turn(Phase.PUSH)
-    clock.waited(clock.wait())
-    assert clock.at is Phase.PULL
-    clock.turn(Phase.DATA)
-    clock.waited(clock.wait())
-    assert clock.at is Phase.DATA
+    for before, after in ((Phase.PUSH, Phase.PULL), (Phase.DATA, Phase.DATA)):
+        clock.turn(before)
+        clock.waited(clock.wait())
+        assert clock.at is after
 
 
 def test_an_exception_ends_a_phase() -> None:

@@ -11,7 +11,7 @@ from tests.journal.long_job import held
 
 from offbeat.core import leases
 from offbeat.core.leases import Leases
-from offbeat.journal import causes, epoch_reports, summary
+from offbeat.journal import causes, costs, epoch_reports, summary
 from offbeat.journal.audit import Audit
 from offbeat.journal.file import Journal
 from offbeat.journal.records import Record
@@ -33,6 +33,8 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         (epoch_reports, "EPOCHS_KEPT", 4),
         (epoch_reports, "ENTRIES_KEPT", 8),
         (summary, "FAULTS_LISTED", 4),
+        (costs, "BUCKETS", 4),
+        (costs, "DEATHS_KEPT", 2),
     ):
         monkeypatch.setattr(module, name, bound)
 

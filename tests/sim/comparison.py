@@ -61,7 +61,9 @@ class Replayed(Workload):
 
 
 def comparable(records: Sequence[Record], *, causes: bool = False) -> Iterator[Record]:
-    """Leave out the records' numbers, and what only real processes have: connections, clocks of their phases. With ``causes``, name the cause of each record.
+    """Leave out the records' numbers, and what only real processes have: connections, clocks of their phases.
+
+    With ``causes``, name the cause of each record.
 
     The connection of a process that has left, or is known to be dead, may close afterwards or not; of a process that is killed the records
     do not say how its end was seen.

@@ -14,7 +14,9 @@ from typing import Any, Final
 from offbeat.core.derived import Derived
 from offbeat.journal.arrivals import JournalArrivals, Record, gone_by
 from offbeat.journal.audit import Audit
+from offbeat.journal.costs import Costs
 from offbeat.journal.epoch_reports import EpochReports
+from offbeat.journal.verdicts import verdicts
 from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
 
 LEAD_BOUNDED: Final = frozenset({"ssp", "dssp"})
@@ -48,6 +50,8 @@ class Tally(Derived):
 
     def __init__(self) -> None:
         self._audit = Audit()
+        self.costs = Costs()
+        """What each worker costs the job, and why."""
         self._arrivals = JournalArrivals()
         self._job: Record = {}
         self._end: Record = {}
@@ -122,6 +126,7 @@ class Tally(Derived):
                 self._on_warning(record)
             return
         self._audit.add(record)
+        self.costs.add(record)
         handler = self._handlers.get(record["kind"])
         if handler is not None:
             handler(record)
@@ -167,6 +172,7 @@ class Tally(Derived):
             "faults": list(self._faults),
             "warnings": list(self._warnings),
             "exceptions": list(self._exceptions),
+            "verdicts": [verdict.plain() for verdict in verdicts(self.costs)],
             "loss": plain(sum(losses) / len(losses)) if losses else None,
             "optimizers": self._per_optimizer(),
             "journal_failure": self.journal_failure,

@@ -139,7 +139,8 @@ class WorkerTally:
     def changed(self, record: Record) -> None:
         """Set the worker's new state."""
         state = record["state"]
-        if state == "dead" and self.state != "dead" and record["reason"] != NOT_COME:
+        # A last word that was still on its way makes the dead one "recovered" for a moment: it dies once.
+        if state == "dead" and self.state not in ("dead", "recovered") and record["reason"] != NOT_COME:
             self.deaths += 1
         self.state, self.reason = state, record["reason"]
         self.incarnation = max(self.incarnation, record["incarnation"])

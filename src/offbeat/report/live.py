@@ -29,7 +29,7 @@ from offbeat.report.figures import (
     version_words,
     waiting_share,
 )
-from offbeat.report.remarks import slow_workers
+from offbeat.report.remarks import culprits
 from offbeat.types import Seconds
 
 PLAIN_EVERY_S: Final = 5.0
@@ -158,12 +158,12 @@ def worker_table(snapshot: Summary, rows: int, width: int | None = None) -> Tabl
         rows: how many rows fit, at least 1.
         width: characters that a line has; None: any number.
     """
-    shown = _chosen(snapshot["per_worker"], slow_workers(snapshot), rows)
+    shown = _chosen(snapshot["per_worker"], culprits(snapshot), rows)
     fitted = Fitted.of(_columns(snapshot, shown), width)
     table = Table(box=None, pad_edge=False, padding=(0, fitted.gap, 0, 0))
     fitted.add_to(table, header_style="dim")
     for row, worker in enumerate(shown):
-        style = STYLES.get(worker["state"], "yellow" if worker["worker"] in slow_workers(snapshot) else None)
+        style = STYLES.get(worker["state"], "yellow" if worker["worker"] in culprits(snapshot) else None)
         table.add_row(*fitted.row(row), style=style)
     hidden = len(snapshot["per_worker"]) - len(shown)
     if hidden:

@@ -1,26 +1,22 @@
-"""What is worth a sentence: what a rule has chosen, who is slow and why, who died. Made of summaries; it counts nothing itself."""
+"""What is worth a sentence: what a rule has chosen, the verdicts, who died. Made of summaries; it counts nothing itself."""
 
 from __future__ import annotations
 
-from statistics import median_low
 from typing import Any, Final
 
-from offbeat.report.figures import Summary, chooses, is_awaited, local, per_fold, per_step, seconds, share, short, spread, waiting_share
+from offbeat.journal.verdicts import percent
+from offbeat.report.figures import Summary, chooses, is_awaited, per_fold, short, spread
 
-SLOW: Final = 1.5
-"""A worker is called slow when it computes for longer per step than this many times the median worker."""
 SHARDS_LISTED: Final = 8
 
 
 def remarks(summary: Summary) -> str:
     """Return remarks on a job, one sentence each; empty if there are none."""
-    said = [*_choices(summary), *(_slow_sentence(summary, number) for number in slow_workers(summary))]
-    for worker in summary["per_worker"]:
-        if worker["deaths"]:
-            times = "" if worker["deaths"] == 1 else f" {worker['deaths']} times"
-            after = f", the last reason is: {worker['reason']}" if worker["state"] == "dead" else " and came back"
-            after = " and came back" if worker["state"] in ("alive", "finished") else after
-            said.append(f"Worker {worker['worker']} died{times}{after}.")
+    said = [*map(verdict_sentence, summary["verdicts"]), *_choices(summary)]
+    if untold := sum(worker["deaths"] for worker in summary["per_worker"]) - sum(one["kind"] == "death" for one in summary["verdicts"]):
+        said.append(
+            f"There were {untold:,} more deaths, which have cost less." if untold > 1 else "There was one more death, which has cost less."
+        )
     if awaited := [str(worker["worker"]) for worker in summary["per_worker"] if is_awaited(worker)]:
         said.append(f"Worker{'s' * (len(awaited) > 1)} {', '.join(awaited)} took no part: no machine came that would start one.")
     said += _exceptions(summary)
@@ -54,13 +50,21 @@ def _optimizer_sentence(one: dict[str, Any]) -> str:
     )
 
 
-def slow_workers(summary: Summary) -> list[int]:
-    """The workers that compute for longer per step than `SLOW` times the median. (Of two workers the faster is the median.)"""
-    times = {worker["worker"]: worker["compute_s"] / worker["steps"] for worker in summary["per_worker"] if worker["steps"]}
-    if len(times) < 2:
-        return []
-    bound = SLOW * median_low(times.values())
-    return [number for number, time_s in times.items() if time_s > bound]
+def culprits(summary: Summary) -> list[int]:
+    """Return the workers that cost the job time, according to the verdicts, the costliest first."""
+    slow = [verdict for verdict in summary["verdicts"] if verdict["kind"] == "slow"]
+    return list(dict.fromkeys(number for verdict in slow for number in verdict["workers"]))
+
+
+def verdict_sentence(verdict: dict[str, Any]) -> str:
+    """Return a verdict as it is printed: the finding, what was measured, what helps, and what that is worth."""
+    since = "" if verdict["since_s"] is None or verdict["kind"] == "death" else f" since {verdict['since_s']:,.0f} s"
+    evidence = f" ({verdict['evidence']})" if verdict["evidence"] else ""
+    text = f"{verdict['what']}{since}{evidence}."
+    if not verdict["remedy"]:
+        return text
+    worth = f" Worth up to {percent(verdict['worth'])}." if verdict["worth"] >= 0.05 else ""
+    return f"{text} Remedy: {verdict['remedy']}.{worth}"
 
 
 def _choices(summary: Summary) -> list[str]:
@@ -84,28 +88,3 @@ def _choices(summary: Summary) -> list[str]:
                 f"and {stalest['shard']} folds the stalest blocks: {stalest['staleness_mean']:.1f}, max {stalest['staleness_max']}."
             )
     return said
-
-
-def _slow_sentence(summary: Summary, number: int) -> str:
-    workers = {worker["worker"]: worker for worker in summary["per_worker"] if worker["pushes"]}
-    time_s, median_s = per_step(workers[number]) or 0.0, median_low(per_step(worker) or 0.0 for worker in workers.values())
-    ratio = f"{time_s / median_s:.1f} times the median" if median_s > 0 else "the median worker next to nothing"
-    unit = "step" if local(summary) else "push"
-    text = f"Worker {number} is slow: it computes {seconds(time_s)} per {unit}, {ratio} ({seconds(median_s)})"
-    others = waiting_share([worker for other, worker in workers.items() if other != number])
-    if others is not None and others >= 0.05:
-        text += f", while the others are waiting for {share(others)} of theirs"
-    return f"{text}; {_cause(summary, workers, number)}."
-
-
-def _cause(summary: Summary, workers: dict[int, Any], number: int) -> str:
-    slowed = [
-        fault["detail"] or "a fault of kind slow" for fault in summary["faults"] if fault["what"] == "slow" and fault["worker"] == number
-    ]
-    if slowed:
-        return f"it was slowed on purpose ({slowed[-1]})"
-    batches = {other: worker["samples_per_step"] for other, worker in workers.items()}
-    median = median_low(batches.values())
-    if batches[number] > SLOW * median > 0:
-        return f"its batches are larger ({batches[number]:.0f} samples, the median is {median:.0f})"
-    return "the time goes into its own computing, before any wait for the rule or the others"

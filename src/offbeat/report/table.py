@@ -34,7 +34,7 @@ from offbeat.report.figures import (
     versions_per_s,
     waiting_share,
 )
-from offbeat.report.remarks import remarks, slow_workers
+from offbeat.report.remarks import culprits, remarks
 
 EPOCHS_SHOWN: Final = 6
 SIDE_BY_SIDE: Final = 4
@@ -88,7 +88,7 @@ def job_table(summary: Summary, width: int | None = None) -> Table:
         show_edge=False,
     )
     fitted.add_to(table)
-    slow = slow_workers(summary)
+    slow = culprits(summary)
     for row, worker in enumerate(summary["per_worker"]):
         style = "red" if worker["state"] == "dead" and not is_awaited(worker) else "yellow" if worker["worker"] in slow else None
         table.add_row(*fitted.row(row), style=style)

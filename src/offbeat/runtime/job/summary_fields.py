@@ -49,6 +49,16 @@ _OPTIMIZER: Final = fields(
 )
 _FAULT: Final = fields({"t": _amount, "worker": whole(-1, _WORKERS_MAX), "what": text(), "detail": maybe(_words)})
 _WARNING: Final = fields({"t": _amount, "about": text(), "workers": many(whole(0, _WORKERS_MAX)), "step": whole(), "detail": _words})
+_VERDICT: Final = fields(
+    {
+        **dict.fromkeys(("kind", "cause", "confidence"), text(100)),
+        **dict.fromkeys(("what", "evidence", "remedy"), _words),
+        "workers": many(whole(0, _WORKERS_MAX)),
+        "since_s": maybe(_amount),
+        **dict.fromkeys(("cost_s", "share", "worth"), _amount),
+        "details": mapping(_amount, _WORKERS_MAX),
+    }
+)
 
 SUMMARY: Final = fields(
     {
@@ -73,6 +83,7 @@ SUMMARY: Final = fields(
         "faults": many(_FAULT),
         "warnings": many(_WARNING),
         "exceptions": many(fields({"t": _amount, "worker": whole(0, _WORKERS_MAX), "reason": _words, "place": maybe(_words)})),
+        "verdicts": many(_VERDICT, _WORKERS_MAX),
         "loss": maybe(_figure),
         "optimizers": maybe(many(_OPTIMIZER, 1 << 10)),
         "journal_failure": maybe(_words),

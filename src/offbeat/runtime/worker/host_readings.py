@@ -30,6 +30,7 @@ class HostReadings:
     Args:
         own: counters of the process, by name; read each time.
         host: counters of the host and of the process's cgroup; read every `OFTEN_S` seconds.
+        facts: what does not change; the first account has it.
         clock: in seconds.
 
     >>> counts = iter([10.0, 12.0, 12.0]).__next__
@@ -38,7 +39,14 @@ class HostReadings:
     ({'preempted': 2.0}, None)
     """
 
-    def __init__(self, own: Mapping[str, Reader], host: Mapping[str, Reader], clock: Callable[[], Seconds] = time.monotonic) -> None:
+    def __init__(
+        self,
+        own: Mapping[str, Reader],
+        host: Mapping[str, Reader],
+        facts: Mapping[str, float] = {},
+        clock: Callable[[], Seconds] = time.monotonic,
+    ) -> None:
+        self._facts = dict(facts)
         self._clock = clock
         self._own, self._host = _there(own), _there(host)
         self._next = clock() + OFTEN_S
@@ -58,11 +66,11 @@ class HostReadings:
             "memory_stalled_s": _File(_first(group / "memory.pressure", PROC / "pressure/memory"), _pressure),
             "throttled_s": _File(group / "cpu.stat", _throttled),
         }
-        return cls(own, host)
+        return cls(own, host, {"cores": _cores(group)})
 
     def take(self) -> dict[str, float] | None:
         """Return by how much each counter has grown since the last call; None: none has."""
-        grown = _grown(self._own)
+        grown, self._facts = self._facts | _grown(self._own), {}
         if (now := self._clock()) >= self._next:
             self._next = now + OFTEN_S
             grown |= _grown(self._host)
@@ -114,6 +122,15 @@ def _cgroup() -> Path:
             if line.startswith("0::"):
                 return CGROUP / line[3:].lstrip("/")
     return CGROUP
+
+
+def _cores(group: Path) -> float:
+    """Return the cores that this process may use: those of its affinity, as far as its cgroup lets it use them."""
+    cores = float(len(os.sched_getaffinity(0)))
+    with suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()
+        cores = min(cores, int(quota) / int(period))
+    return cores
 
 
 def _first(*paths: Path) -> Path:

@@ -1,0 +1,344 @@
+"""Work out what each worker costs its job, and why, record by record: the figures from which verdicts are made (``verdicts.py``).
+
+*Where a fold is of several workers' pushes* it waits for the last of them. The time from the first arrival to the last is divided among
+the workers that had not arrived yet, moment by moment, in equal shares (the Shapley value of this wait): with one late worker that worker
+has all of it, and with three late ones of four each has a third. *Where each push is folded alone* the job loses what a worker computes
+longer than the fast ones do, and the waits of the others that this causes; both count per worker of the job.
+
+A worker's cost is divided by causes: by how much longer each phase of its push was than with the fastest quarter of the fold's workers.
+Two causes are not phases. `QUEUED`: the script's thread was ready to run and had no core. `LINK`: the time between a release and the push
+that the worker's own phases do not explain, so messages on their way.
+
+The first push after a worker has joined is left out: it contains the beginning of its script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from offbeat.core.phases import Phase
+from offbeat.journal.arrivals import Record
+from offbeat.types import Seconds
+
+QUEUED, LINK = "queued", "link"
+NOT_OWN: Final = frozenset({Phase.WAIT.label})
+BUCKETS: Final = 32
+"""In how many parts of the job's time costs are kept apart; a part becomes twice as long whenever there would be more."""
+DEATHS_KEPT: Final = 20
+"""Of each worker, the newest."""
+NOTHING: Final = 1e-6
+Causes = dict[str, Seconds]
+
+
+@dataclass(slots=True)
+class Series:
+    """Seconds in parts of the job's time, of which there are at most `BUCKETS`.
+
+    >>> series = Series()
+    >>> for t in (0.5, 1.5, 200.0):
+    ...     series.add(t, 1.0)
+    >>> series.width, series.parts
+    (8.0, {0: 2.0, 25: 1.0})
+    """
+
+    width: Seconds = 1.0
+    parts: dict[int, Seconds] = field(default_factory=dict)
+
+    def add(self, t: Seconds, seconds: Seconds) -> None:
+        """Add seconds at a time."""
+        at = int(t / self.width)
+        while at >= BUCKETS:
+            self.width *= 2.0
+            halved: dict[int, Seconds] = {}
+            for part, value in self.parts.items():
+                halved[part // 2] = halved.get(part // 2, 0.0) + value
+            self.parts, at = halved, int(t / self.width)
+        self.parts[at] = self.parts.get(at, 0.0) + seconds
+
+    def since(self, share: float) -> Seconds | None:
+        """Return when the first part begins in which this was at least a share of the time; None: in no part."""
+        return min((at * self.width for at, value in self.parts.items() if value >= share * self.width), default=None)
+
+
+@dataclass(slots=True)
+class Death:
+    """Of a process of a worker; times are the journal's."""
+
+    t: Seconds
+    """When the job knew."""
+    reason: str
+    stalled_s: Seconds
+    """For how long all other workers had waited then."""
+    samples: int
+    """Samples that it had been dealt and not pushed: others get them, or its next process."""
+    others: int
+    """Workers that lived then, the dead one not among them."""
+    back: Seconds | None = None
+    """When a new process got its first parameters; None: none has come."""
+    pushed: bool = False
+    """A new process has pushed."""
+
+
+@dataclass(slots=True)
+class WorkerCosts:
+    """What is known of one worker. Times are the journal's; sums leave out the first push of each process."""
+
+    present: bool = False
+    released_at: Seconds = 0.0
+    pushed_at: Seconds = 0.0
+    last: Causes = field(default_factory=dict)
+    """Seconds of the last push by phase and cause, waits left out."""
+    fresh: bool = True
+    """No push but the first of this process has come."""
+    causes: Causes = field(default_factory=dict)
+    """What it has cost, by cause."""
+    series: Series = field(default_factory=Series)
+    """Its whole cost in parts of the job's time."""
+    late: int = 0
+    """Folds for which it was the last to arrive."""
+    pushes: int = 0
+    steps: int = 0
+    samples: int = 0
+    own_s: Seconds = 0.0
+    waited_s: Seconds = 0.0
+    totals: Causes = field(default_factory=dict)
+    """Seconds by phase and cause."""
+    used: Causes = field(default_factory=dict)
+    """Processor seconds by phase."""
+    host_readings: dict[str, float] = field(default_factory=dict)
+    cores: float = 0.0
+    host: str = ""
+    deaths: list[Death] = field(default_factory=list)
+    held: dict[int, int] = field(default_factory=dict)
+    """Samples that it has been dealt and not pushed yet, by lease."""
+    slowed: str = ""
+    """How it is slowed on purpose."""
+
+    def cost(self, t: Seconds, seconds: Seconds, causes: Causes) -> None:
+        """Divide a cost among causes in proportion."""
+        whole = sum(causes.values())
+        for cause, weight in causes.items():
+            part = seconds * weight / whole
+            self.causes[cause] = self.causes.get(cause, 0.0) + part
+        self.series.add(t, seconds)
+
+
+class Costs:
+    """Adds up costs from the records of one optimizer of a job.
+
+    >>> costs = Costs()
+    >>> for record in (
+    ...     {"kind": "job", "t": 0.0, "workers": 2},
+    ...     *({"kind": "release", "t": 1.0, "worker": worker} for worker in (0, 1)),
+    ...     *({"kind": "pushed", "t": t, "worker": worker, "compute_s": t - 1.0} for worker, t in ((0, 1.5), (1, 2.0))),
+    ...     *({"kind": "pushed", "t": t, "worker": worker, "compute_s": t - 2.0} for worker, t in ((0, 2.5), (1, 3.5))),
+    ...     {"kind": "fold", "t": 3.5, "parts": [{"worker": 0}, {"worker": 1}]},
+    ... ):
+    ...     costs.add(record)
+    >>> costs.workers[1].causes
+    {'compute': 1.0}
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[int, WorkerCosts] = {}
+        self.began: Seconds | None = None
+        """The first release."""
+        self.now: Seconds = 0.0
+        self.folds = self.parts = 0
+        self._folded_at: Seconds = 0.0
+
+    def add(self, record: Record) -> None:
+        """Take account of the next record; kinds that say nothing of costs are passed over."""
+        kind = record["kind"]
+        if kind == "pushed":
+            self._pushed(record)
+        elif kind == "release":
+            self._released(record)
+        elif kind == "fold":
+            self._folded(record)
+        elif kind == "state_changed":
+            self._changed(record)
+        elif kind == "process":
+            self._process(record)
+        elif kind == "stood_still":
+            for worker in self.workers.values():
+                worker.released_at += record["seconds"]
+        elif kind == "grant":
+            self._worker(record["worker"]).held[record["lease"]] = record["stop"] - record["start"]
+        elif kind == "no_more":
+            self._worker(record["worker"]).held.clear()
+        elif kind in ("abandoned", "skipped"):
+            for lease in record.get("leases", ()):
+                self._worker(record["worker"]).held.pop(lease, None)
+        elif kind == "fault" and record["what"] == "slow" and record["worker"] in self.workers:
+            self.workers[record["worker"]].slowed = record["detail"] or "a fault of kind slow"
+        elif kind == "job":
+            for number in range(record["workers"]):
+                self.workers[number] = WorkerCosts()
+        self.now = max(self.now, record["t"])
+
+    def _worker(self, number: int) -> WorkerCosts:
+        if number not in self.workers:
+            self.workers[number] = WorkerCosts()
+        return self.workers[number]
+
+    def _released(self, record: Record) -> None:
+        worker, t = self._worker(record["worker"]), record["t"]
+        if self.began is None:
+            self.began = t
+        worker.released_at = t
+        if worker.deaths and worker.deaths[-1].back is None:
+            worker.deaths[-1].back = t
+
+    def _pushed(self, record: Record) -> None:
+        if record.get("shard"):
+            return
+        worker, t = self._worker(record["worker"]), record["t"]
+        seconds, waited = _seconds(record)
+        own = sum(seconds.values())
+        if (link := t - worker.released_at - own) > 0.0 and "phases" in record:
+            seconds[LINK] = link
+        worker.pushed_at, worker.last = t, seconds
+        worker.pushes += 1
+        worker.steps += record.get("steps", 1)
+        worker.samples += record.get("samples", 0)
+        for lease in record.get("leases", ()):
+            worker.held.pop(lease, None)
+        worker.fresh = worker.pushes < 2 or bool(worker.deaths and not worker.deaths[-1].pushed)
+        if worker.deaths:
+            worker.deaths[-1].pushed = True
+        for name, value in (record.get("host") or {}).items():
+            if name == "cores":
+                worker.cores = value
+            else:
+                worker.host_readings[name] = worker.host_readings.get(name, 0.0) + value
+        if worker.fresh:
+            return
+        worker.own_s += own
+        worker.waited_s += waited
+        for name, value in (record.get("processor") or {}).items():
+            worker.used[name] = worker.used.get(name, 0.0) + value
+        for name, value in seconds.items():
+            worker.totals[name] = worker.totals.get(name, 0.0) + value
+
+    def _folded(self, record: Record) -> None:
+        if record.get("shard"):
+            return
+        t, before = record["t"], self._folded_at
+        self._folded_at = t
+        workers = {part["worker"]: self.workers[part["worker"]] for part in record["parts"] if part["worker"] in self.workers}
+        self.folds += 1
+        self.parts += len(workers)
+        if len(workers) < 2 or any(worker.fresh for worker in workers.values()):
+            return
+        arrivals = sorted((max(before, worker.pushed_at), number) for number, worker in workers.items())
+        arrivals = [(min(t, at), number) for at, number in arrivals]
+        if arrivals[-1][0] - arrivals[0][0] < NOTHING:
+            return
+        workers[arrivals[-1][1]].late += 1
+        usual = _usual([worker.last for worker in workers.values()])
+        share = 0.0
+        for place in range(1, len(arrivals)):
+            share += (arrivals[place][0] - arrivals[place - 1][0]) / (len(arrivals) - place)
+            worker = workers[arrivals[place][1]]
+            if share >= NOTHING:
+                worker.cost(t, share, _longer(worker.last, usual))
+
+    def _changed(self, record: Record) -> None:
+        worker, t = self._worker(record["worker"]), record["t"]
+        was, worker.present = worker.present, record["state"] == "alive"
+        if record["state"] == "dead" and was and worker.pushes:
+            others = [other for other in self.workers.values() if other.present and other.pushes]
+            waiting = others and all(other.pushed_at >= other.released_at for other in others)
+            stalled_s = t - max(worker.released_at, *(other.pushed_at for other in others)) if waiting else 0.0
+            samples, worker.held = sum(worker.held.values()), {}
+            worker.deaths.append(Death(t, record.get("reason", ""), max(0.0, stalled_s), samples, len(others)))
+            del worker.deaths[:-DEATHS_KEPT]
+
+    def _process(self, record: Record) -> None:
+        if record["role"] == "worker" and " on " in record["detail"]:
+            self._worker(record["number"]).host = record["detail"].rpartition(" on ")[2]
+
+    @property
+    def seconds(self) -> Seconds:
+        """The time from the first release until now."""
+        return 0.0 if self.began is None else self.now - self.began
+
+    @property
+    def together(self) -> bool:
+        """True if folds are of several workers' pushes."""
+        return self.parts > 1.5 * self.folds
+
+    def by_worker(self) -> dict[int, Causes]:
+        """Return what each worker costs the job, in seconds by cause, less what every worker costs it: that is nobody's."""
+        counted = {number: worker for number, worker in self.workers.items() if worker.pushes > 1}
+        if len(counted) < 2:
+            return {}
+        costs = {number: dict(worker.causes) for number, worker in counted.items()} if self.together else self._alone(counted)
+        least = min(sum(causes.values()) for causes in costs.values())
+        return {number: _less(causes, least) for number, causes in costs.items()}
+
+    def _alone(self, counted: Mapping[int, WorkerCosts]) -> dict[int, Causes]:
+        """Return the costs where no fold waits for a worker: what a worker computes longer than the fast ones, and the waits for it."""
+        mean = {number: {name: value / worker.steps for name, value in worker.totals.items()} for number, worker in counted.items()}
+        usual = _usual(list(mean.values()))
+        longer_s = {number: max(0.0, sum(mean[number].values()) - sum(usual.values())) * worker.steps for number, worker in counted.items()}
+        whole = sum(longer_s.values())
+        least = min(worker.waited_s for worker in counted.values())
+        waits_s = sum(worker.waited_s - least for worker in counted.values())
+        costs: dict[int, Causes] = {}
+        for number, seconds in longer_s.items():
+            seconds = (seconds + (waits_s * seconds / whole if whole > NOTHING else 0.0)) / len(counted)
+            causes = _longer(mean[number], usual)
+            of_all = sum(causes.values())
+            costs[number] = {name: seconds * value / of_all for name, value in causes.items()}
+        return costs
+
+
+def _seconds(record: Record) -> tuple[Causes, Seconds]:
+    """Return the seconds of a push by phase and cause, without the wait, and the wait."""
+    phases: Mapping[str, Seconds] | None = record.get("phases")
+    if not phases:
+        return {Phase.COMPUTE.label: record["compute_s"]}, 0.0
+    seconds = {name: value for name, value in phases.items() if name not in NOT_OWN}
+    queued = (record.get("host") or {}).get("queued_s", 0.0)
+    processor = record.get("processor")
+    if queued > 0.0 and processor:
+        idle = {name: value - processor.get(name, 0.0) for name, value in seconds.items() if value > processor.get(name, 0.0)}
+        whole = sum(idle.values())
+        moved = min(queued, whole)
+        if moved > NOTHING:
+            for name, value in idle.items():
+                seconds[name] -= moved * value / whole
+            seconds[QUEUED] = moved
+    return seconds, phases.get(Phase.WAIT.label, 0.0)
+
+
+def _usual(pushes: Sequence[Causes]) -> Causes:
+    """Return the mean of the fastest quarter."""
+    fastest = sorted(pushes, key=lambda seconds: sum(seconds.values()))[: -(-len(pushes) // 4)]
+    names = {name for seconds in fastest for name in seconds}
+    return {name: sum(seconds.get(name, 0.0) for seconds in fastest) / len(fastest) for name in names}
+
+
+def _longer(seconds: Causes, usual: Causes) -> Causes:
+    """Return by how much each phase is longer than usual; where none is, the worker began later than others: it was on its way."""
+    found = {name: value - usual.get(name, 0.0) for name, value in seconds.items() if value - usual.get(name, 0.0) > NOTHING}
+    return found or {LINK: 1.0}
+
+
+def _less(causes: Causes, seconds: Seconds) -> Causes:
+    whole = sum(causes.values())
+    factor = 1.0 - seconds / whole if whole > seconds else 0.0
+    return {name: value * factor for name, value in causes.items()}
+
+
+def total(causes: Iterable[Causes]) -> Causes:
+    """Return the sum of these costs by cause."""
+    whole: Causes = {}
+    for one in causes:
+        for name, value in one.items():
+            whole[name] = whole.get(name, 0.0) + value
+    return whole

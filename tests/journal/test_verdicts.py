@@ -1,0 +1,191 @@
+"""Costs are of arrivals and add up; verdicts name who, why and since when, and are silent about what is nobody's fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offbeat.journal.costs import Costs
+from offbeat.journal.records import Record
+from offbeat.journal.verdicts import Verdict, verdicts
+
+Phases = Mapping[str, float]
+STEP: Phases = {"data": 0.01, "forward": 0.03, "backward": 0.05, "own": 0.01}
+
+
+def barrier(steps: Sequence[Sequence[Phases]], *, host: Sequence[Mapping[str, float]] = (), busy: float = 1.0) -> list[Record]:
+    """Return the records of a job under a barrier: for each fold, the phases of each worker's push."""
+    workers = len(steps[0])
+    t, records = 1.0, [{"kind": "job", "t": 0.0, "workers": workers}]
+    records += [{"kind": "state_changed", "t": 0.5, "worker": worker, "state": "alive"} for worker in range(workers)]
+    for number, of_workers in enumerate(steps):
+        records += [{"kind": "release", "t": t, "worker": worker} for worker in range(workers)]
+        ends = sorted((t + sum(phases.values()), worker) for worker, phases in enumerate(of_workers))
+        for at, worker in ends:
+            processor = {name: seconds * busy for name, seconds in of_workers[worker].items()}
+            push = {"kind": "pushed", "t": at, "worker": worker, "samples": 8, "compute_s": at - t, "phases": of_workers[worker]}
+            readings = dict(host[worker]) if host else {}
+            records.append({**push, "processor": processor, "host": readings if number else {**readings, "cores": 64.0}})
+        t = ends[-1][0]
+        records.append({"kind": "fold", "t": t, "version": number + 1, "parts": [{"worker": worker} for worker in range(workers)]})
+    return records
+
+
+def costs_of(records: Sequence[Record]) -> Costs:
+    costs = Costs()
+    for record in records:
+        costs.add(record)
+    return costs
+
+
+def found(records: Sequence[Record]) -> list[Verdict]:
+    return verdicts(costs_of(records))
+
+
+def with_more(**more: float) -> Phases:
+    return {**STEP, **{name: STEP.get(name, 0.0) + seconds for name, seconds in more.items()}}
+
+
+@given(st.lists(st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3), min_size=2, max_size=12))
+def test_the_waits_of_folds_are_divided_among_their_workers(times: list[list[float]]) -> None:
+    costs = costs_of(barrier([[{"forward": seconds} for seconds in of_workers] for of_workers in times]))
+    waited = sum(max(of_workers) - min(of_workers) for of_workers in times[1:])  # the first push has the script's beginning in it
+    divided = sum(sum(worker.causes.values()) for worker in costs.workers.values())
+    assert divided == pytest.approx(waited, abs=1e-5 * len(times))
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "own", "gc", "evaluation", "save", "push", "update"])
+def test_one_slow_phase(phase: str) -> None:
+    slow = with_more(**{phase: 0.1})
+    (verdict,) = found(barrier([[STEP, STEP, slow, STEP]] * 30))
+    assert (verdict.workers, verdict.cause, verdict.confidence) == ((2,), phase, "high")
+    assert verdict.share == pytest.approx(0.5, abs=0.02)
+    assert verdict.since_s is None
+
+
+def test_most_workers_are_slow() -> None:
+    slow = with_more(data=0.1)
+    (verdict,) = found(barrier([[STEP, slow, slow, slow]] * 30))
+    assert (verdict.workers, verdict.cause) == ((1, 2, 3), "data")
+    assert verdict.share == pytest.approx(0.5, abs=0.02)
+    assert verdict.what == "Workers 1, 2 and 3 cost this job 48 % of its time: their DataLoaders"
+
+
+def test_two_workers_with_two_causes() -> None:
+    said = found(barrier([[STEP, with_more(data=0.1), with_more(gc=0.06), STEP]] * 30))
+    assert [(verdict.workers, verdict.cause) for verdict in said] == [((1,), "data"), ((2,), "gc")]
+
+
+def test_rare_pauses_hide_in_a_mean_and_not_here() -> None:
+    steps = [[STEP, with_more(gc=2.0) if number % 25 == 24 else STEP] for number in range(100)]
+    (verdict,) = found(barrier(steps))
+    assert (verdict.workers, verdict.cause) == ((1,), "gc")
+    assert verdict.share == pytest.approx(0.44, abs=0.02)
+
+
+def test_since_when() -> None:
+    steps = [[STEP, STEP]] * 300 + [[STEP, with_more(backward=0.1)]] * 300
+    (verdict,) = found(barrier(steps))
+    assert verdict.since_s == pytest.approx(31.0, abs=4.0)
+
+
+def test_all_workers_alike_is_nobody_s_fault() -> None:
+    assert found(barrier([[STEP, STEP, STEP]] * 30)) == []
+
+
+@given(st.lists(st.lists(st.floats(0.098, 0.102), min_size=4, max_size=4), min_size=40, max_size=60))
+def test_small_differences_are_nobody_s_fault(times: list[list[float]]) -> None:
+    assert found(barrier([[{"forward": seconds} for seconds in of_workers] for of_workers in times])) == []
+
+
+def test_every_worker_waits_for_its_data() -> None:
+    (verdict,) = found(barrier([[with_more(data=0.2)] * 3] * 30))
+    assert (verdict.kind, verdict.workers, verdict.cause) == ("everywhere", (0, 1, 2), "data")
+
+
+def test_a_neighbour_on_the_core() -> None:
+    slow = with_more(forward=0.06, backward=0.1)
+    (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{}, {"queued_s": 0.15}], busy=0.4))
+    assert (verdict.workers, verdict.cause) == ((1,), "queued")
+
+
+@pytest.mark.parametrize(("reading", "cause"), [("memory_stalled_s", "memory"), ("throttled_s", "throttled"), ("stolen_s", "stolen")])
+def test_a_cause_outside_of_the_process(reading: str, cause: str) -> None:
+    slow = with_more(forward=0.06, backward=0.1)
+    (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{}, {reading: 0.15}], busy=0.3))
+    assert (verdict.workers, verdict.cause) == ((1,), cause)
+
+
+def test_more_workers_than_cores() -> None:
+    records = barrier([[STEP] * 4] * 30, host=[{"queued_s": 0.03}] * 4, busy=0.6)
+    for record in records:
+        if record.get("host", {}).get("cores"):
+            record["host"]["cores"] = 2.0
+    (verdict,) = found(records)
+    assert verdict.kind == "oversubscribed"
+    assert verdict.what == "Oversubscribed: 4 workers share 2 cores"
+
+
+def test_a_link_is_what_the_phases_do_not_explain() -> None:
+    records = barrier([[STEP, with_more(unknown=0.1)]] * 30)
+    for record in records:
+        record.get("phases", {}) and record["phases"] != STEP and record.update(phases=STEP)
+    (verdict,) = found(records)
+    assert (verdict.workers, verdict.cause) == ((1,), "link")
+
+
+def test_where_nobody_waits_a_slow_worker_does_less() -> None:
+    records: list[Record] = [{"kind": "job", "t": 0.0, "workers": 2}]
+    pushes = sorted(
+        (1.0 + number * length, worker, length) for worker, length in ((0, 0.1), (1, 0.4)) for number in range(int(20 / length))
+    )
+    last = [1.0, 1.0]
+    for at, worker, length in pushes:
+        phases = with_more(data=length - 0.1)
+        records.append({"kind": "release", "t": last[worker], "worker": worker})
+        records.append({"kind": "pushed", "t": at, "worker": worker, "samples": 8, "compute_s": length, "phases": phases})
+        records.append({"kind": "fold", "t": at, "version": 1, "parts": [{"worker": worker}]})
+        last[worker] = at
+    (verdict,) = found(records)
+    assert (verdict.workers, verdict.cause) == ((1,), "data")
+    assert verdict.share == pytest.approx(0.375, abs=0.02), "of two workers' time, three quarters of one's"
+    assert verdict.what.startswith("Worker 1 is slow, which costs this job 37 % of what it could do")
+
+
+def test_without_phases_there_is_still_a_name() -> None:
+    records = barrier([[STEP, with_more(data=0.1)]] * 30)
+    for record in records:
+        record.pop("phases", None)
+    (verdict,) = found(records)
+    assert (verdict.workers, verdict.cause, verdict.confidence) == ((1,), "compute", "medium")
+
+
+def test_a_death_is_told_in_full() -> None:
+    records = barrier([[STEP] * 3] * 20)
+    t = records[-1]["t"]
+    more: list[dict[str, Any]] = [
+        {"kind": "release", "t": t, "worker": 0},
+        {"kind": "release", "t": t, "worker": 1},
+        {"kind": "release", "t": t, "worker": 2},
+        {"kind": "grant", "t": t, "worker": 2, "lease": 7, "start": 64, "stop": 96},
+        {"kind": "pushed", "t": t + 0.1, "worker": 0, "samples": 8, "compute_s": 0.1, "phases": STEP},
+        {"kind": "pushed", "t": t + 0.1, "worker": 1, "samples": 8, "compute_s": 0.1, "phases": STEP},
+        {"kind": "state_changed", "t": t + 1.1, "worker": 2, "state": "dead", "reason": "silent"},
+        {"kind": "state_changed", "t": t + 1.2, "worker": 2, "state": "recovered", "reason": "heard of again"},
+        {"kind": "state_changed", "t": t + 1.3, "worker": 2, "state": "dead", "reason": "connection closed"},
+        {"kind": "release", "t": t + 1.7, "worker": 2},
+    ]
+    (verdict,) = found([*records, *more])
+    assert (verdict.kind, verdict.workers) == ("death", (2,))
+    assert verdict.details == {"away_s": 0.6, "stalled_s": 1.0, "samples": 32.0}
+    assert verdict.cost_s == pytest.approx(1.2)
+    assert "was back after 600.0 ms" in verdict.what
+    assert "32 samples that it held were dealt out again" in verdict.evidence
+
+
+def test_a_few_folds_say_nothing() -> None:
+    assert found(barrier([[STEP, with_more(data=1.0)]] * 4)) == []
