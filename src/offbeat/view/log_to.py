@@ -6,6 +6,8 @@ what to install, and training goes on.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +20,8 @@ from offbeat.journal.arrivals import Record
 from offbeat.view.curves import LABELLED, LABELLED_MAX, Curves, Point
 from offbeat.view.follow import Lack, follow
 
+KEY_MAX: Final = 250
+"""Most characters of a metric's name that MLflow takes."""
 CONFIG: Final = ("sync", "workers", "servers", "seed", "started", "script")
 """What a snapshot says of the job, for a run's configuration."""
 
@@ -76,7 +80,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Writes a run, whose x axis is ``version``; a worker's curves are ``NAME/worker N``. ``WANDB_MODE`` and the like are the user's.
+    """Writes a run, whose x axis is ``version``; a worker's curves are ``NAME worker N``. ``WANDB_MODE`` and the like are the user's.
 
     Args:
         project: of the run; "": the user's ``WANDB_PROJECT``, else offbeat.
@@ -90,8 +94,6 @@ class WeightsAndBiases:
         self._run: Any = None
 
     def begin(self, job: Mapping[str, Any]) -> None:
-        import os
-
         silent = self._wandb.Settings(silent=True, console="off")
         project = self._project or os.environ.get("WANDB_PROJECT") or "offbeat"
         try:
@@ -105,14 +107,14 @@ class WeightsAndBiases:
             self._run.log({"version": version, "_timestamp": at, **{_full(point): point.value for point in group}})
 
     def flush(self) -> None:
-        """Do nothing: what was logged is with a process of wandb, which outlives this one's death by no more than its own."""
+        """Do nothing: wandb has no call for it. If this process is killed, the last 32 KiB of rows are lost, which wandb keeps back."""
 
     def close(self, ok: bool) -> None:
         self._run.finish(exit_code=0 if ok else 1)
 
 
 class MlFlow:
-    """Writes a run; a worker's curves are ``NAME/worker N``. ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` are the user's.
+    """Writes a run; a worker's curves are ``NAME worker N``. ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` are the user's.
 
     Args:
         uri: of the tracking server or file store; "": the user's.
@@ -129,11 +131,11 @@ class MlFlow:
         self._mlflow, self._metric, self._job = mlflow, Metric, job
         self._uri = uri or None
         self._client: Any = None
+        self._keys: dict[str, str] = {}
+        self._folders: set[str] = set()
         self._run = ""
 
     def begin(self, job: Mapping[str, Any]) -> None:
-        import os
-
         try:
             client = self._client = self._mlflow.MlflowClient(tracking_uri=self._uri)
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "offbeat"
@@ -151,9 +153,21 @@ class MlFlow:
             raise Lack(f"MLflow: {_first_line(error)}") from error
 
     def write(self, points: Sequence[Point]) -> None:
-        metrics = [self._metric(mlflow_key(_full(point)), point.value, round(1000 * point.at), point.version) for point in points]
+        metrics = [self._metric(self._key(_full(point)), point.value, round(1000 * point.at), point.version) for point in points]
         for start in range(0, len(metrics), self.BATCH):
             self._client.log_batch(self._run, metrics=metrics[start : start + self.BATCH])
+
+    def _key(self, name: str) -> str:
+        """Return a metric's key. In a store of files, ``a`` cannot be a metric beside ``a/b``: the second one of them gets no folder."""
+        if name not in self._keys:
+            key = mlflow_key(name)
+            folders = {key[:at] for at, c in enumerate(key) if c == "/"}
+            if key in self._folders or folders & set(self._keys.values()):
+                key = mlflow_key(name.replace("/", "_x2f_")) + "_" * (key in self._folders)
+            else:
+                self._folders |= folders
+            self._keys[name] = key
+        return self._keys[name]
 
     def flush(self) -> None:
         """Do nothing: a batch that was logged is with the tracking server, or in its files."""
@@ -250,13 +264,16 @@ class LogTo:
 
 
 def mlflow_key(name: str) -> str:
-    """Return a name as MLflow takes it: letters, digits and ``_-. /``; another character becomes ``_x`` and its number.
+    """Return a name as MLflow takes it: letters, digits and ``_-. /``; another character becomes ``_x`` and its number. Long ones are cut.
 
     >>> mlflow_key("train/loss"), mlflow_key("<b>"), mlflow_key("../up")
     ('train/loss', '_x3c_b_x3e_', '_x2e__x2e_/up')
     """
     key = "".join(c if (c.isascii() and c.isalnum()) or c in "_-. /" else f"_x{ord(c):x}_" for c in name)
-    return "/".join(_x_dots(part) for part in key.split("/")) or "_x_"
+    key = "/".join(_x_dots(part) for part in key.split("/"))
+    if len(key) <= KEY_MAX:
+        return key
+    return f"{key[: KEY_MAX - 9]}_{hashlib.sha256(name.encode('utf-8', 'backslashreplace')).hexdigest()[:8]}"
 
 
 def _x_dots(part: str) -> str:
@@ -265,7 +282,7 @@ def _x_dots(part: str) -> str:
 
 
 def _full(point: Point) -> str:
-    return point.name if point.worker is None else f"{point.name}/worker {point.worker}"
+    return point.name if point.worker is None else f"{point.name} worker {point.worker}"
 
 
 def _first_line(error: Exception) -> str:
