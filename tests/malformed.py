@@ -116,6 +116,7 @@ FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "lost": {"worker": 0, "reason": "gone"},
     "ended": {"worker": 0},
     "checkpoint": {"within_s": 18.0},
+    "records_taken": {},
     "kept": {"name": "log"},
     "stand_by": {"settings": {"workers": 3, "servers": 1, "slow": [], "kill": [], "late": []}, "servers": "[]", "key": "c4"}
     | WHERE
@@ -160,6 +161,7 @@ TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     "noticed": {"signal": "SIGTERM"},
     "checkpoint": {"version": 3, "failed": None, "missing": [1]},
     "kill": {"worker": 0},
+    "records": {"first": 0, "count": 2},
     "keep": {"name": "log"},
     "drop": {"name": "log"},
     "mortal": {"reason": "a rule of shard scope"},

@@ -29,7 +29,7 @@ from offbeat.launch import checkpointing
 from offbeat.launch.preload import chosen
 from offbeat.launch.program import Program
 from offbeat.launch.tasks import task_of
-from offbeat.options import check, ray_options
+from offbeat.options import check, followers_of, ray_options
 from offbeat.policies import RULES
 from offbeat.runtime.job.notices import ends_in_order
 from offbeat.sim.latency.registry import LAWS
@@ -218,6 +218,7 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
     interval, keep, resume, _ = (given.pop(name) for name in ("every", "keep", "resume", "auto_resume"))
     if resume is None:  # the folder of a job that resumes is not here
         given["checkpoint"] = checkpointing.order_of(given["checkpoint"], interval, keep, None)
+    given["followers"] = followers_of(given.pop("log_to") or [])
     seconds = {f"{name}_s": given.pop(name) for name in ("timeout", "progress_timeout")}
     check(**{**given, **several, "program": Program(str(SCRIPT)), **seconds})
 

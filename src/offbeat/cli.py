@@ -51,6 +51,7 @@ from offbeat.options import (
     LateReplies,
     Leaders,
     LogDir,
+    LogTo,
     MaxRestarts,
     Module,
     NoPhases,
@@ -75,6 +76,7 @@ from offbeat.options import (
     Wire,
     check,
     check_files,
+    followers_of,
     ray_options,
 )
 from offbeat.policies import RULES
@@ -134,6 +136,7 @@ def run(
     journal: JournalFile = None,
     summary: SummaryFile = None,
     log_dir: LogDir = None,
+    log_to: LogTo = None,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -182,6 +185,7 @@ def run(
         tls_key=tls_key,
         tls_ca=tls_ca,
     )
+    followers = followers_of(log_to or [])
     saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
     workers, servers, sync, wire, seed = checkpointing.taken_over(
         saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, seed=seed
@@ -199,6 +203,7 @@ def run(
         journal=journal,
         summary=summary,
         log_dir=log_dir,
+        followers=followers,
         seed=seed,
         timeout_s=timeout,
         progress_timeout_s=progress_timeout,
@@ -238,6 +243,7 @@ def run(
             grace_s=grace,
             notice=None if notice_command is None else NoticeCommand(notice_command),
             log_dir=log_dir,
+            followers=followers,
             leadership=leadership_of(leaders, progress.note, RayStore.of_job if ray is not None and replicas else None),
             display=progress,
         )
@@ -278,6 +284,7 @@ def agent(
     journal: JournalFile = None,
     summary: SummaryFile = None,
     log_dir: LogDir = None,
+    log_to: LogTo = None,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -308,6 +315,7 @@ def agent(
     if not 0.0 < start_timeout < float("inf"):
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
+    followers = followers_of(log_to or [])
     report_to = os.environ.pop(SUPERVISES, None)
     saved, order = None, None
     if report_to is None:  # an agent that comes back finds checkpoints of this job in the folder: its supervisor alone looks there
@@ -330,6 +338,7 @@ def agent(
         journal=journal,
         summary=summary,
         log_dir=log_dir,
+        followers=followers,
         seed=seed,
         timeout_s=timeout,
         progress_timeout_s=progress_timeout,
@@ -377,6 +386,7 @@ def agent(
             max_restarts=max_restarts,
             grace_s=grace,
             log_dir=log_dir,
+            followers=followers,
             leaders=leaders,
             report_to=int(report_to),
         )

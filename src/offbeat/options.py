@@ -16,6 +16,7 @@ from offbeat.journal.compression import packer
 from offbeat.launch import checkpointing
 from offbeat.launch.cluster import tls_of
 from offbeat.launch.faults import parse_all, parse_late
+from offbeat.launch.followers import FollowerSpec, kinds_of
 from offbeat.launch.forkserver import POSSIBLE
 from offbeat.launch.leader_stores import store_of
 from offbeat.launch.notice import NoticeCommand
@@ -26,6 +27,7 @@ from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
 from offbeat.runtime.job.wire_choice import check_ack, check_replicas, check_rule, wire_format
 from offbeat.types import ACKS, Ack
+from offbeat.view import curves, log_to
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
 Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")]
@@ -67,6 +69,12 @@ JournalFile = Annotated[
 ]
 SummaryFile = Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")]
 LogDir = Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")]
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log-to", help="tensorboard\\:DIR, wandb\\[:PROJECT] or mlflow\\[:URI]: write what scripts log there, and the job's figures."
+    ),
+]
 CheckpointDir = Annotated[
     Path | None, typer.Option("--checkpoint", help="Write checkpoints of the whole job into this folder (docs/checkpoints.md).")
 ]
@@ -121,6 +129,7 @@ def check(
     notice_command: str | None = None,
     late: Sequence[str] = (),
     log_dir: Path | None = None,
+    followers: Sequence[FollowerSpec] = (),
     procs_per_worker: int = 1,
     no_torchrun_env: bool = False,
     no_phases: bool = False,
@@ -193,6 +202,7 @@ def check(
         phases=not no_phases,
         script=program.name,
         journal=None if journal is None else str(journal.absolute()),
+        follow=kinds_of(followers),
         slow=slow_faults,
         kill=kills,
         late=tuple(parse_late(text, servers) for text in late),
@@ -218,6 +228,18 @@ def _check_ack(ack: str | None, replicas: int, servers: int, sync: str | None) -
     if known == "leader" and sync is not None:
         check_ack(rule(sync), known)
     return known
+
+
+def followers_of(targets: Sequence[str]) -> tuple[FollowerSpec, ...]:
+    """Return the processes that follow the job, for the values of ``--log-to``.
+
+    Raises:
+        ConfigurationError: a value is wrong, or given twice.
+    """
+    twice = [text for text in targets if targets.count(text) > 1]
+    if twice:
+        raise ConfigurationError(f"--log-to {twice[0]} is given twice: leave one out")
+    return tuple(FollowerSpec(name=f"--log-to {text}", command=log_to.command_of(text), kinds=curves.KINDS) for text in targets)
 
 
 def _check_replicas(replicas: int, *, sync: str | None, on_driver: bool) -> None:

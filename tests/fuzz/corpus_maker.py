@@ -173,7 +173,7 @@ def chosen(sent: Sent, kinds: Sequence[Kinds], examples: Sequence[Mapping[str, A
         seen.add(shape)
         count[kind] += 1
         frames.append(encoded(header, payload))
-    missing = {kind for table in kinds for kind in table.kinds} - count.keys() - {"noted"}
+    missing = {kind for table in kinds for kind in table.kinds} - count.keys() - {"noted", "records", "records_taken"}
     assert not missing, f"no frame of {missing}"
     return frames
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from offbeat.core.events import Event
 from offbeat.errors import ConfigurationError
 from offbeat.files import private
 from offbeat.journal.compression import Lines, packer
+from offbeat.journal.followed import Followed
 from offbeat.journal.records import FORMAT, Record, end_record, record
 from offbeat.types import NO_CAUSE, RecordId, Seconds
 
@@ -63,6 +64,7 @@ class Journal:
         now: the clock, in seconds; used for nothing but the interval between flushes.
         goes_on: the file is that of an earlier process of this server, and is left as it is until `go_on`.
         listeners: called with each record, in order. They must not change it.
+        follow: kinds of records that other processes follow; their lines are kept in `followed` until they are taken.
 
     Raises:
         ConfigurationError: the file cannot be written or compressed, or holds something other than a journal.
@@ -75,10 +77,13 @@ class Journal:
         now: Callable[[], Seconds],
         listeners: Iterable[Callable[[Record], None]] = (),
         goes_on: bool = False,
+        follow: Collection[str] = (),
     ) -> None:
         self.path = None if path is None else Path(path)
         self.failure: str | None = None
         """The reason for which writing has stopped, for instance a full disk; None: it has not. Training goes on without a journal."""
+        self.followed = Followed(follow) if follow else None
+        """Lines for the processes that follow the job; None: no process does."""
         self._now = now
         self._listeners = tuple(listeners)
         self._lines: list[str] = []
@@ -120,6 +125,7 @@ class Journal:
             "headed": self._headed,
             "ids": self._ids,
             "flush_at": self._flush_at,
+            "followed": None if self.followed is None else self.followed.place(),
         }
 
     def go_on(self, place: Mapping[str, Any], listeners: Iterable[Callable[[Record], None]]) -> None:
@@ -131,6 +137,8 @@ class Journal:
         self._headed, self._ids, self._flush_at = place["headed"], place["ids"], place["flush_at"]
         self._lines = list(place["lines"])
         self._nbytes = sum(len(line) + 1 for line in self._lines)
+        if self.followed is not None and place["followed"] is not None:
+            self.followed.go_on(place["followed"])
         if place["nbytes"] is None:
             self.failure = place["failure"]
             self._release()
@@ -155,7 +163,7 @@ class Journal:
             The number of the new record; ``cause`` where there is none, so that what follows from an event that is not recorded is taken
             to follow from the event's own cause.
         """
-        if self._file is None and not self._listeners:
+        if self._file is None and not self._listeners and self.followed is None:
             return cause
         entry = record(item, t)
         if entry is None:
@@ -174,9 +182,13 @@ class Journal:
         """Take one record. In the file, what comes before the head waits for it: a job hears of its processes before it knows its rule."""
         for listener in self._listeners:
             listener(entry)
-        if self._file is None:
+        if self._file is None and self.followed is None:
             return
         line = self._encode(entry)
+        if self.followed is not None:
+            self.followed.add(entry["kind"], line)
+        if self._file is None:
+            return
         now = self._now()
         if not self._lines:
             self._flush_at = now + FLUSH_S

@@ -13,6 +13,7 @@ from pathlib import Path
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.agent import Agent, Duties, versions
 from offbeat.launch.agents import AgentEngine
+from offbeat.launch.followers import FollowerSpec
 from offbeat.launch.leader_stores import TorchrunStore, leadership_of
 from offbeat.launch.outcome import Display, Outcome
 from offbeat.launch.processes import LocalChild, start
@@ -131,6 +132,7 @@ def supervise(
     max_restarts: int,
     grace_s: Seconds,
     log_dir: Path | None,
+    followers: Sequence[FollowerSpec] = (),
     leaders: str | None,
     report_to: int,
 ) -> Outcome:
@@ -169,6 +171,7 @@ def supervise(
         return_s=cluster.start_s,
         grace_s=grace_s,
         log_dir=log_dir,
+        followers=followers,
         leadership=leadership_of(leaders, display.note, None if at is None else lambda: (TorchrunStore(*at), task.run)),
         display=display,
     )

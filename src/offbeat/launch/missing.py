@@ -1,12 +1,13 @@
 """Keep what the user asked for and does not get although training goes on: it is part of the outcome of a job.
 
 A full disk under ``--journal``, ``--checkpoint``, ``--summary`` or ``--log-dir`` ends nothing. Whatever part of a job notices such a lack
-reports it here. The last line, the summary's ``missing`` and the exit status say so.
+reports it here. The last line, the summary's ``missing`` and the exit status say so. What only observes the job, such as ``--log-to``,
+is in the summary's ``missing`` too, and leaves the exit status as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from offbeat.errors import FAILED
 
@@ -18,22 +19,31 @@ class Missing:
     >>> missing.report("the log of worker 1 is not complete", "No space left on device")
     >>> missing.outcome(0, "every worker's script has ended")
     (1, "every worker's script has ended; but the log of worker 1 is not complete: No space left on device")
+    >>> missing.report("--metrics 9090 ended early", "Address already in use", fails=False)
+    >>> len(list(missing)), missing.outcome(0, "every worker's script has ended")
+    (2, (1, "every worker's script has ended; but the log of worker 1 is not complete: No space left on device"))
     """
 
     def __init__(self) -> None:
         self._why: dict[str, str] = {}
+        self._harmless: set[str] = set()
 
-    def report(self, what: str, why: str = "") -> None:
-        """Note what is missing, and the newest reason."""
+    def report(self, what: str, why: str = "", *, fails: bool = True) -> None:
+        """Note what is missing, and the newest reason; ``fails``: False if the exit status does not depend on it."""
         self._why[what] = why
+        if not fails:
+            self._harmless.add(what)
 
     def __contains__(self, what: str) -> bool:
         return what in self._why
 
     def __iter__(self) -> Iterator[str]:
-        return (f"{what}: {why}" if why else what for what, why in self._why.items())
+        return self._sentences(self._why)
+
+    def _sentences(self, whats: Iterable[str]) -> Iterator[str]:
+        return (f"{what}: {self._why[what]}" if self._why[what] else what for what in whats)
 
     def outcome(self, status: int, reason: str) -> tuple[int, str]:
         """Return the exit status and the reason of a job, with what is missing."""
-        sentences = list(self)
+        sentences = list(self._sentences(what for what in self._why if what not in self._harmless))
         return (status or FAILED, "; but ".join([reason, "; ".join(sentences)])) if sentences else (status, reason)

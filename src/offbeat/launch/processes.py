@@ -35,7 +35,9 @@ class Process(Protocol):
     def send_signal(self, number: int) -> None: ...
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bool = False, keep: Sequence[int] = ()) -> LocalChild:
+def start(
+    command: Sequence[str], environment: Mapping[str, str], *, capture: bool = False, keep: Sequence[int] = (), stdin: int | None = None
+) -> LocalChild:
     """Start a process that runs a program.
 
     Args:
@@ -43,11 +45,13 @@ def start(command: Sequence[str], environment: Mapping[str, str], *, capture: bo
         environment: all of its variables.
         capture: keep what it prints for `LocalChild.read`, instead of sharing this process's output.
         keep: file descriptors of this process that it inherits.
+        stdin: the descriptor from which it reads; None: it shares that of this process.
     """
     return LocalChild(
         subprocess.Popen(
             command,
             env={**environment, "PYTHONUNBUFFERED": "1"} if capture else dict(environment),
+            stdin=stdin,
             stdout=subprocess.PIPE if capture else None,
             stderr=subprocess.PIPE if capture else None,
             start_new_session=True,

@@ -17,6 +17,8 @@ from offbeat.errors import BY_SIGNAL, FAILED, MISTAKE, JobError, OffbeatError, P
 from offbeat.journal.file import seal
 from offbeat.launch.checkpointing import Results
 from offbeat.launch.engine import Child, Engine
+from offbeat.launch.followers import END_S as FOLLOWERS_END_S
+from offbeat.launch.followers import Followers, FollowerSpec
 from offbeat.launch.hangs import LivedClock, ServerWatch
 from offbeat.launch.lack import lack_of
 from offbeat.launch.lasting import LastingServer
@@ -64,6 +66,7 @@ class Supervisor:
         grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM, and processes after their goodbye.
         notice: says when this machine is about to be taken away, which ends the job as SIGTERM does; None: only signals do.
         log_dir: a folder for the raw output of each worker and server; None: no files.
+        followers: processes that follow the job, of which nothing depends; `settings` names the records that they read.
         leadership: asks a store whether this supervisor leads the job, and which process leads each server; None: there is no store.
         display: shows the job to the user.
 
@@ -82,6 +85,7 @@ class Supervisor:
         grace_s: Seconds = 30.0,
         notice: NoticeCommand | None = None,
         log_dir: Path | None = None,
+        followers: Sequence[FollowerSpec] = (),
         leadership: Leadership | None = None,
         display: Display,
     ) -> None:
@@ -93,6 +97,7 @@ class Supervisor:
         display = self._display = Sheltered(display)
         self._missing = Missing()
         self._output = Output(display, log_dir, self._missing)
+        self._followers = Followers(followers, display.note, self._missing)
         self._token = token
         self._hub = SocketHub(token, maps=False)
         self.checkpoints = Results()
@@ -161,6 +166,7 @@ class Supervisor:
                 return self._after(error)
         finally:
             _kill(self._children())
+            self._followers.kill()
             self._engine.close()
             self._hub.close()
             self._output.close()
@@ -177,6 +183,7 @@ class Supervisor:
         if at_once:
             for child in self._children():
                 child.strike()
+            self._followers.strike()
             self._engine.strike()
 
     # Start.
@@ -289,7 +296,7 @@ class Supervisor:
                 return self._conclude()
 
     def _serve(self, timeout_s: Seconds) -> None:
-        for connection, item in self._hub.poll(timeout_s, self._output.pipes()):
+        for connection, item in self._hub.poll(timeout_s, [*self._output.pipes(), *self._followers.pipes()]):
             if isinstance(item, Message):
                 if self._engine.on_message(connection, item) or self._from_standby(connection, item):
                     continue
@@ -304,6 +311,7 @@ class Supervisor:
         self._engine.tick(self._clock.now())
         self._note_engine()
         self._output.drain()
+        self._followers.tick()
 
     def _from_standby(self, connection: Connection, message: Message) -> bool:
         """Handle a message of a standby. Returns False if the message is another process's."""
@@ -354,7 +362,11 @@ class Supervisor:
                     self._servers.lasting[sender].on_message(kind, message)
             case "status":
                 self._snapshot = header["snapshot"]
+                self._followers.on_status(header["snapshot"])
                 self._display.update(header["snapshot"], time.monotonic())
+            case "records":
+                self._followers.on_records(header["first"], header["count"], message.payload)
+                connection.send({"kind": "records_taken"})
             case "standing":
                 self._workers.on_standing(header)
             case "journal_failed":
@@ -362,6 +374,7 @@ class Supervisor:
                 self._display.note(f"the journal cannot be written any more, and training goes on without it: {header['reason']}")
             case "summary":
                 self._summary = header["summary"]
+                self._followers.on_status(header["summary"], last=True)
             case "failed":
                 self._failure = self._failure or (header["reason"], header["mistake"])
                 connection.send({"kind": "noted"})
@@ -543,6 +556,9 @@ class Supervisor:
         if self._summary is None and self._snapshot is not None and self._settings.journal is not None:
             _kill(list(self._servers.children.values()))  # a stopped server 0 must not continue to write later
             seal(self._settings.journal, reason)
+        self._followers.close()
+        self._serve_until(lambda: self._followers.all_over() or self._told.insists, FOLLOWERS_END_S)
+        self._followers.end()
         if (lack := self.checkpoints.missing()) is not None:
             self._missing.report(lack)
         status, reason = self._missing.outcome(status, reason)

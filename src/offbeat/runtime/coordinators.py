@@ -55,7 +55,7 @@ class LiveCoordinators:
         self.tally = Tally()
         self._settings, self._shards, self._keeper = settings, dict(shards), keeper
         self._parts = supervisor, hub, allocate, started, now
-        self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,))
+        self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,), follow=settings.follow)
         self.checkpoints: CheckpointKeeper | None = None
         """Makes the job's checkpoints; None: there are none."""
         if settings.checkpoint is not None:

@@ -208,7 +208,8 @@ class Server(Serving):
         journal: list[Journal] = []
 
         def parts() -> Mapping[str, Any]:
-            journal.append(Journal(settings.journal if self._number == 0 else None, now=self.now, goes_on=True))
+            path, follow = (settings.journal, settings.follow) if self._number == 0 else (None, ())
+            journal.append(Journal(path, now=self.now, goes_on=True, follow=follow))
             return self._parts_with(settings, journal[0])
 
         state = recorder.restore(parts)

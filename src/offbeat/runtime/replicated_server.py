@@ -157,7 +157,8 @@ class ReplicatedServer(LeadingServer):
         settings = self._own_settings
         self._launcher.send({"kind": "loading"})  # a large state takes long
         try:
-            journal = Journal(settings.journal if self._number == 0 else None, now=self.now)
+            path, follow = (settings.journal, settings.follow) if self._number == 0 else (None, ())
+            journal = Journal(path, now=self.now, follow=follow)
             self._take_over(stream.joined(header, self._parts_with(settings, journal)), journal)
         except (OffbeatError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise JobError(f"the standby of server {self._number} cannot take over the state of its leader: {error}") from error

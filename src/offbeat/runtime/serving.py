@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
+from offbeat.journal.followed import Batch
 from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
@@ -236,6 +237,9 @@ class Serving:
                 self._begin(*self._job_of(header))
             case "finish":
                 self._finish(header["ok"], header["reason"])
+            case "records_taken":
+                if coordinator is not None and coordinator.journal.followed is not None:
+                    coordinator.journal.followed.answered()
             case _ if coordinator is None:
                 self._early_orders.append(message)
             case "process":
@@ -462,12 +466,18 @@ class Serving:
 
     def _report(self) -> None:
         self._report_notice()
+        followed = None if self._coordinator is None else self._coordinator.journal.followed
+        if followed is not None and (batch := followed.due(self._clock())) is not None:
+            self._send_records(batch)
         if self.now() - self._status_at >= STATUS_PERIOD_S:
             self._status_at = self.now()
             if self._coordinator is None:
                 self._launcher.send({"kind": "alive"})
             else:
                 self._launcher.send({"kind": "status", "snapshot": self._coordinator.tally.summary(brief=True)})
+
+    def _send_records(self, batch: Batch) -> None:
+        self._launcher.send({"kind": "records", "first": batch.first, "count": len(batch.lines)}, payload=[batch.payload])
 
     def _finish(self, ok: bool, reason: str) -> None:
         if self._coordinator is not None:
@@ -479,4 +489,6 @@ class Serving:
         try:
             coordinator.close(ok, reason, self.now())
         finally:
+            for batch in [] if coordinator.journal.followed is None else coordinator.journal.followed.rest():
+                self._send_records(batch)
             self._launcher.send({"kind": "summary", "summary": coordinator.tally.summary()})

@@ -295,6 +295,7 @@ FROM_SUPERVISOR: Final = Kinds(
         "ended": MessageSchema(fields({"worker": _worker})),
         "checkpoint": MessageSchema(fields({"within_s": _seconds}, {"last": flag})),
         "noted": MessageSchema(),
+        "records_taken": MessageSchema(),
     }
 )
 """From the process that has started a server to that server."""
@@ -324,6 +325,7 @@ TO_SUPERVISOR: Final = Kinds(
             ),
         ),
         "status": MessageSchema(fields({"snapshot": SUMMARY})),
+        "records": MessageSchema(fields({"first": whole(), "count": whole()}), payload=True),
         "summary": MessageSchema(fields({"summary": SUMMARY})),
         "failed": MessageSchema(fields({"reason": _words, "mistake": flag})),
         **FAILING.kinds,

@@ -84,6 +84,8 @@ class JobSettings:
     """True if workers have torchrun's variables, for the script's own process group."""
     script: str = ""
     journal: str | None = None
+    follow: tuple[str, ...] = ()
+    """Kinds of journal records that server 0 sends the supervisor, for the processes that follow the job; ``*``: every kind."""
     slow: tuple[InjectedSlowdown, ...] = ()
     kill: tuple[InjectedKill, ...] = ()
     late: tuple[Late, ...] = ()
@@ -109,6 +111,7 @@ class JobSettings:
     def from_wire(cls, data: Mapping[str, Any]) -> JobSettings:
         """Return the settings that `to_wire` was called on."""
         plain = dict(data)
+        plain["follow"] = tuple(plain.get("follow", ()))
         plain["slow"] = tuple(InjectedSlowdown(**item) for item in plain["slow"])
         plain["kill"] = tuple(InjectedKill(**item) for item in plain["kill"])
         plain["late"] = tuple(Late(**item) for item in plain["late"])
