@@ -39,6 +39,7 @@ from offbeat.launch.ray_engine import RayEngine, connect
 from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.launch.tasks import checked_host, task_of
 from offbeat.launch.token import given_token
+from offbeat.logs import begin_command
 from offbeat.options import (
     AckOption,
     AutoResume,
@@ -58,6 +59,7 @@ from offbeat.options import (
     NoTorchrunEnv,
     Procs,
     ProgressTimeout,
+    Quiet,
     Replicas,
     Resume,
     Script,
@@ -78,6 +80,7 @@ from offbeat.options import (
 from offbeat.policies import RULES
 from offbeat.report.chrome import write as write_trace
 from offbeat.report.live import LiveProgress
+from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.why import story
 from offbeat.runtime.job.settings import take_token
@@ -132,6 +135,7 @@ def run(
     journal: JournalFile = None,
     summary: SummaryFile = None,
     log_dir: LogDir = None,
+    quiet: Quiet = False,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -213,7 +217,7 @@ def run(
     imported = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     token = secrets.token_hex(16)
-    _say(checkpointing.begin(journal, saved, settings.checkpoint))
+    _say(checkpointing.begin(journal, saved, settings.checkpoint), quiet=quiet)
     engine: Engine
     if ray is None:
         engine = LocalEngine(program, port=port, preload=imported)
@@ -222,7 +226,7 @@ def run(
         pass_on(tls_of(tls, several=existing, certificate=tls_cert, key=tls_key, authority=tls_ca))
         engine = RayEngine(program, workers, ray, token=token, existing=existing, preload=imported, grace_s=grace, port=port)
     screen = console()
-    progress = LiveProgress(screen)
+    progress = QuietProgress(screen) if quiet else LiveProgress(screen)
     expect_job()
     try:
         supervisor = Supervisor(
@@ -240,7 +244,7 @@ def run(
         outcome = supervisor.run()
     finally:
         only_show("the end of the job", progress.close)
-    raise typer.Exit(finish(screen, outcome, summary))
+    raise typer.Exit(finish(screen, outcome, summary, quiet=quiet))
 
 
 @app.command(
@@ -274,6 +278,7 @@ def agent(
     journal: JournalFile = None,
     summary: SummaryFile = None,
     log_dir: LogDir = None,
+    quiet: Quiet = False,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -345,7 +350,7 @@ def agent(
     if report_to is None:
         expect_job()
         if imported.note is not None and task.rank == 0:
-            say(imported.note)
+            _say([imported.note], quiet=quiet)
         duties = Duties(
             program=program,
             workers=nproc_per_node,
@@ -358,9 +363,9 @@ def agent(
             notice=None if notice_command is None else NoticeCommand(notice_command),
         )
         raise typer.Exit(take_part(cluster, duties, given_token(token_file), sys.argv[2:]))
-    _say(checkpointing.begin(journal, saved, settings.checkpoint))
+    _say(checkpointing.begin(journal, saved, settings.checkpoint), quiet=quiet)
     screen = console()
-    progress = LiveProgress(screen)
+    progress = QuietProgress(screen) if quiet else LiveProgress(screen)
     expect_job()
     try:
         outcome = supervise(
@@ -376,7 +381,7 @@ def agent(
         )
     finally:
         only_show("the end of the job", progress.close)
-    raise typer.Exit(finish(screen, outcome, summary))
+    raise typer.Exit(finish(screen, outcome, summary, quiet=quiet))
 
 
 def _given(context: typer.Context) -> Callable[[str], bool]:
@@ -423,8 +428,8 @@ def report(
         screen.print(f"picture: {picture}")
 
 
-def finish(screen: Console, outcome: Outcome, summary: Path | None) -> int:
-    """Write the summary of a finished job, then print its table and its failure, if any. Returns the exit status."""
+def finish(screen: Console, outcome: Outcome, summary: Path | None, *, quiet: bool = False) -> int:
+    """Write the summary of a finished job, then print its table, unless ``quiet``, and its failure, if any. Returns the exit status."""
     status, reason = outcome.status, outcome.reason
     figures: dict[str, Any] = outcome.summary or {}
     if summary is not None:
@@ -433,16 +438,16 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None) -> int:
             write_result(summary, json.dumps(content, indent=1) + "\n")
         except JobError as error:
             status, reason = status or FAILED, f"{reason}; but the summary {error}"
-    if figures and figures["pushes"]:
+    if figures and figures["pushes"] and not quiet:
         only_show("the table", lambda: screen.print(*job_tables(figures, screen.width), sep="\n"))
     if status != 0:
         fail(reason)
     return status
 
 
-def _say(lines: Sequence[str]) -> None:
-    """Print lines to stderr before the job begins."""
-    for line in lines:
+def _say(lines: Sequence[str], *, quiet: bool) -> None:
+    """Print lines to stderr before the job begins, unless ``quiet``."""
+    for line in lines if not quiet else ():
         say(line)
 
 
@@ -461,6 +466,7 @@ def main() -> None:
     """Run the command line: its exit status is in the table of docs/training.md, "Exit statuses"."""
     with guarded() as streams:
         try:
+            begin_command()
             _check_current_folder()
             app()
             status = 0

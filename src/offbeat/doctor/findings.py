@@ -11,8 +11,10 @@ State: TypeAlias = Literal["good", "note", "problem"]
 """Note: training works, but slower or less safely than it could, or under a condition. Problem: a job would stop, or not start."""
 
 STYLES: Final[dict[State, str]] = {"good": "green", "note": "yellow", "problem": "red"}
-NARROWEST: Final = 40
+NARROWEST: Final = 48
 """Characters of a line; a narrower terminal breaks lines itself."""
+NAME_WIDTH: Final = 15
+"""A longer name has a line of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Finding:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the finding as plain data, for JSON."""
-        return {"name": self.name, "state": self.state, "seen": self.seen, "remedy": self.remedy, **({"figures": dict(self.figures)})}
+        return {"name": self.name, "state": self.state, "seen": self.seen, "remedy": self.remedy, "figures": dict(self.figures)}
 
 
 def good(name: str, seen: str, /, **figures: Any) -> Finding:
@@ -57,20 +59,20 @@ def lines(findings: Sequence[Finding], width: int) -> list[tuple[State, str]]:
 
     >>> for _, line in lines([note("open files", "256", "ulimit -n 4096")], 80):
     ...     print(line)
-    note     open files    256
-                           -> ulimit -n 4096
+    note     open files     256
+                            -> ulimit -n 4096
     """
-    room = max([12, *(len(one.name) for one in findings)])
     shown: list[tuple[State, str]] = []
+    room = max(width, NARROWEST)
+    left = " " * (9 + NAME_WIDTH)
     for one in findings:
-        head = f"{one.state:7}  {one.name:{room}}  "
-        width_here = max(width, NARROWEST)
-        if width_here < len(head) + NARROWEST // 2:
-            head = f"{one.state:7}  {one.name}: "
-        left = " " * (len(head) if len(head) + NARROWEST // 2 <= width_here else 9)
-        shown += [(one.state, line) for line in _wrapped(one.seen, head, left, width_here)]
+        head = f"{one.state:7}  {one.name:{NAME_WIDTH}}"
+        if len(one.name) >= NAME_WIDTH:
+            shown += [(one.state, line) for line in _wrapped(one.name, f"{one.state:7}  ", " " * 9, room)]
+            head = left
+        shown += [(one.state, line) for line in _wrapped(one.seen, head, left, room)]
         if one.remedy:
-            shown += [(one.state, line) for line in _wrapped(one.remedy, f"{left}-> ", f"{left}   ", width_here)]
+            shown += [(one.state, line) for line in _wrapped(one.remedy, f"{left}-> ", f"{left}   ", room)]
     return shown
 
 

@@ -93,9 +93,9 @@ def _shake_hands(identity: Identity) -> None:
         RefusedError: one end does not accept the other.
     """
     pair = socket.socketpair()
-    for end in pair:
-        end.setblocking(False)
-    ends = [identity.wrap(end, server=server) for end, server in zip(pair, (True, False), strict=True)]
+    for raw in pair:
+        raw.setblocking(False)
+    ends = [identity.wrap(raw, server=server) for raw, server in zip(pair, (True, False), strict=True)]
     try:
         for _ in range(_HANDSHAKE_TURNS):
             established = 0

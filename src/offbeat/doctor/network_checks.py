@@ -105,9 +105,9 @@ def _own_name(machine: Machine) -> Finding:
     host = machine.host
     figures = {"name": host.name, "addresses": list(host.addresses), "took_s": host.took_s}
     if host.failure or not host.addresses:
-        seen = f"{host.name} (this machine) cannot be resolved: {host.failure or 'it has no address'}"
+        seen = f"{host.name} cannot be resolved: {host.failure or 'it has no address'}"
         return note("own name", seen, f"add {host.name} to /etc/hosts or DNS: torch.distributed and others look it up", **figures)
-    seen = f"{host.name} (this machine) is {', '.join(host.addresses)}"
+    seen = f"{host.name} is {', '.join(host.addresses)}"
     if host.took_s > SLOW_NAME_S:
         return note("own name", f"{seen}; to find it took {host.took_s:.1f} s", "mend DNS, or add it to /etc/hosts", **figures)
     several = any(not is_loopback(address) for one in machine.interfaces for address in one.addresses)
@@ -158,6 +158,8 @@ def check_pair(pair: Pair, machine: Machine | None, versions: Sequence[str]) -> 
     """
     interfaces = machine.interfaces if machine is not None else ()
     found = [] if pair.name is None else _resolved(pair.name, pair)
+    if pair.name is not None and pair.name.failure:
+        return found
     if pair.flow.failure:
         remedy = "start offbeat doctor --serve there, with the same token and --tls options; open the port in the firewall"
         if not pair.here:

@@ -84,10 +84,9 @@ class Peer:
                 self._sending[connection] = sender = probe.Sender(connection, header["seconds"], self._shared.get(connection))
                 sender.begin(time.monotonic())
             case "took":
-                sender = self._sending.get(connection)  # type: ignore[assignment]
-                if sender is None or not sender.outstanding:
+                if connection not in self._sending:
                     raise ProtocolError(f"{connection.peer} has taken what nobody has sent")
-                if sender.took(time.monotonic()):
+                if self._sending[connection].took(time.monotonic()):
                     del self._sending[connection]
                     connection.send({"kind": "sent"})
             case "measure":

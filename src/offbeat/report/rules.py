@@ -47,7 +47,7 @@ def overview(width: int) -> list[str]:
                   workers' parameters; T falls with the loss.
     """
     room = max(map(len, RULES)) + 2
-    lines = []
+    lines: list[str] = []
     for heading, served in (("Rules with servers:", True), ("Rules without servers:", False)):
         lines += [*([""] if lines else []), heading]
         for name, kind in RULES.items():
