@@ -463,7 +463,7 @@ def _check_current_folder() -> None:
 
 
 def main() -> None:
-    """Run the command line: its exit status is in the table of docs/training.md, "Exit statuses"."""
+    """Run the command line: its exit status is in the table of docs/settings.md, "Exit statuses"."""
     with guarded() as streams:
         try:
             begin_command()

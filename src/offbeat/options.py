@@ -81,7 +81,7 @@ JournalFile = Annotated[
 ]
 SummaryFile = Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")]
 LogDir = Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print what the scripts print, errors, and one line at the end.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print what the scripts print, warnings, errors, and one line at the end.")]
 CheckpointDir = Annotated[
     Path | None, typer.Option("--checkpoint", help="Write checkpoints of the whole job into this folder (docs/checkpoints.md).")
 ]

@@ -30,7 +30,7 @@ def limits(root: Path = ROOT) -> Limits:
     seen = None
     unified = mounted if (mounted / "cgroup.controllers").exists() else mounted / "unified"
     for folder in _upwards(unified, groups.get("", "/")):
-        if (found := _words(folder / "cpu.max")) and len(found) == 2 and found[0].isdecimal():
+        if (found := _words(folder / "cpu.max")) and len(found) == 2 and all(map(str.isdecimal, found)):
             quotas.append(int(found[0]) / max(1, int(found[1])))
         if (found := _words(folder / "memory.max")) and found[0].isdecimal():
             sizes.append((int(found[0]), _used(folder, "memory.current", "inactive_file")))

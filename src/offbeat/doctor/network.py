@@ -53,7 +53,7 @@ def _ipv4() -> Iterable[tuple[str, str]]:
 
 
 def _ipv6(table: Path) -> Iterable[tuple[str, str]]:
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, IndexError):
         rows = [line.split() for line in table.read_text().splitlines()]
         return [(row[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0]))) for row in rows if row[3] != _LINK_LOCAL_SCOPE]
     return []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from offbeat.guarded import stderr
+from offbeat.guarded import say, stderr
 from offbeat.report.figures import Summary
 from offbeat.report.live import headline
 from offbeat.types import Seconds
@@ -24,10 +24,13 @@ class QuietProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._newest: Summary | None = None
+        self._warned = 0
 
     def update(self, snapshot: Summary, now: Seconds) -> None:
-        """Keep a snapshot for the last line."""
-        self._newest = snapshot
+        """Keep a snapshot for the last line, and print new warnings to stderr."""
+        for warning in snapshot["warnings"][self._warned :]:
+            say(f"warning: {warning['detail']}")
+        self._newest, self._warned = snapshot, len(snapshot["warnings"])
 
     def note(self, text: str) -> None:
         """Leave a line out: what a job lacks at its end is part of its reason and of its exit status."""
