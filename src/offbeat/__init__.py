@@ -10,6 +10,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from offbeat.logs import begin as begin_log
+
 if TYPE_CHECKING:
     from offbeat.checkpoint import load as load
     from offbeat.checkpoint import save as save
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from offbeat.tensors.natural_gradient import NaturalGradient as NaturalGradient
 
 __version__ = "0.1.0"
+begin_log()
 
 if "OFFBEAT_TOKEN" in os.environ:  # a process of a job: before the script starts others, or shows its environment to an experiment logger
     import_module("offbeat.runtime.job.settings").take_token()

@@ -17,12 +17,12 @@ import typer
 from rich.console import Console
 
 from offbeat import __version__
-from offbeat.chaos import command as chaos_command
-from offbeat.chaos.clock import RealClock
-from offbeat.chaos.schedule import GROUPS, KINDS, TARGETS
+from offbeat.commands import chaos, simulate
+from offbeat.commands.doctor import doctor
+from offbeat.commands.rules import rules
 from offbeat.errors import FAILED, MISTAKE, ConfigurationError, JobError, OffbeatError
 from offbeat.files import why, write_result
-from offbeat.guarded import expect_job, guarded, only_show, say
+from offbeat.guarded import expect_job, fail, guarded, only_show, say
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
 from offbeat.launch import checkpointing
@@ -39,6 +39,7 @@ from offbeat.launch.ray_engine import RayEngine, connect
 from offbeat.launch.supervisor import Outcome, Supervisor
 from offbeat.launch.tasks import checked_host, task_of
 from offbeat.launch.token import given_token
+from offbeat.logs import begin_command
 from offbeat.options import (
     AckOption,
     AutoResume,
@@ -60,6 +61,7 @@ from offbeat.options import (
     NoTorchrunEnv,
     Procs,
     ProgressTimeout,
+    Quiet,
     Replicas,
     Resume,
     Script,
@@ -82,18 +84,19 @@ from offbeat.options import (
 from offbeat.policies import RULES
 from offbeat.report.chrome import write as write_trace
 from offbeat.report.live import LiveProgress
+from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.why import story
 from offbeat.runtime.job.settings import take_token
-from offbeat.sim import command
-from offbeat.sim.latency.registry import LAWS
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Data-parallel training for PyTorch that keeps going when workers are slow, dead or new.",
 )
+
+_PASSED_ON = {"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False}
+"""Options after the script, or after ``--``, are those of another command."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -111,7 +114,7 @@ def _main(
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
+    context_settings=_PASSED_ON,
     epilog=f"Rules: {', '.join(sorted(RULES))}.",
 )
 def run(
@@ -137,6 +140,7 @@ def run(
     summary: SummaryFile = None,
     log_dir: LogDir = None,
     log_to: LogTo = None,
+    quiet: Quiet = False,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -222,7 +226,7 @@ def run(
     imported = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)
     token = secrets.token_hex(16)
-    _say(checkpointing.begin(journal, saved, settings.checkpoint))
+    _say(checkpointing.begin(journal, saved, settings.checkpoint), quiet=quiet)
     engine: Engine
     if ray is None:
         engine = LocalEngine(program, port=port, preload=imported)
@@ -231,7 +235,7 @@ def run(
         pass_on(tls_of(tls, several=existing, certificate=tls_cert, key=tls_key, authority=tls_ca))
         engine = RayEngine(program, workers, ray, token=token, existing=existing, preload=imported, grace_s=grace, port=port)
     screen = console()
-    progress = LiveProgress(screen)
+    progress = QuietProgress(screen) if quiet else LiveProgress(screen)
     expect_job()
     try:
         supervisor = Supervisor(
@@ -250,11 +254,11 @@ def run(
         outcome = supervisor.run()
     finally:
         only_show("the end of the job", progress.close)
-    raise typer.Exit(finish(screen, outcome, summary))
+    raise typer.Exit(finish(screen, outcome, summary, quiet=quiet))
 
 
 @app.command(
-    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
+    context_settings=_PASSED_ON,
     epilog="Started by torchrun, srun, mpirun or Kubernetes, or by hand on each machine. See docs/clusters.md.",
 )
 def agent(
@@ -285,6 +289,7 @@ def agent(
     summary: SummaryFile = None,
     log_dir: LogDir = None,
     log_to: LogTo = None,
+    quiet: Quiet = False,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -360,7 +365,7 @@ def agent(
     if report_to is None:
         expect_job()
         if imported.note is not None and task.rank == 0:
-            say(imported.note)
+            _say([imported.note], quiet=quiet)
         duties = Duties(
             program=program,
             workers=nproc_per_node,
@@ -373,9 +378,9 @@ def agent(
             notice=None if notice_command is None else NoticeCommand(notice_command),
         )
         raise typer.Exit(take_part(cluster, duties, given_token(token_file), sys.argv[2:]))
-    _say(checkpointing.begin(journal, saved, settings.checkpoint))
+    _say(checkpointing.begin(journal, saved, settings.checkpoint), quiet=quiet)
     screen = console()
-    progress = LiveProgress(screen)
+    progress = QuietProgress(screen) if quiet else LiveProgress(screen)
     expect_job()
     try:
         outcome = supervise(
@@ -392,7 +397,7 @@ def agent(
         )
     finally:
         only_show("the end of the job", progress.close)
-    raise typer.Exit(finish(screen, outcome, summary))
+    raise typer.Exit(finish(screen, outcome, summary, quiet=quiet))
 
 
 def _given(context: typer.Context) -> Callable[[str], bool]:
@@ -400,127 +405,10 @@ def _given(context: typer.Context) -> Callable[[str], bool]:
     return lambda name: getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
-@app.command(epilog=f"Rules: {', '.join(sorted(RULES))}. Latency models: {', '.join(sorted(LAWS))}. See docs/simulate.md.")
-def simulate(
-    sync: Annotated[list[str] | None, typer.Option(help="Synchronization rule, by default bsp; several are shown side by side.")] = None,
-    workers: Annotated[int | None, typer.Option(help="The number of workers.  [default: the replayed job's, or 4]")] = None,
-    servers: Annotated[int, typer.Option(help="The number of servers, each of which holds a shard of the parameters.")] = 1,
-    compute: Annotated[
-        str | None, typer.Option(help="Latency model of the seconds of an iteration.  [default: constant(seconds=1)]")
-    ] = None,
-    per_sample: Annotated[str | None, typer.Option(help="Latency model of the additional seconds for each sample.")] = None,
-    replay: Annotated[Path | None, typer.Option(help="Take the times of iterations from this JOURNAL.")] = None,
-    delay: Annotated[str | None, typer.Option(help="Latency model of the seconds that parameters take from a server to a worker.")] = None,
-    push_delay: Annotated[
-        str | None, typer.Option(help="Latency model of the seconds that a push takes from a worker to a server.")
-    ] = None,
-    update_s: Annotated[float, typer.Option(help="Seconds for which each fold occupies a server.")] = 0.0,
-    faults: Annotated[str | None, typer.Option(help="SCRIPT or its file, such as 'kill worker=2 at=9; restart worker=2 at=30'.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")] = 10.0,
-    versions: Annotated[int | None, typer.Option(help="Stop at this version.  [default: 1000, without --time and --epochs]")] = None,
-    time: Annotated[float | None, typer.Option(help="Stop after this number of simulated seconds.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Stop after this number of epochs of --samples.")] = None,
-    samples: Annotated[int | None, typer.Option(help="Deal out a data set of this size in leases, as a live job does.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples of one iteration.  [default: the replayed job's, or 1]")] = None,
-    gradient: Annotated[
-        str | None, typer.Option(help="Model of the norms of gradients, for rules that use them: 'noise(variance=4)'.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random draws; the same for every rule.")] = 0,
-    journal: Annotated[Path | None, typer.Option(help="Write every event to this file, as a live job does (docs/journal.md).")] = None,
-    summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
-) -> None:
-    """Simulate synchronization rules under a virtual clock: the rules of live jobs, without worker processes."""
-    check_files(journal, summary)
-    simulation = command.check(
-        sync=sync or ["bsp"],
-        workers=workers,
-        servers=servers,
-        compute=compute,
-        per_sample=per_sample,
-        delay=delay,
-        push_delay=push_delay,
-        update_s=update_s,
-        faults=faults,
-        timeout_s=timeout,
-        versions=versions,
-        time_s=time,
-        epochs=epochs,
-        samples=samples,
-        batch=batch,
-        gradient=gradient,
-        replay=replay,
-        seed=seed,
-        journal=journal,
-    )
-    results = command.run(simulation, console())
-    if summary is not None:
-        command.save(summary, results)
-    failed = [result.reason for result in results if not result.ok]
-    if failed:
-        fail(failed[0])
-        raise typer.Exit(1)
-
-
-@app.command(
-    context_settings={"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False},
-    epilog="offbeat chaos OPTIONS -- offbeat run train.py. See docs/chaos.md.",
-)
-def chaos(
-    context: typer.Context,
-    faults: Annotated[str, typer.Option(help=f"Kinds of faults: {', '.join(KINDS)}.")] = chaos_command.DEFAULT_FAULTS,
-    targets: Annotated[str, typer.Option(help=f"Processes that may be hit: {', '.join(TARGETS)}.")] = chaos_command.DEFAULT_TARGETS,
-    mix: Annotated[
-        list[str] | None,
-        typer.Option(help=f"GROUP=SHARE of all faults.  \\[default: {','.join(f'{name}={share:g}' for name, share in GROUPS.items())}]"),
-    ] = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(help="KIND:TARGET=NUMBER,...: exactly these faults, in an order and at times that are drawn; with --mtbf and --seed."),
-    ] = None,
-    mtbf: Annotated[float, typer.Option(help="Mean seconds between two faults.")] = 10.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of the schedule of faults.  \\[default: a new one, which is printed]")] = None,
-    time: Annotated[
-        float | None,
-        typer.Option(help="End the job by SIGTERM this many seconds after the first pushes.  \\[default: it ends by itself]"),
-    ] = None,
-    count: Annotated[int | None, typer.Option(help="Most faults.  \\[default: no limit]")] = None,
-    patience: Annotated[float, typer.Option(help="Seconds without a record in the journal after which the job counts as hanging.")] = 120.0,
-    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Do not run the undisturbed job first.")] = False,
-    baseline: Annotated[Path | None, typer.Option(help="Compare with this JOURNAL of an undisturbed job, and run none.")] = None,
-    journal: Annotated[Path | None, typer.Option(help="FILE with the journal of the command, where its words do not name it.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="The job's --timeout, where the command does not say it.  \\[default: 10]")] = None,
-    result: Annotated[Path | None, typer.Option("--json", help="Write the result to this file, as JSON.")] = None,
-) -> None:
-    """Inject faults into the job that the command after -- runs, and check its journal. Status 0: every check held."""
-    chosen = secrets.randbelow(1 << 16) if seed is None else seed
-    options = chaos_command.check(
-        words=context.args,
-        parse=_options_of,
-        faults=faults,
-        targets=targets,
-        mix=mix or [],
-        plan=plan,
-        mtbf_s=mtbf,
-        seed=chosen,
-        time_s=time,
-        count=count,
-        patience_s=patience,
-        no_baseline=no_baseline,
-        compare=baseline,
-        journal=journal,
-        timeout_s=timeout,
-        result=result,
-    )
-    verdict = chaos_command.run(options, RealClock(), console())
-    if not verdict.ok:
-        fail(f"a check did not hold: {', '.join(check.name for check in verdict.checks if check.held is False)}")
-        raise typer.Exit(1)
-
-
-def _options_of(name: str, words: list[str]) -> dict[str, Any]:
-    """Return the options that these words of a command give it, by name."""
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return dict(commands[name].make_context(name, words).params)
+app.command(epilog=simulate.EPILOG)(simulate.simulate)
+app.command(context_settings=_PASSED_ON, epilog=chaos.EPILOG)(chaos.chaos)
+app.command()(doctor)
+app.command()(rules)
 
 
 @app.command()
@@ -556,8 +444,8 @@ def report(
         screen.print(f"picture: {picture}")
 
 
-def finish(screen: Console, outcome: Outcome, summary: Path | None) -> int:
-    """Write the summary of a finished job, then print its table and its failure, if any. Returns the exit status."""
+def finish(screen: Console, outcome: Outcome, summary: Path | None, *, quiet: bool = False) -> int:
+    """Write the summary of a finished job, then print its table, unless ``quiet``, and its failure, if any. Returns the exit status."""
     status, reason = outcome.status, outcome.reason
     figures: dict[str, Any] = outcome.summary or {}
     if summary is not None:
@@ -566,22 +454,17 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None) -> int:
             write_result(summary, json.dumps(content, indent=1) + "\n")
         except JobError as error:
             status, reason = status or FAILED, f"{reason}; but the summary {error}"
-    if figures and figures["pushes"]:
+    if figures and figures["pushes"] and not quiet:
         only_show("the table", lambda: screen.print(*job_tables(figures, screen.width), sep="\n"))
     if status != 0:
         fail(reason)
     return status
 
 
-def _say(lines: Sequence[str]) -> None:
-    """Print lines to stderr before the job begins."""
-    for line in lines:
+def _say(lines: Sequence[str], *, quiet: bool) -> None:
+    """Print lines to stderr before the job begins, unless ``quiet``."""
+    for line in lines if not quiet else ():
         say(line)
-
-
-def fail(reason: str) -> None:
-    """Print the reason of a failure to stderr."""
-    only_show("the reason of a failure", lambda: say(reason))
 
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -596,9 +479,10 @@ def _check_current_folder() -> None:
 
 
 def main() -> None:
-    """Run the command line: its exit status is in the table of docs/training.md, "Exit statuses"."""
+    """Run the command line: its exit status is in the table of docs/settings.md, "Exit statuses"."""
     with guarded() as streams:
         try:
+            begin_command()
             _check_current_folder()
             app()
             status = 0

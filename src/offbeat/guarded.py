@@ -237,6 +237,11 @@ def say(text: str) -> None:
     sys.stderr.write(f"offbeat: {text}\n")
 
 
+def fail(reason: str) -> None:
+    """Print the reason of a failure to stderr."""
+    only_show("the reason of a failure", lambda: say(reason))
+
+
 def pass_on(data: bytes) -> None:
     """Write what another process has printed to stderr, as it is."""
     sys.stderr.buffer.write(data)

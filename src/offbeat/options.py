@@ -22,7 +22,7 @@ from offbeat.launch.leader_stores import store_of
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions
-from offbeat.policies import rule
+from offbeat.policies import RULES, rule
 from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
 from offbeat.runtime.job.wire_choice import check_ack, check_replicas, check_rule, wire_format
@@ -31,7 +31,21 @@ from offbeat.view import curves, log_to
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
 Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")]
-Sync = Annotated[str | None, typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.")]
+
+
+def rule_names(incomplete: str) -> list[str]:
+    """Return the rules whose names begin so, for the shell's completion.
+
+    >>> rule_names("ss"), rule_names("'ss")
+    (['ssp'], ['ssp'])
+    """
+    return sorted(name for name in RULES if name.startswith(incomplete.lstrip("'\"").lower()))
+
+
+Sync = Annotated[
+    str | None,
+    typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.", autocompletion=rule_names),
+]
 Wire = Annotated[
     str | None,
     typer.Option(help="How gradients and parameters travel between hosts: float32, bf16 or int8; overrides the script's."),
@@ -75,6 +89,7 @@ LogTo = Annotated[
         "--log-to", help="tensorboard\\:DIR, wandb\\[:PROJECT] or mlflow\\[:URI]: write what scripts log there, and the job's figures."
     ),
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print what the scripts print, warnings, errors, and one line at the end.")]
 CheckpointDir = Annotated[
     Path | None, typer.Option("--checkpoint", help="Write checkpoints of the whole job into this folder (docs/checkpoints.md).")
 ]

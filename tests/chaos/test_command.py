@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from offbeat.chaos.command import NO_LINKS, JobCommand, job_command
-from offbeat.cli import _options_of, main
+from offbeat.cli import app, main
 
 SCRIPT = str(Path(__file__).parents[1] / "faults" / "scripts" / "train.py")
 RUN = [sys.executable, "-m", "offbeat.cli", "run"]
+
+
+def _options_of(name: str, words: list[str]) -> dict[str, Any]:
+    group: Any = typer.main.get_command(app)
+    return dict(group.commands[name].make_context(name, words).params)
 
 
 def command(*words: str) -> JobCommand:

@@ -53,8 +53,10 @@ class AdaComm(AveragedRounds):
     combine: Combine = "mean"
     """How parameters are combined: ``mean``, equal weights; ``samples``, weighted by samples; ``median``, per coordinate."""
     outer_lr: float = 1.0
-    """See `Averaging`; with 1 and no momentum the new version is the combined parameters."""
+    """eta of ``w[v+1] = w[v] - eta * (d + mu * m)``, with d = w[v] - combined and m = mu * m + d; above 0. With 1, and without momentum,
+    the new version is the combined parameters."""
     outer_momentum: float = 0.0
+    """mu there, Nesterov's momentum as torch has it; at least 0, less than 1."""
     momentum: Momentum = "keep"
     """What a fold does to the state of the workers' own optimizers."""
 

@@ -53,15 +53,15 @@ class BDBW(FirstFresh):
     word = "b_dbw"
 
     gamma: float = 0.98
-    """The factor of a measured time's weight per round: with 0.98 it counts half after 34 rounds. 1: all history counts the same, as in
-    the paper; then a cluster that has become slower is noticed late."""
+    """The factor of a measured time's weight per round, above 0, at most 1: with 0.98 it counts half after 34 rounds. 1: all history counts
+    the same, as in the paper; then a cluster that has become slower is noticed late."""
     optimism: float = 0.5
     """Where between its bounds the time of an untried k is assumed: 0 at the longest, 1 at the shortest."""
     beta: float | None = None
     """At least 1: if the mean loss rises by more than this factor from one fold to the next, k increases. None: losses are not used; nor
     are they if workers do not report them."""
     k_min: int = 1
-    """The least k that may be chosen; at most the number of workers."""
+    """The least k that may be chosen; at least 1, at most the number of workers."""
     warm_up: int = 2
     """The number of first versions that wait for all workers; at least 1."""
     censored: bool = False
@@ -140,8 +140,8 @@ class DBW(BDBW):
     history: int = 5
     """D, the number of folds over which norms are averaged; at least 1."""
     smoothness: float | Literal["auto"] | None = None
-    """L, the Lipschitz constant of the gradient. None: 1/L is taken to be the learning rate, the optimum for the full gradient, as in the
-    paper. auto: estimated from the differences between successive gradients, for which shards keep one more copy of the gradient."""
+    """L, the Lipschitz constant of the gradient, above 0. None: 1/L is taken to be the learning rate, the optimum for the full gradient, as
+    in the paper. auto: estimated from the differences between successive gradients, for which shards keep one more copy of the gradient."""
     momentum: float = 0.0
     """The optimizer's heavy-ball momentum, at least 0, less than 1, which makes the step ``eta / (1 - momentum)``. Used only with L."""
 

@@ -22,9 +22,9 @@ class Partial(RoundRule):
     """replay: a rank applies every result, in order, so that replicas stay equal, bit by bit. latest: a rank applies only the newest of
     the results that it missed, as in the paper; replicas drift apart."""
     model_sync_every: int | None = None
-    """With ``latest``: the number of rounds after which replicas are set to their mean. None: never."""
+    """With ``latest``: the number of rounds after which replicas are set to their mean; at least 1. None: never."""
     carry_clip: float | None = None
-    """A late gradient with a norm above this is scaled down to it. None: late gradients are not scaled."""
+    """A late gradient with a norm above this is scaled down to it; above 0. None: late gradients are not scaled."""
 
     def __post_init__(self) -> None:
         owner = self.called()
@@ -130,6 +130,8 @@ class DrawnInitiators(Partial):
 class FirstOf(DrawnInitiators):
     """Close a round when the first of m drawn ranks arrives: (P + 1) / (m + 1) arrive on average. m = 1 is `Majority`, m = P `Solo`.
 
+    ``G = (1/P) * sum`` of the gradients in the send buffers, as under `Majority`.
+
     Source: derived from the spectrum of rules that the paper leaves to future work (Li et al. 2020, section 8).
     """
 
@@ -148,7 +150,9 @@ class FirstOf(DrawnInitiators):
 class AllOf(DrawnInitiators):
     """Close a round when all of m drawn ranks have arrived: m (P + 1) / (m + 1) on average. m = 1 is `Majority`, m = P `Full`.
 
-    Source: as `FirstOf`.
+    ``G = (1/P) * sum`` of the gradients in the send buffers, as under `Majority`.
+
+    Source: derived from the spectrum of rules that the paper leaves to future work (Li et al. 2020, section 8).
     """
 
     about = About(
@@ -167,7 +171,9 @@ class AllOf(DrawnInitiators):
 class Quorum(Partial):
     """Close a round with the q-th arrival, of any ranks.
 
-    Source: as `FirstOf`.
+    ``G = (1/P) * sum`` of the gradients in the send buffers, as under `Majority`.
+
+    Source: derived from the spectrum of rules that the paper leaves to future work (Li et al. 2020, section 8).
     """
 
     about = About(
@@ -195,6 +201,8 @@ class Quorum(Partial):
 @dataclass(frozen=True, kw_only=True)
 class Full(Partial):
     """Close a round when all ranks have arrived: a synchronous allreduce without a server. The gradient is the mean over the ranks.
+
+    ``G = (1/P) * sum_i g_i`` over the P living ranks.
 
     Source: the baseline "synch-SGD" of Li et al. 2020. Under it replicas have the parameters of DistributedDataParallel.
     """

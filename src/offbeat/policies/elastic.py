@@ -79,10 +79,11 @@ class ElasticBSP(ServerRule):
     grace: float = 3.0
     """How late a worker may be, in its own intervals, before a new plan is made; more than 0; inf: never."""
     history: int = 1
-    """The number of intervals to average over, roughly: the newest has weight 2 / (history + 1). 1: only the last interval counts."""
+    """The number of intervals to average over, roughly: the newest has weight 2 / (history + 1). At least 1: then only the last interval
+    counts."""
     monitor: int = 2
-    """How many pushes of each worker are measured after a barrier before the next is planned. 0: plan at once, from known intervals; but
-    as all workers leave a barrier together, many workers then rarely meet later than after one push."""
+    """How many pushes of each worker are measured after a barrier before the next is planned; at least 0. With 0 the plan is made at once,
+    from known intervals; but as all workers leave a barrier together, many workers then rarely meet later than after one push."""
     weighting: Literal["gradients", "workers"] = "gradients"
     """The weights in a fold of many: in proportion to samples (in mode ``local`` to steps), or equal for all workers."""
     objective: Objective = "range"

@@ -76,21 +76,22 @@ class EnsembleSync(AveragedRounds):
     steps: int = 10
     """T, the local steps between two folds; at least 1."""
     per_epoch: int | None = None
-    """In place of ``steps``: the number of folds per epoch, at equal fractions of each worker's split; needs ``overlap``."""
+    """In place of ``steps``: the number of folds per epoch, at equal fractions of each worker's split; at least 1; needs ``overlap``."""
     overlap: float | None = None
     """The fraction of the data, 0 to 1, that all workers' splits share. None: no splits; workers take batches from one pool."""
     budget: int | None = None
-    """B, the sum of all workers' batch sizes; None: the script sets them. A batch size changes when its worker is next admitted."""
+    """B, the sum of all workers' batch sizes, at least ``batch_min`` for each; None: the script sets them. A batch size changes when its
+    worker is next admitted."""
     reallocate: Reallocate = "none"
     """How the budget is divided after each epoch; none: evenly."""
     granularity: int = 1
-    """Batch sizes are multiples of this."""
+    """Batch sizes are multiples of this; at least 1."""
     batch_min: int = 1
-    """The least batch of a worker."""
+    """The least batch of a worker; at least 1."""
     batch_max: int | None = None
-    """The greatest batch of a worker; None: the budget."""
+    """The greatest batch of a worker, at least ``batch_min``; None: the budget."""
     hysteresis: float = 0.0
-    """Keep all batch sizes if none would change by this fraction or more."""
+    """Keep all batch sizes if none would change by this fraction, 0 to 1, or more."""
     returning: Returning = "remembered"
     """The batch of a returning worker: by its earlier measurements, or if they are old by the median (``remembered``); or the ``least``
     batch, as in figure 5."""
@@ -98,10 +99,12 @@ class EnsembleSync(AveragedRounds):
     """How parameters are combined: ``mean``, equal weights; ``samples``, weighted by samples; ``median`` and ``trimmed_mean``, per
     coordinate and robust against outliers."""
     trim: float = 0.1
-    """For ``trimmed_mean``: the fraction cut off at each end; less than 0.5."""
+    """For ``trimmed_mean``: the fraction cut off at each end; at least 0, less than 0.5."""
     outer_lr: float = 1.0
-    """See `Averaging`; with 1 and no momentum the new version is the combined parameters."""
+    """eta of ``w[v+1] = w[v] - eta * (d + mu * m)``, with d = w[v] - combined and m = mu * m + d; above 0. With 1, and without momentum,
+    the new version is the combined parameters."""
     outer_momentum: float = 0.0
+    """mu there, Nesterov's momentum as torch has it; at least 0, less than 1."""
     momentum: Momentum = "keep"
     """What a fold does to the state of the workers' own optimizers."""
 

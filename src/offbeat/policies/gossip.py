@@ -142,8 +142,9 @@ class ADPSGD(GossipRule):
 class AllReduce(RoundRule):
     """Synchronous allreduce by torch.distributed, the usual way to train: the gradient is the mean over the ranks, and all ranks wait.
 
-    A simulation of it is that of `Full`. A live run uses ``torch.distributed`` (gloo, since gradients are in host memory), and so measures
-    the allreduce that users have today. Replicas and optimizer states stay equal. A live run ends when a rank dies; `Full` continues.
+    ``G = (1/P) * sum_i g_i`` over the P ranks. A simulation of it is that of `Full`. A live run uses ``torch.distributed`` (gloo, since
+    gradients are in host memory), and so measures the allreduce that users have today. Replicas and optimizer
+    states stay equal. A live run ends when a rank dies; `Full` continues.
 
     Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; the baseline of the papers
     without servers.

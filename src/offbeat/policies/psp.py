@@ -65,9 +65,9 @@ class PSP(ServerRule):
     b: float = 1.0
     """The fraction of the blocks that a worker waits for; more than 0, at most 1."""
     tau1: Seconds = 0.0
-    """How long a shard waits for more gradients once c are in, in seconds."""
+    """How long a shard waits for more gradients once c are in, in seconds; at least 0."""
     tau2: Seconds = 0.0
-    """How long a worker waits for more blocks once the fraction b is in, in seconds."""
+    """How long a worker waits for more blocks once the fraction b is in, in seconds; at least 0."""
     future: Literal["accept", "hold", "drop"] = "accept"
     """What a shard does with a gradient of a later iteration than its own, from a worker that has continued without this shard: fold it
     now, keep it for its own iteration, or drop it at the fold. If no other gradient can arrive, it is folded in any case."""
@@ -76,9 +76,9 @@ class PSP(ServerRule):
     interrupt: bool = False
     """Whether a worker aborts an iteration once it could begin the next one; otherwise a lag of less than one iteration persists."""
     max_skew: int | None = None
-    """Workers wait for a shard that is more than this number of versions behind their iteration; None: they do not."""
+    """Workers wait for a shard that is more than this number of versions, at least 0, behind their iteration; None: they do not."""
     tau_max: Seconds | None = None
-    """Fold with fewer than c gradients this long after the first, in seconds; None: never."""
+    """Fold with fewer than c gradients this long after the first, in seconds, at least 0; None: never."""
 
     def __post_init__(self) -> None:
         whole_number("psp", "c", self.c, least=1)

@@ -180,6 +180,7 @@ class SocketHub(Hub):
         for listening in self._listeners:
             self._selector.register(listening, _READ, listening)
         self.address = Address(self.host, (tcp.reachable_name(host), listener.getsockname()[1]), name)
+        log.debug("listening at %s, port %d; others are told %s", host or "every address", listener.getsockname()[1], self.address.tcp[0])
         return self.address
 
     def connect(self, address: Address) -> Connection:
@@ -212,6 +213,7 @@ class SocketHub(Hub):
         except OSError as error:  # the peer has ended since, and the connection was reset
             sock.close()
             raise JobError(f"nobody listens at {address.tcp[0]}, port {address.tcp[1]} any more ({error.strerror})") from error
+        log.debug("connecting to %s by %s", connection.peer, connection.way)
         self._made[connection] = where
         self._pending[connection] = Attempt(where)
         if not connection.shares_memory:
@@ -384,6 +386,7 @@ class SocketHub(Hub):
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         self._writing.discard(connection)
+        log.info("the connection with %s has lost its socket, and waits for another: %s", connection.peer, reason)
         connection.cut()
         now = time.monotonic()
         made = self._made.get(connection)
@@ -403,6 +406,7 @@ class SocketHub(Hub):
             self._writing.discard(gone)
             self._pending.pop(gone, None)
         self._connections.discard(fresh)
+        log.info("the connection with %s goes on over another socket, of %s", connection.peer, fresh.peer)
         try:
             connection.go_on(fresh)
         except ProtocolError as error:
@@ -515,6 +519,7 @@ class SocketHub(Hub):
             self._admitted.add(connection)
             if connection.name:
                 self._streams[connection.name] = connection
+            log.debug("connected: %s, by %s", connection.peer, connection.way)
         arrived.extend((connection, message) for message in messages)
         if connection.broken is not None:
             self._receive_again(connection, closed, arrived)

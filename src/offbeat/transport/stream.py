@@ -184,6 +184,11 @@ class StreamConnection(Connection):
         with self._lock:
             self._outbox.return_lent()
 
+    @property
+    def way(self) -> str:
+        """What carries the stream, in words."""
+        return "a local socket and shared memory" if self.shares_memory else "TLS" if isinstance(self.sock, TlsSocket) else "TCP"
+
     def has_ended(self) -> bool:
         return self.broken is not None or self._sees(getattr(select, "POLLRDHUP", 0))
 

@@ -1,0 +1,189 @@
+"""Bad machines and bad networks: each is found, with its state and with what to do; a good one is good throughout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.doctor.machines import FAST, GIB, GOOD, findings, pair
+
+from offbeat.doctor.findings import Finding, lines, tally
+from offbeat.doctor.network_checks import check_pair
+from offbeat.doctor.readings import (
+    Attempt,
+    Certificate,
+    Driver,
+    Flow,
+    Folder,
+    Gpu,
+    Interface,
+    Limits,
+    Name,
+    Package,
+    Pair,
+    Port,
+    Torch,
+)
+
+VERSIONS = ("offbeat 0.1.0", "torch 2.13.0")
+DAY_S = 86400.0
+
+
+def test_all_is_well() -> None:
+    assert {one.state for one in findings().values()} == {"good"}
+    assert {one.state for one in check_pair(pair(), GOOD, VERSIONS)} == {"good"}
+
+
+BAD: list[tuple[dict[str, Any], str, str, str, str]] = [
+    ({"python": (3, 10, 2)}, "Python", "problem", "3.10.2", "Python 3.11"),
+    ({"system": "Darwin 23.1"}, "Python", "note", "Darwin", "use Linux"),
+    (
+        {"packages": (Package(name="numpy", least="1.26", version="1.24.0"), Package(name="rich", least="13", version=None))},
+        "packages",
+        "problem",
+        "numpy 1.24.0, 1.26 or newer is needed; rich is not installed",
+        "pip install 'numpy>=1.26' 'rich>=13'",
+    ),
+    ({"packages": ()}, "packages", "note", "not installed as a package", "pip install ."),
+    (
+        {"packages": (*GOOD.packages, Package(name="ray", least="2.60", version="2.9", extras=("ray",)))},
+        "extras",
+        "note",
+        "ray 2.9, 2.60 or newer is needed",
+        "offbeat[ray]",
+    ),
+    ({"torch": Torch(failure="libc10.so: cannot open")}, "PyTorch", "problem", "libc10.so", "pip install"),
+    ({"limits": Limits(cpus=0.5, version=2)}, "cores", "note", "0.5 of 16 by the control group", "OMP_NUM_THREADS=1"),
+    ({"affinity": 2}, "cores", "note", "2 of 16 by affinity", "taskset"),
+    ({"limits": Limits(memory_nbytes=256 << 20, used_nbytes=100 << 20)}, "memory", "problem", "156 MiB are free", "raise the container's"),
+    ({"available_nbytes": 100 << 20}, "memory", "problem", "100 MiB are free of 65,536", "the machine's memory"),
+    ({"limits": Limits(memory_nbytes=GIB // 2, used_nbytes=None)}, "memory", "note", "512 MiB are free", "few workers"),
+    ({"memory_nbytes": None, "available_nbytes": None}, "memory", "note", "neither", "mount /proc"),
+    ({"memfd_failure": "Operation not permitted"}, "shared memory", "problem", "Operation not permitted", "OFFBEAT_HOST=apart"),
+    ({"shm": Folder(nbytes=64 << 20, free_nbytes=64 << 20)}, "/dev/shm", "note", "64 of 64 MiB", "--shm-size"),
+    ({"shm": Folder(nbytes=8 * GIB, free_nbytes=1 << 20)}, "/dev/shm", "note", "1 of 8,192 MiB", "remove what"),
+    ({"shm": None}, "/dev/shm", "note", "there is none", "mount a tmpfs"),
+    ({"files": 256, "files_hard": 1 << 20}, "open files", "note", "at most 256 a process", "ulimit -n 65536"),
+    ({"files": 256, "files_hard": 256}, "open files", "note", "room for about 24 workers", "as root"),
+    ({"files": 64, "files_hard": None}, "open files", "problem", "about 0 workers", "ulimit -n 65536"),
+    ({"loopback_failure": "this machine has no address 127.0.0.1"}, "loopback", "problem", "no address 127.0.0.1", "ip link set lo up"),
+    ({"localhost": Name(name="localhost", addresses=("10.9.9.9",))}, "loopback", "note", "10.9.9.9", "/etc/hosts"),
+    ({"localhost": Name(name="localhost", failure="unknown")}, "loopback", "note", "unknown", "/etc/hosts"),
+    ({"ports": (Port(number=29400, purpose="the supervisor", failure="port 29400 is taken"),)}, "ports", "note", "taken", "--port"),
+    ({"ports": (Port(number=7, purpose="the supervisor", failure="is taken", asked=True),)}, "ports", "problem", "taken", "ss -ltnp"),
+    ({"outgoing": "127.0.0.1"}, "address", "note", "no way to others, although it has 10.0.0.5 (eth0)", "ip route"),
+    (
+        {"outgoing": "172.17.0.1", "interfaces": (*GOOD.interfaces, Interface(name="docker0", addresses=("172.17.0.1",)))},
+        "address",
+        "note",
+        "docker0 leads to containers",
+        "--advertise",
+    ),
+    ({"host": Name(name="node1", addresses=("127.0.1.1",))}, "own name", "note", "127.0.1.1, which only", "GLOO_SOCKET_IFNAME"),
+    ({"host": Name(name="node1", failure="not known")}, "own name", "note", "cannot be resolved: not known", "/etc/hosts"),
+    ({"host": Name(name="node1", addresses=("10.0.0.5",), took_s=5.0)}, "own name", "note", "took 5.0 s", "DNS"),
+    ({"tls": Certificate(failure="no cryptography")}, "TLS", "problem", "no cryptography", "--no-tls"),
+    ({"tls": Certificate(files="a.pem", ends_s=GOOD.now_s - DAY_S)}, "TLS", "problem", "valid no more, for 1.0 days", "signed anew"),
+    ({"tls": Certificate(files="a.pem", begins_s=GOOD.now_s + DAY_S)}, "TLS", "problem", "not valid yet", "clock"),
+    ({"tls": Certificate(files="a.pem", ends_s=GOOD.now_s + 3 * DAY_S)}, "TLS", "note", "for 3 more days", "signed anew"),
+    ({"tls": Certificate(files="a.pem", key_mode=0o644)}, "TLS", "note", "mode 644", "chmod 600"),
+    ({"tls": Certificate(files="a.pem", failure="unsuitable purpose")}, "TLS", "problem", "unsuitable purpose", "servers and clients"),
+    ({"driver": Driver(version="550.1")}, "GPU", "note", "built without CUDA", "pytorch.org"),
+    (
+        {"driver": Driver(version="550.1", gpus=(Gpu(name="H100", nbytes=80 * GIB, free_nbytes=9 * GIB),))},
+        "GPU 0",
+        "note",
+        "other processes use it",
+        "nvidia",
+    ),
+    (
+        {"driver": Driver(version="550.1", gpus=(Gpu(name="H100", nbytes=GIB, free_nbytes=GIB, throttled="heat"),))},
+        "GPU 0",
+        "note",
+        "reduced: heat",
+        "nvidia-smi",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "name", "state", "seen", "remedy"), BAD, ids=[f"{name}: {seen}" for _, name, _, seen, _ in BAD])
+def test_a_bad_machine_is_found(changes: dict[str, Any], name: str, state: str, seen: str, remedy: str) -> None:
+    found = findings(**changes)[name]
+    assert (found.state, seen in found.seen, remedy in found.remedy) == (state, True, True), found
+    others = {one.name for one in findings(**changes).values() if one.state != "good"}
+    assert others <= {name, "GPU"}, "nothing else is wrong with it"
+
+
+def test_devices_are_good_where_pytorch_can_use_them() -> None:
+    torch = Torch(version="2.13.0", cuda="12.8", devices=("H100",))
+    gpus = (Gpu(name="H100", nbytes=80 * GIB, free_nbytes=79 * GIB, temperature_c=40),)
+    found = findings(torch=torch, driver=Driver(version="550.1", gpus=gpus))
+    assert found["GPU"].state == found["GPU 0"].state == "good"
+    assert "40 degrees C" in found["GPU 0"].seen
+    without_library = findings(torch=torch, driver=Driver(version="550.1", failure="nvidia-ml-py is not installed"))
+    assert without_library["GPU"].remedy == "pip install nvidia-ml-py"
+
+
+def named(found: list[Finding], name: str) -> Finding:
+    return next(one for one in found if one.name == name)
+
+
+def test_a_clock_that_is_off_is_a_note_and_its_error_is_counted() -> None:
+    off = named(check_pair(pair(replace(FAST, clock_s=3.0, clock_error_s=0.1)), GOOD, VERSIONS), "clock of node2:29400")
+    assert off.state == "note" and "3.00 s ahead of that of node1" in off.seen and "timedatectl" in off.remedy
+    assert "behind" in named(check_pair(pair(replace(FAST, clock_s=-3.0)), GOOD, VERSIONS), "clock of node2:29400").seen
+    far = named(check_pair(pair(replace(FAST, clock_s=3.0, clock_error_s=3.0)), GOOD, VERSIONS), "clock of node2:29400")
+    assert far.state == "good", "a round trip of 6 s proves no difference of 3 s"
+
+
+def test_a_name_that_leads_back_to_this_machine_is_a_problem() -> None:
+    found = named(check_pair(pair(name=Name(name="node2", addresses=("127.0.1.1",))), GOOD, VERSIONS), "name node2")
+    assert found.state == "problem" and "/etc/hosts" in found.remedy
+
+
+def test_an_address_that_does_not_answer_costs_each_connection_its_timeout() -> None:
+    name = Name(name="node2", addresses=("fd00::6", "10.0.0.6"))
+    attempts = (Attempt(address="fd00::6", took_s=3.0, failure="does not answer"), Attempt(address="10.0.0.6", took_s=0.01))
+    found = named(check_pair(pair(name=name, attempts=attempts), GOOD, VERSIONS), "name node2")
+    assert found.state == "note" and "waits 3.0 s for it first" in found.seen and "use 10.0.0.6" in found.remedy
+    last = named(check_pair(pair(name=name, attempts=attempts[::-1]), GOOD, VERSIONS), "name node2")
+    assert "waits" not in last.seen
+
+
+def test_a_machine_that_cannot_be_reached_is_a_problem_and_is_said_once() -> None:
+    (found,) = check_pair(pair(Flow(way="", failure="nobody listens"), name=None), GOOD, VERSIONS)
+    assert (found.state, found.name) == ("problem", "node1 to node2:29400")
+    (unknown,) = check_pair(pair(Flow(way="", failure="nobody listens"), name=Name(name="node2", failure="not known")), GOOD, VERSIONS)
+    assert unknown.name == "name node2" and unknown.state == "problem"
+    (alone,) = check_pair(Pair(here="", there="", flow=Flow(way="", failure="refused")), GOOD, VERSIONS)
+    assert alone.state == "problem" and "loopback" in alone.remedy
+
+
+def test_a_slow_way_names_the_interface() -> None:
+    found = named(check_pair(pair(replace(FAST, back_bytes_per_s=1e6)), GOOD, VERSIONS), "node1 to node2:29400")
+    assert found.state == "note" and "10.0.0.5 (eth0, MTU 1500, 10000 Mbit/s)" in found.seen and "1.0 MB/s back" in found.seen
+    near = check_pair(Pair(here="", there="", flow=replace(FAST, way="TCP", interface="127.0.0.1", there_bytes_per_s=1e6)), GOOD, VERSIONS)
+    assert near[0].state == "note" and "processor" in near[0].remedy
+
+
+def test_other_versions_are_a_problem_and_the_other_machine_s_findings_are_repeated() -> None:
+    worse = (
+        {"name": "cores\x1b[2J", "state": "note", "seen": "half", "remedy": "more"},
+        {"name": "x", "state": "good", "seen": "", "remedy": ""},
+    )
+    found = check_pair(pair(versions=("offbeat 0.2.0", "torch 2.13.0"), findings=worse), GOOD, VERSIONS)
+    assert named(found, "versions of node2:29400").state == "problem"
+    assert named(found, "node2:29400: cores?[2J").remedy == "more"
+    assert not any(one.name.endswith(": x") for one in found)
+
+
+@pytest.mark.parametrize("width", [10, 48, 80, 120])
+def test_lines_fit_and_are_plain_ascii(width: int) -> None:
+    everything = [finding for changes, *_ in BAD for finding in findings(**changes).values()]
+    everything += check_pair(pair(name=Name(name="n\xf6de" * 30, addresses=("127.0.0.1",))), GOOD, VERSIONS)
+    shown = [line for _, line in lines(everything, width)]
+    assert all(line.isascii() for line in shown)
+    long = [line for line in shown if len(line) > max(width, 48) and len(line.split()[-1]) < 20]
+    assert long == []
+    assert tally(everything).startswith(f"{sum(one.state == 'problem' for one in everything)} problems")
