@@ -77,7 +77,6 @@ from offbeat.options import (
     UseTls,
     Wire,
     check,
-    check_files,
     followers_of,
     ray_options,
 )

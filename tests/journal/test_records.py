@@ -182,6 +182,15 @@ def test_wherever_a_job_is_killed_whole_lines_stay(tmp_path_factory: pytest.Temp
     assert before == entries[: whole[:size].count(b"\n")] and end["cut"] is True
 
 
+def test_the_journal_of_an_earlier_job_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(json.dumps(job()) + "\n")
+    seal(path, "the job was killed", began_at=path.stat().st_mtime + 1.0)
+    assert [record["kind"] for record in read(path)] == ["job"]
+    seal(path, "the job was killed", began_at=path.stat().st_mtime)
+    assert [record["kind"] for record in read(path)] == ["job", "end"]
+
+
 @pytest.mark.parametrize(
     ("text", "line", "why"),
     [

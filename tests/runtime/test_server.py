@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from offbeat.errors import ProtocolError
+from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.runtime import server
 from offbeat.runtime.lasting_server import Server
 from offbeat.transport.base import Closed, Message
+from offbeat.transport.hub import SocketHub
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
+from offbeat.transport.tcp import listen_tcp
 
 
 class Coordinator:
@@ -95,3 +98,29 @@ def test_a_server_that_stood_still_says_so_and_one_that_waits_or_computes_does_n
         server.hear(waits_s)
     ((seconds, now),) = stood_still
     assert 7.0 < seconds <= 7.8 and now == 13.5
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_server_waits_for_the_port_of_its_earlier_process(monkeypatch: pytest.MonkeyPatch, leaves: bool) -> None:
+    """Where the process that started it was killed, nobody could wait for the end of the earlier one."""
+    earlier, hub = listen_tcp("127.0.0.1", 0), SocketHub("token", local=False)
+    port, waits = earlier.getsockname()[1], 0
+
+    def wait(seconds: float) -> None:
+        nonlocal waits
+        waits += 1
+        if leaves:
+            earlier.close()
+
+    monkeypatch.setattr("offbeat.runtime.server.time.sleep", wait)
+    monkeypatch.setattr(server, "LEAVES_S", 0.2)
+    try:
+        if leaves:
+            assert server._listen(hub, "127.0.0.1", port).tcp[1] == port
+        else:
+            with pytest.raises(ConfigurationError, match=f"port {port} of 127.0.0.1 is taken"):
+                server._listen(hub, "127.0.0.1", port)
+        assert waits
+    finally:
+        earlier.close()
+        hub.close()

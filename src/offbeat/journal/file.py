@@ -31,7 +31,7 @@ BLOCK_NBYTES: Final = 1 << 16
 log = logging.getLogger(__name__)
 
 
-def seal(path: Path | str, reason: str) -> None:
+def seal(path: Path | str, reason: str, began_at: float = 0.0) -> None:
     """Give a journal whose writer was killed or is stopped its last record, marked ``cut``: pushes before it may have no fate.
 
     A journal that has an ``end``, or cannot be read or written, is left as it is.
@@ -39,8 +39,11 @@ def seal(path: Path | str, reason: str) -> None:
     Args:
         path: the file; nobody else may write to it any more.
         reason: why the job ended.
+        began_at: when it began, in seconds since the epoch; a file that nobody has written to since is an earlier job's, and is left.
     """
     with contextlib.suppress(ConfigurationError, OSError):
+        if os.stat(path).st_mtime < began_at:
+            return
         last: Record = {}
         lines, pack = Lines(Path(path)), packer(Path(path))
         for last in _records(path, lines):  # noqa: B007 - the last one is wanted

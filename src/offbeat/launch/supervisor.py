@@ -103,6 +103,7 @@ class Supervisor:
         self.checkpoints = Results()
         """What has become of the job's checkpoints."""
         self._snapshot: dict[str, Any] | None = None
+        self._began_at = time.time()
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
         self._told = StopSignals()
@@ -553,9 +554,9 @@ class Supervisor:
             standbys = self._standbys
             standbys.finish(ok=status == 0, reason=reason)
             self._serve_until(lambda: all(child.ended() is not None for child in standbys.children()), GRACE_S)
-        if self._summary is None and self._snapshot is not None and self._settings.journal is not None:
+        if self._summary is None and self._settings.journal is not None:
             _kill(list(self._servers.children.values()))  # a stopped server 0 must not continue to write later
-            seal(self._settings.journal, reason)
+            seal(self._settings.journal, reason, self._began_at)
         self._followers.close()
         self._serve_until(lambda: self._followers.all_over() or self._told.insists, FOLLOWERS_END_S)
         self._followers.end()

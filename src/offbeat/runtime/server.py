@@ -6,10 +6,12 @@ in ``serving.py``, how it outlives its process in ``lasting_server.py``, and how
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import threading
+import time
 
 from offbeat.errors import ConfigurationError, FencedError, OffbeatError
 from offbeat.runtime.job import last_words
@@ -19,6 +21,11 @@ from offbeat.runtime.lasting_server import Server
 from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Address, Connection, Hub
 from offbeat.transport.hub import SocketHub
+from offbeat.types import Seconds
+
+LEAVES_S: Seconds = 5.0
+"""How long an earlier process of this server may hold the port."""
+AGAIN_S: Seconds = 0.05
 
 
 def main() -> int:
@@ -48,7 +55,7 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
     """
     supervisor = hub.connect(supervisor_at)
     try:
-        address = hub.listen(listen, port)
+        address = _listen(hub, listen, port)
         supervisor.send({"kind": "listening", "number": number, "address": address, **({"role": role} if role else {})})
         server = _server(number, hub, supervisor, role)
         if threading.current_thread() is threading.main_thread():
@@ -67,6 +74,23 @@ def serve(number: int, hub: Hub, supervisor_at: Address, port: int = 0, listen: 
     finally:
         hub.close()
     return 0
+
+
+def _listen(hub: Hub, host: str | None, port: int) -> Address:
+    """Listen where the server's earlier process did. That one may still be about to end, if nobody could wait for its end.
+
+    Raises:
+        ConfigurationError: the port is taken, and not free after `LEAVES_S` seconds either.
+    """
+    until = time.monotonic() + LEAVES_S
+    while True:
+        try:
+            return hub.listen(host, port)
+        except ConfigurationError as error:
+            taken = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+            if not port or not taken or time.monotonic() > until:
+                raise
+            time.sleep(AGAIN_S)
 
 
 def _server(number: int, hub: Hub, supervisor: Connection, role: str) -> Server:
