@@ -113,6 +113,12 @@ def test_a_neighbour_on_the_core() -> None:
     assert (verdict.workers, verdict.cause) == ((1,), "queued")
 
 
+def test_who_works_more_queues_more_on_a_busy_host() -> None:
+    slow = with_more(data=0.15, forward=0.01, backward=0.04)
+    said = found(barrier([[STEP, slow]] * 30, host=[{"queued_s": 0.06}, {"queued_s": 0.18}], busy=0.4))
+    assert (said[0].workers, said[0].cause) == ((1,), "data")
+
+
 @pytest.mark.parametrize(("reading", "cause"), [("memory_stalled_s", "memory"), ("throttled_s", "throttled"), ("stolen_s", "stolen")])
 def test_a_cause_outside_of_the_process(reading: str, cause: str) -> None:
     slow = with_more(forward=0.06, backward=0.1)

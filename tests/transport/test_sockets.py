@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -531,6 +533,31 @@ def test_a_descriptor_closed_behind_our_back_ends_the_wait(server: SocketHub, ki
     assert "descriptor of its socket was closed by this process" in closed.reason
     connection.send({"kind": "heard"})
     assert worker.poll(0.0) == []
+    worker.close()
+
+
+def test_what_the_network_gives_up_was_not_closed_by_this_process(server: SocketHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ETIMEDOUT the socket is there, though it cannot be shut down any more."""
+
+    class GivenUp:
+        def __getattr__(self, name: str) -> Any:
+            if name == "shutdown":
+                raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+            return getattr(real, name)
+
+    def timed_out() -> bool:
+        raise OSError(errno.ETIMEDOUT, "Connection timed out")
+
+    worker = SocketHub("secret", local=False)
+    connection: Any = worker.connect(server.listen())
+    pump([server, worker], lambda arrived: True)
+    real = connection.sock
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "sock", GivenUp())
+        patch.setattr(connection._outbox, "flush", timed_out)
+        patch.setattr(connection._gatebox, "flush", timed_out)
+        connection._flush()
+    assert connection.closed_by_others is None
     worker.close()
 
 

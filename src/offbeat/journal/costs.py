@@ -116,6 +116,12 @@ class WorkerCosts:
     slowed: str = ""
     """How it is slowed on purpose."""
 
+    @property
+    def queue(self) -> float:
+        """The seconds for which it queues for a core, for each second that it uses one."""
+        used = sum(self.used.values())
+        return self.totals.get(QUEUED, 0.0) / used if used > 0.0 else 0.0
+
     def cost(self, t: Seconds, seconds: Seconds, causes: Causes) -> None:
         """Divide a cost among causes in proportion."""
         whole = sum(causes.values())
@@ -278,7 +284,9 @@ class Costs:
             return {}
         costs = {number: dict(worker.causes) for number, worker in counted.items()} if self.together else self._alone(counted)
         least = min(sum(causes.values()) for causes in costs.values())
-        return {number: _less(causes, least) for number, causes in costs.items()}
+        queues = {number: worker.queue for number, worker in counted.items()}
+        usual = min(queues.values())
+        return {number: _less(_due(causes, queues[number], usual), least) for number, causes in costs.items()}
 
     def _alone(self, counted: Mapping[int, WorkerCosts]) -> dict[int, Causes]:
         """Return the costs where no fold waits for a worker: what a worker computes longer than the fast ones, and the waits for it."""
@@ -327,6 +335,16 @@ def _longer(seconds: Causes, usual: Causes) -> Causes:
     """Return by how much each phase is longer than usual; where none is, the worker began later than others: it was on its way."""
     found = {name: value - usual.get(name, 0.0) for name, value in seconds.items() if value - usual.get(name, 0.0) > NOTHING}
     return found or {LINK: 1.0}
+
+
+def _due(causes: Causes, queue: float, usual: float) -> Causes:
+    """Return the costs with the queueing that every worker has counted to the work for which it was queued: who works more queues more."""
+    queued = causes.get(QUEUED, 0.0)
+    others = sum(causes.values()) - queued
+    due = queued * min(1.0, usual / queue) if queue > 0.0 and others > NOTHING else 0.0
+    if due <= 0.0:
+        return causes
+    return {name: value - due if name == QUEUED else value + due * value / others for name, value in causes.items()}
 
 
 def _less(causes: Causes, seconds: Seconds) -> Causes:

@@ -47,6 +47,8 @@ _ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.VERIFIED.descriptors) if hasattr(
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _WAITING_DESCRIPTORS_MAX = 2 * wire.VERIFIED.descriptors
 """Most descriptors that may have come before the frame that announces them: those of one frame, and of the next."""
+NO_SOCKET = frozenset({errno.EBADF, errno.ENOTSOCK})
+"""Errors of a descriptor that is closed, or something else by now."""
 KEPT_NBYTES = 1 << 20
 KEPT_FRAMES = 128
 """After frames of so many bytes, or so many frames, the receiver confirms them: the sender keeps frames until they are confirmed."""
@@ -275,7 +277,9 @@ class StreamConnection(Connection):
                 self._failed_sending = f"sending failed: {error.strerror}"
                 try:
                     self.sock.shutdown(socket.SHUT_RDWR)
-                except OSError:
+                except OSError as failed:
+                    if not NO_SOCKET & {error.errno, failed.errno}:
+                        return True  # the network has given it up (ETIMEDOUT): reading reports that
                     # Other code of this process has closed the descriptor (os.close): no event will ever come from it.
                     self.closed_by_others = f"the descriptor of its socket was closed by this process, not by offbeat ({error.strerror})"
                     self._attend(self)
