@@ -97,7 +97,7 @@ def run(order: Order, screen: Console) -> int:
     host = socket.gethostname()
     report = Report(screen, order.as_json)
     if not order.as_json:
-        screen.print(Text(f"offbeat doctor on {host}: PyTorch is imported to see whether it can be"), soft_wrap=True)
+        screen.print(Text(f"Looking at {host}; to import PyTorch takes some seconds."), soft_wrap=True)
     machine = reader.read(tls=order.tls, port=order.port, servers=order.servers)
     report.add("This machine", [*check_machine(machine), *check_network(machine)])
     own = pairs.within_this_machine(secrets.token_hex(16), order.seconds)
