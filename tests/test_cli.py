@@ -305,11 +305,8 @@ def test_the_command_starts_without_torch() -> None:
 
 COMPLETIONS = [
     (["ru"], {"run", "rules"}),
-    (["run", "--sync", "ss"], {"ssp"}),
-    (["run", "--sync", "'el"], {"elastic"}),
-    (["simulate", "--sync", "b"], {"backup", "bsp", "b_dbw"}),
+    (["run", "--quiet", "--sync", "'b"], {"backup", "bsp", "b_dbw"}),
     (["rules", "dss"], {"dssp"}),
-    (["run", "--quie"], {"--quiet"}),
 ]
 
 
@@ -326,7 +323,7 @@ def test_bash_completes_commands_options_and_rules(tmp_path: Path) -> None:
     begin = [f"PATH={tmp_path}:$PATH", 'eval "$(offbeat --show-completion bash)"', "complete -p offbeat"]
     script = "\n".join([*begin, "complete_it() { _offbeat_completion offbeat; echo ${COMPREPLY[*]}; }", *asked])
     environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    done = subprocess.run([bash, "-c", script], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run([bash, "-c", script], capture_output=True, text=True, timeout=280, env=environment)
     first, *lines = done.stdout.splitlines()
     assert first == "complete -o default -F _offbeat_completion offbeat", done
     assert [set(line.split()) for line in lines] == [expected for _, expected in COMPLETIONS], done
