@@ -26,13 +26,9 @@ def test_what_stays_and_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> 
     display.update(warned, 2.0)
     display.update(warned, 3.0)
     display.close()
-    display.close()
-    assert capsys.readouterr().err == "[worker 0] an error of it\noffbeat: warning: the gradients are equal\n"
+    display.finish({**snapshot, "warnings": [*warned["warnings"], {"detail": "the last one"}]})
+    assert (
+        capsys.readouterr().err == "[worker 0] an error of it\noffbeat: warning: the gradients are equal\noffbeat: warning: the last one\n"
+    )
     script, last = out.getvalue().splitlines()
     assert script == "[worker 0] of the script" and "version" in last
-
-
-def test_a_job_that_has_never_begun_has_no_last_line() -> None:
-    out = io.StringIO()
-    QuietProgress(Console(file=out)).close()
-    assert out.getvalue() == ""
