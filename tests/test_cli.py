@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -298,3 +301,29 @@ def test_the_command_starts_without_torch() -> None:
     program = "import sys, offbeat.cli; print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip() == "False", result.stderr
+
+
+COMPLETIONS = [
+    (["ru"], {"run", "rules"}),
+    (["run", "--quiet", "--sync", "'b"], {"backup", "bsp", "b_dbw"}),
+    (["rules", "dss"], {"dssp"}),
+]
+
+
+def test_bash_completes_commands_options_and_rules(tmp_path: Path) -> None:
+    """In a real bash, with the function that ``--install-completion`` installs."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash here")
+    command = tmp_path / "offbeat"
+    main_of_it = "import sys; sys.argv[0] = 'offbeat'; from offbeat.cli import main; main()"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{main_of_it}" "$@"\n')
+    command.chmod(0o755)
+    asked = [f"COMP_WORDS=(offbeat {shlex.join(words)}); COMP_CWORD={len(words)}; complete_it" for words, _ in COMPLETIONS]
+    begin = [f"PATH={tmp_path}:$PATH", 'eval "$(offbeat --show-completion bash)"', "complete -p offbeat"]
+    script = "\n".join([*begin, "complete_it() { _offbeat_completion offbeat; echo ${COMPREPLY[*]}; }", *asked])
+    environment = {**os.environ, "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    done = subprocess.run([bash, "-c", script], capture_output=True, text=True, timeout=280, env=environment)
+    first, *lines = done.stdout.splitlines()
+    assert first == "complete -o default -F _offbeat_completion offbeat", done
+    assert [set(line.split()) for line in lines] == [expected for _, expected in COMPLETIONS], done

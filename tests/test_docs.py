@@ -25,6 +25,7 @@ from offbeat import errors
 from offbeat.chaos.schedule import KINDS, TARGETS, chances
 from offbeat.cli import app
 from offbeat.core.policy import ServerRule
+from offbeat.doctor.pairs import targets
 from offbeat.launch import checkpointing
 from offbeat.launch.preload import chosen
 from offbeat.launch.program import Program
@@ -38,6 +39,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path for pattern in ("*.md", "docs/*.md", "benchmarks/*.md", "experiments/*.md", "experiments/*/*.md") for path in ROOT.glob(pattern)
 )
+SETTINGS = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+SOURCES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")}
 SCRIPT = ROOT / "examples" / "digits.py"
 """Stands in for the reader's own script."""
 
@@ -213,7 +216,7 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
     several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
     ray_options(**{name: given.pop(name) for name in inspect.signature(ray_options).parameters})
     chosen(given.pop("preload") or [], Program(str(SCRIPT)), none=given.pop("no_preload"))
-    for name in ("grace", "leaders"):
+    for name in ("grace", "leaders", "quiet"):
         given.pop(name)
     interval, keep, resume, _ = (given.pop(name) for name in ("every", "keep", "resume", "auto_resume"))
     if resume is None:  # the folder of a job that resumes is not here
@@ -233,6 +236,17 @@ def test_every_option_of_an_agent_that_a_job_lacks_is_mentioned() -> None:
     pages = ("clusters", "torchrun", "slurm", "mpi", "by-hand")
     said = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in pages)
     assert {option for option in options("agent") - options("run") if not re.search(rf"{option}(?![\w-])", said)} == set()
+
+
+def test_every_option_of_the_doctor_is_explained() -> None:
+    said = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert {option for option in options("doctor") if not re.search(rf"{option}(?![\w-])", said)} == set()
+
+
+@beginning("offbeat", "doctor")
+def test_the_doctor_is_asked_rightly(where: str) -> None:
+    given = COMMANDS["doctor"].make_context("doctor", LINES[where][2:]).params
+    targets(given["connect"] or [])
 
 
 @beginning("offbeat", "report")
@@ -272,8 +286,25 @@ def test_make_has_these_targets(where: str) -> None:
 
 def test_exit_statuses() -> None:
     """The table has every status that the commands end with, and no other."""
-    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("## Exit statuses")[2].partition("\n## ")[0]
+    text = section(SETTINGS, "## Exit statuses")
     listed = {int(status) for status in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
     signals = {errors.BY_SIGNAL + number for number in (*ends_in_order(), signal.SIGKILL)}
     constants = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int) and name != "BY_SIGNAL"}
     assert listed == {0, *constants, *signals} and constants == {1, 2, 141}
+
+
+def test_environment_variables() -> None:
+    """The tables have every variable of offbeat that the source names, and no other."""
+    listed = re.findall(r"^\| (`OFFBEAT_.*?`) \|", section(SETTINGS, "## Environment variables"), re.MULTILINE)
+    names = [name for cell in listed for name in re.findall(r"`(\w+)`", cell)]
+    used = {name for text in SOURCES.values() for name in re.findall(r"\bOFFBEAT_[A-Z][A-Z_]*[A-Z]\b", text)}
+    assert used == set(names) and len(names) == len(set(names))
+
+
+def test_loggers() -> None:
+    """The table has every module that logs, and no other."""
+    rows = re.findall(r"^\| (`offbeat.*?) \|", section(SETTINGS, "## Logging"), re.MULTILINE)
+    modules = {path for path, text in SOURCES.items() if "log = logging.getLogger(__name__)" in text}
+    assert set(re.findall(r"`(.+?)`", "".join(rows))) == {
+        ".".join(path.relative_to(ROOT / "src").with_suffix("").parts) for path in modules
+    }

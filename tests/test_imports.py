@@ -59,6 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": BASE,
     "guarded": BASE,
+    "logs": BASE,
     "spec": BASE,
     "orders": BASE,
     "transport": BASE,
@@ -96,16 +97,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "launch": {"files", "guarded", *DATA_PLANE, "session", "journal", "runtime.job", "runtime.worker"},
     "chaos": {"files", *RULES, "journal"},
     "view": {*BASE, "files", "journal"},
+    "doctor": {*BASE, "guarded", "transport", "runtime.job", "launch"},
     "wrapping": BASE,
     "optimizer": FACE,
     "loaders": FACE,
     "checkpoint": {*FACE, "files"},
     "options": {"files", *RULES, "journal", "launch", "runtime.job", "view"},
-    "cli": {"files", "guarded", *RULES, "options", "journal", "report", "launch", "runtime.job", "sim", "sim.latency", "chaos"},
+    "commands": {*RULES, "guarded", "options", "launch", "report", "sim", "sim.latency", "chaos", "doctor"},
+    "cli": {"files", "guarded", "logs", *RULES, "options", "journal", "report", "launch", "runtime.job", "commands"},
     "__main__": {"cli"},
     "agent": {"cli"},
     "integrations": {*FACE, "loaders", "checkpoint", "place", "guarded", "launch"},
-    "__init__": {*FACE, "loaders", "checkpoint", "place"},
+    "__init__": {*FACE, "loaders", "checkpoint", "place", "logs"},
 }
 """Arrows point down: each room of the package, a folder or a file beside the folders, and the rooms that it may import besides itself."""
 

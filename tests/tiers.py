@@ -19,6 +19,7 @@ NIGHT = os.environ.get("OFFBEAT_ALL_TESTS") == "night"
 PROCESSES = (
     "tests/cluster/",
     "tests/contract/test_engine.py",
+    "tests/doctor/test_command.py",
     "tests/experiments/",
     "tests/faults/",
     "tests/launch/",

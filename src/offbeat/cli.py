@@ -10,6 +10,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,10 +34,11 @@ from offbeat.launch.group import grouped
 from offbeat.launch.leader_stores import RayStore, leadership_of
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.notice import NoticeCommand
+from offbeat.launch.outcome import Display, Outcome
 from offbeat.launch.preload import chosen
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayEngine, connect
-from offbeat.launch.supervisor import Outcome, Supervisor
+from offbeat.launch.supervisor import Supervisor
 from offbeat.launch.tasks import checked_host, task_of
 from offbeat.launch.token import given_token
 from offbeat.logs import begin_command
@@ -253,7 +255,7 @@ def run(
         outcome = supervisor.run()
     finally:
         only_show("the end of the job", progress.close)
-    raise typer.Exit(finish(screen, outcome, summary, quiet=quiet))
+    raise typer.Exit(finish(screen, outcome, summary, progress))
 
 
 @app.command(
@@ -396,7 +398,7 @@ def agent(
         )
     finally:
         only_show("the end of the job", progress.close)
-    raise typer.Exit(finish(screen, outcome, summary, quiet=quiet))
+    raise typer.Exit(finish(screen, outcome, summary, progress))
 
 
 def _given(context: typer.Context) -> Callable[[str], bool]:
@@ -443,8 +445,11 @@ def report(
         screen.print(f"picture: {picture}")
 
 
-def finish(screen: Console, outcome: Outcome, summary: Path | None, *, quiet: bool = False) -> int:
-    """Write the summary of a finished job, then print its table, unless ``quiet``, and its failure, if any. Returns the exit status."""
+def finish(screen: Console, outcome: Outcome, summary: Path | None, display: Display | None = None) -> int:
+    """Write the summary of a finished job, then print its table, or its last line if the display is quiet, and its failure, if any.
+
+    Returns the exit status.
+    """
     status, reason = outcome.status, outcome.reason
     figures: dict[str, Any] = outcome.summary or {}
     if summary is not None:
@@ -453,7 +458,9 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None, *, quiet: bo
             write_result(summary, json.dumps(content, indent=1) + "\n")
         except JobError as error:
             status, reason = status or FAILED, f"{reason}; but the summary {error}"
-    if figures and figures["pushes"] and not quiet:
+    if figures and figures["pushes"] and isinstance(display, QuietProgress):
+        only_show("the last line", partial(display.finish, figures))
+    elif figures and figures["pushes"]:
         only_show("the table", lambda: screen.print(*job_tables(figures, screen.width), sep="\n"))
     if status != 0:
         fail(reason)

@@ -54,7 +54,7 @@ BAD: list[tuple[dict[str, Any], str, str, str, str]] = [
         "offbeat[ray]",
     ),
     ({"torch": Torch(failure="libc10.so: cannot open")}, "PyTorch", "problem", "libc10.so", "pip install"),
-    ({"limits": Limits(cpus=0.5, version=2)}, "cores", "note", "0.5 of 16 by the control group", "OMP_NUM_THREADS=1"),
+    ({"limits": Limits(cpus=0.5, version=2)}, "cores", "note", "0.5 of 16 by the control group", "OMP_NUM_THREADS: at most 1"),
     ({"affinity": 2}, "cores", "note", "2 of 16 by affinity", "taskset"),
     ({"limits": Limits(memory_nbytes=256 << 20, used_nbytes=100 << 20)}, "memory", "problem", "156 MiB are free", "raise the container's"),
     ({"available_nbytes": 100 << 20}, "memory", "problem", "100 MiB are free of 65,536", "the machine's memory"),
@@ -72,7 +72,7 @@ BAD: list[tuple[dict[str, Any], str, str, str, str]] = [
     ({"localhost": Name(name="localhost", failure="unknown")}, "loopback", "note", "unknown", "/etc/hosts"),
     ({"ports": (Port(number=29400, purpose="the supervisor", failure="port 29400 is taken"),)}, "ports", "note", "taken", "--port"),
     ({"ports": (Port(number=7, purpose="the supervisor", failure="is taken", asked=True),)}, "ports", "problem", "taken", "ss -ltnp"),
-    ({"outgoing": "127.0.0.1"}, "address", "note", "no way to others, although it has 10.0.0.5 (eth0)", "ip route"),
+    ({"outgoing": "127.0.0.1"}, "address", "note", "own networks: 10.0.0.5 (eth0)", "--advertise"),
     (
         {"outgoing": "172.17.0.1", "interfaces": (*GOOD.interfaces, Interface(name="docker0", addresses=("172.17.0.1",)))},
         "address",

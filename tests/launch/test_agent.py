@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from offbeat.launch.agent import BEGINNING_S, PREPARED_S, Agent, Duties
 from offbeat.launch.preload import NOTHING
 from offbeat.launch.program import Program
+from offbeat.transport.base import Message
 
 
 class Stub:
@@ -53,3 +55,13 @@ def test_workers_begin_before_it_prepares_for_servers_that_return(monkeypatch: p
     agent._start_waiting()
     agent._start_waiting()
     assert stub.prepared == [stub.at]
+
+
+def test_an_order_to_leave_reaches_a_worker_that_has_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the imports of the process from which it is forked. Once there, it would train on after Ctrl-C."""
+    duties = Duties(program=Program("train.py"), workers=1, seat=0, local_size=1, advertise="", preload=NOTHING, start_s=1.0, grace_s=1.0)
+    agent, told = Agent(duties, "token", lambda: None), list[tuple[str, Any]]()
+    monkeypatch.setattr(agent, "_tell", lambda kind, payload=(), **header: told.append((kind, header)))
+    agent._waiting[3] = {"role": "worker", "number": 0}
+    agent._on_item(Message({"kind": "signal", "child": 3, "number": signal.SIGTERM}, memoryview(b""), ()))
+    assert agent._waiting == {} and told == [("ended", {"child": 3, "status": -signal.SIGTERM})]

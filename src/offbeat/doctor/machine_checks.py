@@ -148,7 +148,7 @@ def _cores(machine: Machine) -> Finding:
     if quota is not None and quota < allowed:
         threads = max(1, int(quota))
         seen = f"{_few(quota)} of {machine.cores} by the control group, although processes see {allowed}: more threads are stopped in turn"
-        remedy = f"at most {max(1, int(quota))} workers, and {THREADS}={threads}; or give the container more (docker --cpus, limits.cpu)"
+        remedy = f"workers times {THREADS}: at most {threads}; or give the container more (docker --cpus, limits.cpu)"
         return note("cores", seen, remedy, **figures)
     if allowed < machine.cores:
         return note("cores", f"{allowed} of {machine.cores} by affinity", "look at taskset, Slurm's --cpus-per-task, or cpusets", **figures)

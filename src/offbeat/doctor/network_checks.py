@@ -82,6 +82,14 @@ def described(address: str, interfaces: Sequence[Interface]) -> str:
     return f"{address} ({', '.join([found.name, *more])})"
 
 
+def own_address(machine: Machine) -> str:
+    """Return the address by which others most likely reach this machine; that of loopback if it has no other."""
+    if machine.outgoing and not is_loopback(machine.outgoing):
+        return machine.outgoing
+    addresses = (address for one in machine.interfaces for address in one.addresses)
+    return next((address for address in addresses if not is_loopback(address)), machine.loopback)
+
+
 def _address(machine: Machine) -> Finding:
     others = [
         f"{address} ({one.name})"
@@ -91,8 +99,12 @@ def _address(machine: Machine) -> Finding:
     ]
     figures = {"address": machine.outgoing, "interfaces": {one.name: list(one.addresses) for one in machine.interfaces}}
     if is_loopback(machine.outgoing) or not machine.outgoing:
-        seen = "this machine has no way to others" + (f", although it has {', '.join(others)}" if others else "")
-        return note("address", seen, "only jobs on this machine work; else look at ip route", **figures)
+        if not others:
+            return note(
+                "address", "this machine has no address for others", "only jobs on this machine work; else look at ip link", **figures
+            )
+        seen = f"no route leads beyond this machine's own networks: {', '.join(others)}"
+        return note("address", seen, "name the address to use: offbeat agent --advertise ADDRESS; or add a default route", **figures)
     seen = f"to others: {described(machine.outgoing, machine.interfaces)}" + (f"; also {', '.join(others)}" if others else "")
     chosen = interface_of(machine.outgoing, machine.interfaces)
     if chosen is not None and chosen.name.startswith(_VIRTUAL):
@@ -110,10 +122,10 @@ def _own_name(machine: Machine) -> Finding:
     seen = f"{host.name} is {', '.join(host.addresses)}"
     if host.took_s > SLOW_NAME_S:
         return note("own name", f"{seen}; to find it took {host.took_s:.1f} s", "mend DNS, or add it to /etc/hosts", **figures)
-    several = any(not is_loopback(address) for one in machine.interfaces for address in one.addresses)
-    if all(map(is_loopback, host.addresses)) and several:
+    own = own_address(machine)
+    if all(map(is_loopback, host.addresses)) and not is_loopback(own):
         remedy = (
-            f"for jobs on several machines give {host.name} its address in /etc/hosts ({machine.outgoing} {host.name}), or set "
+            f"for jobs on several machines give {host.name} its address in /etc/hosts ({own} {host.name}), or set "
             "GLOO_SOCKET_IFNAME: torch.distributed finds its interface by this name"
         )
         return note("own name", f"{seen}, which only this machine reaches", remedy, **figures)

@@ -18,7 +18,7 @@ from offbeat.doctor import pairs
 from offbeat.doctor.findings import STYLES, Finding, lines, tally
 from offbeat.doctor.machine_checks import check_machine
 from offbeat.doctor.messages import Visit
-from offbeat.doctor.network_checks import check_network, check_pair
+from offbeat.doctor.network_checks import check_network, check_pair, own_address
 from offbeat.doctor.peer import Peer
 from offbeat.doctor.readings import Machine, Pair
 from offbeat.errors import FAILED, ConfigurationError
@@ -26,7 +26,7 @@ from offbeat.guarded import say
 from offbeat.launch.agent import versions
 from offbeat.launch.tasks import PORT
 from offbeat.launch.token import MAKE_ONE
-from offbeat.transport.addresses import spelled
+from offbeat.transport.addresses import WILDCARDS, spelled
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.tls import Tls
 from offbeat.types import Seconds
@@ -97,7 +97,7 @@ def run(order: Order, screen: Console) -> int:
     host = socket.gethostname()
     report = Report(screen, order.as_json)
     if not order.as_json:
-        screen.print(Text(f"offbeat doctor on {host}: PyTorch is imported to see whether it can be"), soft_wrap=True)
+        screen.print(Text(f"Looking at {host}; to import PyTorch takes some seconds."), soft_wrap=True)
     machine = reader.read(tls=order.tls, port=order.port, servers=order.servers)
     report.add("This machine", [*check_machine(machine), *check_network(machine)])
     own = pairs.within_this_machine(secrets.token_hex(16), order.seconds)
@@ -109,7 +109,7 @@ def run(order: Order, screen: Console) -> int:
         report.add("Between machines", _checked(found, machine))
     status = report.close(host)
     if order.serve:
-        _serve(order, host, report.all)
+        _serve(order, host, machine, report.all)
     return status
 
 
@@ -118,10 +118,11 @@ def _checked(found: Sequence[Pair], machine: Machine) -> list[Finding]:
     return [one for pair in found for one in check_pair(pair, machine if pair.here == here else None, versions())]
 
 
-def _serve(order: Order, host: str, findings: Sequence[Finding]) -> None:
+def _serve(order: Order, host: str, machine: Machine, findings: Sequence[Finding]) -> None:
     assert order.token is not None
     with contextlib.closing(SocketHub(order.token, local=False, tls=order.tls)) as hub:
         address = hub.listen(order.listen, PORT if order.port is None else order.port)
-        say(f"serving at {spelled(*address.tcp)} until Ctrl-C; on another machine type: offbeat doctor --connect {spelled(*address.tcp)}")
+        at = spelled(own_address(machine) if order.listen in WILDCARDS else address.tcp[0], address.tcp[1])
+        say(f"serving at {at} until Ctrl-C; on another machine type: offbeat doctor --connect {at}")
         visit = Visit(name=host, versions=tuple(versions()), findings=tuple(one.to_plain() for one in findings))
         Peer(hub, visit, say).serve(lambda: True)

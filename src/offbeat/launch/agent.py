@@ -284,6 +284,8 @@ class Agent:
                     say(f"the job has ended with status {header['status']}: {header['reason']}")
             case "signal" if child is not None:
                 child.signal(header["number"])
+            case "signal" if self._waiting.pop(header["child"], None) is not None:  # it has nothing to save
+                self._tell("ended", child=header["child"], status=-header["number"])
             case "strike" if child is not None:
                 child.strike()
             case "strike" if self._waiting.pop(header["child"], None) is not None:

@@ -23,14 +23,13 @@ class QuietProgress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._newest: Summary | None = None
         self._warned = 0
 
-    def update(self, snapshot: Summary, now: Seconds) -> None:
-        """Keep a snapshot for the last line, and print new warnings to stderr."""
+    def update(self, snapshot: Summary, now: Seconds = 0.0) -> None:
+        """Print new warnings to stderr."""
         for warning in snapshot["warnings"][self._warned :]:
             say(f"warning: {warning['detail']}")
-        self._newest, self._warned = snapshot, len(snapshot["warnings"])
+        self._warned = max(self._warned, len(snapshot["warnings"]))
 
     def note(self, text: str) -> None:
         """Leave a line out: what a job lacks at its end is part of its reason and of its exit status."""
@@ -45,7 +44,9 @@ class QuietProgress:
         """Leave a progress bar out."""
 
     def close(self) -> None:
-        """Print the last state in one line. May be called twice."""
-        if self._newest is not None:
-            snapshot, self._newest = self._newest, None
-            self.lines([f"{snapshot['elapsed_s']:8.1f} s  {headline(snapshot, snapshot['samples_per_s'])}"], error=False)
+        """Do nothing: `finish` prints the last line."""
+
+    def finish(self, summary: Summary) -> None:
+        """Print the job's last state in one line, from its summary."""
+        self.update(summary)
+        self.lines([f"{summary['elapsed_s']:8.1f} s  {headline(summary, summary['samples_per_s'])}"], error=False)

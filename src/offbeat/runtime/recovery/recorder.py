@@ -6,7 +6,6 @@ up goes on as one without a recorder, until it dies.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -22,8 +21,6 @@ from offbeat.types import Seconds
 
 NOT_TOLD: Final = ("result", ANSWER)
 """The kinds of records that are asked for while the others are handled again."""
-
-log = logging.getLogger(__name__)
 
 
 class Recorder(SessionLinks):
