@@ -126,6 +126,12 @@ def test_a_cause_outside_of_the_process(reading: str, cause: str) -> None:
     assert (verdict.workers, verdict.cause) == ((1,), cause)
 
 
+def test_a_hot_gpu() -> None:
+    slow = with_more(forward=0.06, backward=0.1)
+    (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{"gpu_throttled": 0.0}, {"gpu_throttled": 1.0, "gpu_mhz": 900.0}]))
+    assert (verdict.workers, verdict.cause) == ((1,), "gpu")
+
+
 def test_more_workers_than_cores() -> None:
     records = barrier([[STEP] * 4] * 30, host=[{"queued_s": 0.03}] * 4, busy=0.6)
     for record in records:

@@ -110,6 +110,9 @@ class WorkerCosts:
     host_readings: dict[str, float] = field(default_factory=dict)
     cores: float = 0.0
     host: str = ""
+    gpu_looks: int = 0
+    gpu_throttled: float = 0.0
+    """How often the GPU was looked at, and how often its clock was lowered then."""
     deaths: list[Death] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
     """Samples that it has been dealt and not pushed yet, by lease."""
@@ -218,7 +221,10 @@ class Costs:
         for name, value in (record.get("host") or {}).items():
             if name == "cores":
                 worker.cores = value
-            else:
+            elif name == "gpu_throttled":
+                worker.gpu_looks += 1
+                worker.gpu_throttled += value
+            elif not name.startswith("gpu_"):
                 worker.host_readings[name] = worker.host_readings.get(name, 0.0) + value
         if worker.fresh:
             return

@@ -81,6 +81,11 @@ ADVICE: Final = {
         "shares of the cores, which they have used up",
         "raise the limit of its container (cpu.max)",
     ),
+    "gpu": Advice(
+        "GPU, whose clock is lowered because of heat or power",
+        "GPUs, whose clocks are lowered because of heat or power",
+        "look at its cooling and power limit (nvidia-smi -q -d PERFORMANCE), or give it smaller batches",
+    ),
     "stolen": Advice(
         "virtual machine, from which the hypervisor takes time",
         "virtual machines, from which the hypervisor takes time",
@@ -165,6 +170,9 @@ def _main(causes: Causes) -> Causes:
 
 def _renamed(worker: WorkerCosts, causes: Causes) -> Causes:
     """Say what is behind phases that are long without using the processor, where the system tells: short memory, a limit, a hypervisor."""
+    computed = {cause: cost_s for cause, cost_s in causes.items() if cause in ("forward", "backward", "compute")}
+    if computed and worker.gpu_throttled >= BUSY * worker.gpu_looks > 0:
+        return {**{name: value for name, value in causes.items() if name not in computed}, "gpu": sum(computed.values())}
     idle = {cause: cost_s for cause, cost_s in causes.items() if cause in IDLE and _busy(worker, cause) < 1.0 - BUSY / 2}
     whole = sum(idle.values())
     for cause, reading in OUTSIDE.items():

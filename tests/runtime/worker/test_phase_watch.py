@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from offbeat.core.phases import Phase, PhaseClock
 from offbeat.runtime.worker.device_phases import EVENTS, DevicePhases
+from offbeat.runtime.worker.gpu_readings import gauges
 from offbeat.runtime.worker.host_readings import HostReadings
 from offbeat.runtime.worker.phase_watch import PhaseWatch
 
@@ -180,3 +183,29 @@ def test_readings_that_a_system_lacks_are_left_out() -> None:
 def test_this_process_has_readings() -> None:
     readings = HostReadings.of_process()
     assert "preempted" in readings._own
+
+
+def test_a_gpu_is_read_once_a_second_where_the_package_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver(types.SimpleNamespace):
+        NVMLError = RuntimeError
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("nvmlClocksThrottleReason"):
+                return 0x40
+            return lambda *arguments: 1410 if name == "nvmlDeviceGetClockInfo" else 0x44 if "Throttle" in name else 71
+
+    monkeypatch.setitem(sys.modules, "pynvml", Driver())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="1-2"))
+    now = 0.0
+    readings = HostReadings({}, {}, clock=lambda: now)
+    readings.follow(gauges(torch.device("cuda", 0)))
+    assert readings.take() == {"gpu_mhz": 1410.0, "gpu_celsius": 71.0, "gpu_throttled": 1.0}
+    now = 0.9
+    assert readings.take() is None
+    now = 1.0
+    assert readings.take() is not None
+
+
+def test_without_the_package_a_gpu_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gauges(torch.device("cuda", 0)) == {}

@@ -19,6 +19,7 @@ from offbeat.types import Seconds
 
 OFTEN_S: Final[Seconds] = 0.25
 """Seconds between two readings of the files that are about the whole host: they are longer, and change slowly."""
+GAUGES_S: Final[Seconds] = 1.0
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 Reader = Callable[[], float]
@@ -50,6 +51,8 @@ class HostReadings:
         self._clock = clock
         self._own, self._host = _there(own), _there(host)
         self._next = clock() + OFTEN_S
+        self._gauges: Mapping[str, Reader] = {}
+        self._next_gauges = 0.0
 
     @classmethod
     def of_process(cls) -> HostReadings:
@@ -68,12 +71,21 @@ class HostReadings:
         }
         return cls(own, host, {"cores": _cores(group)})
 
+    def follow(self, gauges: Mapping[str, Reader]) -> None:
+        """Read these values too, every `GAUGES_S` seconds; they are told as they are."""
+        self._gauges = gauges
+
     def take(self) -> dict[str, float] | None:
-        """Return by how much each counter has grown since the last call; None: none has."""
+        """Return by how much each counter has grown since the last call, and the gauges that were due; None: nothing has."""
         grown, self._facts = self._facts | _grown(self._own), {}
         if (now := self._clock()) >= self._next:
             self._next = now + OFTEN_S
             grown |= _grown(self._host)
+        if self._gauges and now >= self._next_gauges:
+            self._next_gauges = now + GAUGES_S
+            for name, reader in self._gauges.items():
+                with suppress(OSError):
+                    grown[name] = reader()
         return grown or None
 
 

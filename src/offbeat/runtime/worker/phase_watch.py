@@ -22,6 +22,7 @@ from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from offbeat.core.phases import Phase, PhaseClock, Spent
 from offbeat.runtime.worker.device_phases import DevicePhases
+from offbeat.runtime.worker.gpu_readings import gauges
 from offbeat.runtime.worker.host_readings import HostReadings
 
 OLD: Final = 1
@@ -57,8 +58,10 @@ class PhaseWatch:
 
     def follow(self, model: torch.nn.Module) -> None:
         """Notice the forward passes of a model: of itself, or of its parts if the script calls those."""
-        if self._device is None and any(parameter.device.type == "cuda" for parameter in model.parameters()):
+        device = next((parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"), None)
+        if self._device is None and device is not None:
             self._device = DevicePhases.of_cuda()
+            self.host.follow(gauges(device))
         for module in (model, *_parts(model)):
             module.register_forward_pre_hook(self._forward_begins)
             module.register_forward_hook(self._forward_ends, always_call=True)
