@@ -2,7 +2,7 @@
 
     python -m benchmarks.phases [--pairs 10] [--steps 400] [--json FILE]
 
-The step of the first figure calls a loader, a model of eight layers, and ``backward``, as a script does; the library's own turns are counted
+The step of the first figure calls a loader, a model of eight layers, and ``backward``, as a script does; turns of the library are counted
 to it. The job has two workers under bsp with steps of about 10 ms. The interval is that of the mean of the pairs' differences (95 %).
 """
 

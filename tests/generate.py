@@ -1,4 +1,4 @@
-"""The text that is made from the rules' classes: names for type checkers, README's comparison, lists and tables in the documents.
+"""The text that is made from the rules' classes: names for type checkers, lists and tables in the documents.
 `python -m tests.generate` writes it."""
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _isort(name: str) -> tuple[bool, str]:
 
 
 def rows() -> str:
-    """Return the lines of README's comparison, one for each rule that has a row: those that are there in their order, then the others."""
+    """Return the lines of the comparison in docs/choosing.md, one for each rule that has a row: those that are there in their order, then the others."""
     rows = [row for kind in RULES.values() if (row := vars(kind)["about"].row) is not None]
-    now = (ROOT / "README.md").read_text(encoding="utf-8").partition(HEAD)[2]
+    now = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").partition(HEAD)[2]
     rows.sort(key=lambda row: now.find(f"| {row.rule} | {row.fold[:9]}") % (len(now) + 1))
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
@@ -130,7 +130,7 @@ PLACES = {
     ROOT / "src" / "offbeat" / "policies" / "__init__.py": (r"(?<=    # rules: begin\n).*?(?=    # rules: end\n)", names),
     ROOT / "docs" / "rules.md": (r"(?<=have-in-common\)\n).*?(?=\* \[Obsolete work)", links),
     ROOT / "docs" / "checkpoints.md": (rf"(?<={re.escape(KEPT_HEAD)})(\|[^\n]*\|\n)*", checkpoints),
-    ROOT / "README.md": (rf"(?<={re.escape(HEAD)})(\|[^\n]*\|\n)*", rows),
+    ROOT / "docs" / "choosing.md": (rf"(?<={re.escape(HEAD)})(\|[^\n]*\|\n)*", rows),
 }
 """By the file: where the text stands, and what makes it."""
 

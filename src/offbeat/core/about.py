@@ -16,7 +16,7 @@ def _no_settings(workers: int) -> Draws:
 
 
 class Row(NamedTuple):
-    """Hold the cells of a line of README's comparison of the rules, in Markdown."""
+    """Hold the cells of a line of the comparison of the rules in docs/choosing.md, in Markdown."""
 
     rule: str
     """The spelling, in backquotes; several spellings where one line describes several rules."""
