@@ -373,7 +373,7 @@ class RankSession(JobSession):
         self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self.steps, **news, "push": fields})
         # The coordinator follows the rounds, and so knows which ranks wait; a rank that waits for neighbours reports it.
         with self._standing() if self._mine.waits_unseen else nullcontext():
-            self._mine.contribute(usable)
+            self._mine.contribute(usable, 0 if push.sums else push.samples)
         self.version = self._mine.version
 
     def idle(self) -> None:
