@@ -42,6 +42,7 @@ from offbeat.launch.token import given_token
 from offbeat.options import (
     AckOption,
     AutoResume,
+    Batch,
     CheckpointDir,
     Every,
     Grace,
@@ -122,6 +123,7 @@ def run(
     leaders: Leaders = None,
     sync: Sync = None,
     wire: Wire = None,
+    batch: Batch = None,
     max_restarts: MaxRestarts = 3,
     slow: Slow = None,
     kill: Kill = None,
@@ -181,8 +183,8 @@ def run(
         tls_ca=tls_ca,
     )
     saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
-    workers, servers, sync, wire, seed = checkpointing.taken_over(
-        saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, seed=seed
+    workers, servers, sync, wire, batch, seed = checkpointing.taken_over(
+        saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, batch=batch, seed=seed
     )
     settings = check(
         program=program,
@@ -190,6 +192,7 @@ def run(
         servers=servers,
         sync=sync,
         wire=wire,
+        batch=batch,
         max_restarts=max_restarts,
         slow=slow or [],
         kill=kill or [],
@@ -264,6 +267,7 @@ def agent(
     leaders: Leaders = None,
     sync: Sync = None,
     wire: Wire = None,
+    batch: Batch = None,
     max_restarts: MaxRestarts = 3,
     slow: Slow = None,
     kill: Kill = None,
@@ -312,13 +316,16 @@ def agent(
     else:
         saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
         order = checkpointing.order_of(checkpoint, every, keep, saved)
-    servers, sync, wire, seed = checkpointing.taken_over(saved, _given(context), servers=servers, sync=sync, wire=wire, seed=seed)
+    servers, sync, wire, batch, seed = checkpointing.taken_over(
+        saved, _given(context), servers=servers, sync=sync, wire=wire, batch=batch, seed=seed
+    )
     settings = check(
         program=program,
         workers=task.size * nproc_per_node,
         servers=servers,
         sync=sync,
         wire=wire,
+        batch=batch,
         max_restarts=max_restarts,
         slow=slow or [],
         kill=kill or [],

@@ -195,6 +195,7 @@ def worker_variables(
         slow=job.slow,
         sync=job.sync,
         wire=job.wire,
+        batch=job.batch,
         servers_return=servers_return,
         standbys=standbys,
     )

@@ -219,7 +219,8 @@ class Rounds(Derived):
         parts = tuple(
             RoundPart(WorkerId(rank), buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits]
         )
-        initiator, live, weights = self._cells[INITIATOR], self._cells[LIVE], ()
+        initiator, live = self._cells[INITIATOR], self._cells[LIVE]
+        weights: tuple[float, ...] = ()
         if self._cells[UNEQUAL]:
             # A living rank of which no number is known counts as their mean.
             total = live * self._cells[TOTAL] / self._cells[KNOWN]

@@ -103,9 +103,7 @@ class Folder:
             lock.look_at_holder()
 
 
-def mean(
-    parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating], weights: Sequence[float] = ()
-) -> bool:
+def mean(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating], weights: Sequence[float] = ()) -> bool:
     """Write the mean of the parts to ``out``: their sum, divided, or where there are weights the sum of the products with these.
 
     NumPy must be set to raise on overflow.
@@ -137,9 +135,7 @@ def _mean(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.f
         np.divide(out, divisor, out=out)
 
 
-def _mean_in_range(
-    parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating], weights: Sequence[float]
-) -> bool:
+def _mean_in_range(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating], weights: Sequence[float]) -> bool:
     """Do as `mean`: the same bits where the sum does not overflow; elsewhere the parts are summed scaled by a power of two."""
     with np.errstate(over="ignore", invalid="ignore"):
         _mean(parts, divisor, out, weights)
