@@ -20,12 +20,17 @@ from offbeat.types import Seconds, WorkerId, worker_ids
 VARIABLE: Final = "OFFBEAT_BATCH"
 """The variable with which the launcher tells the workers what ``--batch`` says."""
 WINDOW: Final = 8
-"""Measured steps of each worker between two changes. The median of eight is not moved by a first step that compiles, or by one pause."""
+"""Measured steps of each worker before the first change. The median of eight is not moved by a first step that compiles, or by a pause."""
+LONG_WINDOW: Final = 64
+"""The most steps between two changes: the window doubles as long as changes are small."""
+LARGE: Final = 0.25
+"""A change of a size by this fraction is large: the next window is short again."""
 DAMPING: Final = 0.75
 """How far, on a scale of logarithms, a size goes towards the one that the measured speeds ask for. With 1 it would be there at once where a
 step's time is in proportion to its samples; but sizes would swing for ever where it grows with their square."""
-DEAD_BAND: Final = 0.1
-"""Keep all sizes if none would change by this fraction: noise of ten per cent in the times of single steps does not move them."""
+DEAD_BAND: Final = 0.05
+"""Keep all sizes if none is further from what the speeds ask for than this fraction: two standard deviations of the ratio of two medians of
+64 times that have a standard deviation of ten per cent."""
 LEAST_SHARE: Final = 8
 """No worker gets less than the base size divided by this, so that one whose time does not depend on its batch still takes part."""
 
@@ -169,6 +174,7 @@ class AutoSizes:
         self.first: tuple[int, Deal] | None = None
         """The base size and the deal of the first sampler whose sizes follow the speeds; None: there is none."""
         self._most: float = 0.0
+        self.window = WINDOW
         self._sizes: dict[tuple[int, Deal], dict[WorkerId, int]] = {}
         """By base size and deal: what follows from the present shares."""
         self._seconds: dict[WorkerId, deque[Seconds]] = {}
@@ -197,7 +203,7 @@ class AutoSizes:
     def note(self, worker: WorkerId, samples: int, compute_s: Seconds) -> None:
         """Measure a step: its samples, and the seconds that the worker has computed, without waiting."""
         if self.first is not None and samples > 0 and compute_s > 0.0:
-            self._seconds.setdefault(worker, deque(maxlen=WINDOW)).append(compute_s / samples)
+            self._seconds.setdefault(worker, deque(maxlen=LONG_WINDOW)).append(compute_s / samples)
 
     def forget(self, worker: WorkerId) -> None:
         """Forget a worker that is gone: its next process may be on another machine."""
@@ -206,16 +212,18 @@ class AutoSizes:
 
     def adjust(self, living: Collection[WorkerId]) -> bool:
         """Change the shares if each living worker has been measured since they were changed last. Returns True if they have changed."""
-        if self.first is None or len(living) < 2 or any(len(self._seconds.get(worker, ())) < WINDOW for worker in living):
+        if self.first is None or len(living) < 2 or any(len(self._seconds.get(worker, ())) < self.window for worker in living):
             return False
         self._settle(living)
         speeds = {worker: 1.0 / median(self._seconds[worker]) for worker in living}
-        new = adjusted({worker: self.shares[worker] for worker in living}, speeds, least=1.0 / LEAST_SHARE, most=self._most)
         for seconds in self._seconds.values():
             seconds.clear()
-        if all(abs(share - self.shares[worker]) < DEAD_BAND * self.shares[worker] for worker, share in new.items()):
+        limits = 1.0 / LEAST_SHARE, self._most
+        if _distance(self.shares, adjusted(self.shares, speeds, *limits, damping=1.0)) < DEAD_BAND:
+            self.window = min(2 * self.window, LONG_WINDOW)
             return False
-        self.shares.update(new)
+        before, self.shares = self.shares, adjusted(self.shares, speeds, *limits)
+        self.window = WINDOW if _distance(before, self.shares) > LARGE else min(2 * self.window, LONG_WINDOW)
         self._sizes.clear()
         return True
 
@@ -229,10 +237,20 @@ class AutoSizes:
         self.shares = {worker: known[worker] / mean if worker in known else 1.0 for worker in sorted(living)}
 
 
+def _distance(before: Mapping[WorkerId, float], after: Mapping[WorkerId, float]) -> float:
+    """Return the largest relative difference of a share."""
+    return max(abs(after[worker] / share - 1.0) for worker, share in before.items())
+
+
 def adjusted(
-    shares: Mapping[WorkerId, float], speeds: Mapping[WorkerId, float], *, least: float = 0.0, most: float = 0.0
+    shares: Mapping[WorkerId, float],
+    speeds: Mapping[WorkerId, float],
+    least: float = 0.0,
+    most: float = 0.0,
+    *,
+    damping: float = DAMPING,
 ) -> dict[WorkerId, float]:
-    """Return shares that are nearer to the speeds: ``share^(1 - DAMPING) * speed^DAMPING``, scaled to the mean 1.
+    """Return shares that are nearer to the speeds: ``share^(1 - damping) * speed^damping``, scaled to the mean 1.
 
     Where a step takes ``a + c x`` seconds for x samples, as it does with one worker's a and c whatever those of another, the ratio of two
     shares comes nearer to that of equal times without ever going beyond it. A worker whose time is all ``a`` comes to the least share.
@@ -241,6 +259,7 @@ def adjusted(
         shares: the present shares, each above 0.
         speeds: samples per second, measured with the present shares; each above 0.
         least, most: no share is below or above these; ``most`` 0: no limit. A limit that all would exceed is not kept.
+        damping: from 0, no change, to 1, at once what the speeds ask for.
 
     >>> shares = {0: 1.0, 1: 1.0}
     >>> for _ in range(9):  # worker 0 is three times as fast
@@ -248,7 +267,7 @@ def adjusted(
     >>> [round(share, 2) for share in shares.values()]
     [1.5, 0.5]
     """
-    raw = {worker: share ** (1.0 - DAMPING) * speeds[worker] ** DAMPING for worker, share in shares.items()}
+    raw = {worker: share ** (1.0 - damping) * speeds[worker] ** damping for worker, share in shares.items()}
     fixed: dict[WorkerId, float] = {}
     free = dict(raw)
     while free:

@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from offbeat.core.allreduce.ledger import RoundLedger
-from offbeat.core.batch_sizes import WINDOW, AutoSizes, Deal
+from offbeat.core.batch_sizes import AutoSizes, Deal
 from offbeat.core.effects import Effect, EpochEnded, Grant, NoMore, Paused, Resized
 from offbeat.core.events import Abandoned, EpochWanted, LeaseWanted, Pushed, Skipped
 from offbeat.core.gossip.ledger import GossipLedger
@@ -149,13 +149,13 @@ class Epochs:
 
     def measure(self, push: Pushed) -> list[Effect]:
         """Measure the speed of a worker by its push. Batch sizes that follow the speeds may change with that."""
-        living = self._participants.inside()
+        living, window = self._participants.inside(), self._auto.window
         self._auto.note(push.worker, push.samples, push.compute_s)
         if not self._auto.adjust(living) or self._auto.first is None:
             return []
         base, deal = self._auto.first
         sizes = self._auto.sizes(living, base, deal)
-        reason = f"by the seconds per sample of the last {WINDOW} steps of each worker; {sum(sizes.values())} samples in all"
+        reason = f"by the seconds per sample of {window} steps of each worker; {sum(sizes.values())} samples in all"
         return [Resized(sizes, reason)]
 
     def abandon(self, event: Abandoned) -> None:
