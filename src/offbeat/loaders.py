@@ -6,6 +6,7 @@ element is used once, as with a sampler, if the stream is the same on every work
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal
@@ -13,9 +14,9 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from offbeat.core.batch_sizes import Auto, size_and_auto
+from offbeat.core.batch_sizes import VARIABLE, Auto, size_and_auto
 from offbeat.deliveries import asked_by_next
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, warn
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
 from offbeat.sampler import ElasticBatchSampler, Passes, ordered_sizes, unit_of
@@ -203,6 +204,8 @@ class ElasticStream(Passes):
         self._size = None
         if self._single and auto is not None:
             raise ConfigurationError("batch_size='auto': the elements of this stream are ready batches, whose size the stream decides")
+        if self._single and os.environ.get(VARIABLE):
+            warn(f"--batch {os.environ[VARIABLE]}: the elements of this stream are ready batches, and keep the size that the stream gives")
         super().__init__(session, batch_size or 1, auto=auto, sized=not self._single)
 
     def _join(self, session: Session) -> None:

@@ -19,6 +19,7 @@ from offbeat.types import Seconds, WorkerId, worker_ids
 
 VARIABLE: Final = "OFFBEAT_BATCH"
 """The variable with which the launcher tells the workers what ``--batch`` says."""
+SIZE_MAX: Final = 1 << 31
 WINDOW: Final = 8
 """Measured steps of each worker before the first change. The median of eight is not moved by a first step that compiles, or by a pause."""
 LONG_WINDOW: Final = 64
@@ -77,8 +78,7 @@ class BatchOrder(NamedTuple):
             who, _, size = item.strip().rpartition("=")
             if not size.isascii() or not size.isdigit() or (who and not (who.isascii() and who.isdigit())) or item.strip().startswith("="):
                 raise ConfigurationError(f"--batch {text}: '{item}' is no batch size: write {_FORM}")
-            if int(size) < 1:
-                raise ConfigurationError(f"--batch {text}: a batch has at least 1 sample, not {size}")
+            _check(f"--batch {text}", int(size))
             if not who:
                 if every is not None:
                     raise ConfigurationError(f"--batch {text}: sets the size of all workers twice, to {every} and {size}: leave one out")
@@ -128,13 +128,19 @@ def size_and_auto(owner: str, batch_size: object) -> tuple[int, Auto | None]:
     return batch_size, None
 
 
+def _check(where: str, size: int) -> None:
+    if not 1 <= size <= SIZE_MAX:
+        bound = f"at least 1 sample, not {size}" if size < 1 else f"at most {SIZE_MAX:,} samples, not {size:,}"
+        raise ConfigurationError(f"{where}: a batch has {bound}")
+
+
 def _auto(text: str, where: str) -> Auto:
     match = _AUTO.fullmatch(text)
     if match is None:
         raise ConfigurationError(f"{where}: write {_FORM}")
     base, most = (None if number is None else int(number) for number in match.groups())
-    if base is not None and base < 1:
-        raise ConfigurationError(f"{where}: a batch has at least 1 sample, not {base}")
+    if base is not None:
+        _check(where, base)
     if base is not None and most is not None and most < base:
         raise ConfigurationError(f"{where}: the greatest size, {most}, is less than the base size, {base}; raise it, or leave it out")
     return Auto(base, most)
