@@ -73,6 +73,28 @@ def test_what_the_dead_had_goes_round_robin_and_comes_back() -> None:
     assert splits.among(range(6))[3] == ((30, 40),), "its own again"
 
 
+@examples(300)
+@given(
+    size=st.integers(0, 500),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    living=st.sets(st.integers(0, 5), min_size=1),
+    whole=st.booleans(),
+)
+def test_shares_of_unequal_batches_cover_everything_with_equally_many_batches(
+    size: int, sizes: list[int], living: set[int], whole: bool
+) -> None:
+    found = shares(size, living, max(2, sizes[0]) if whole else 1, sizes)
+    covered = [position for worker in sorted(living) for position in positions(found[worker])]
+    assert covered == list(range(size)), "everything, once, in order"
+    batches = {worker: sizes[worker] if worker < len(sizes) else max(sizes) for worker in living}
+    full = {worker: size_of(found[worker]) // batch for worker, batch in batches.items()}
+    together = size // sum(batches.values())
+    most = together + 1 + (size % sum(batches.values()) // min(batches.values()) if whole else 0)
+    assert all(together <= count <= most for count in full.values())
+    if size % sum(batches.values()) == 0:
+        assert all(size_of(found[worker]) == together * batch for worker, batch in batches.items()), "whole batches only"
+
+
 # Dealing them out.
 
 

@@ -213,8 +213,8 @@ class AutoSizes:
 
     def forget(self, worker: WorkerId) -> None:
         """Forget a worker that is gone: its next process may be on another machine."""
-        self.shares.pop(worker, None)
         self._seconds.pop(worker, None)
+        self._settle([other for other in self.shares if other != worker])
 
     def adjust(self, living: Collection[WorkerId]) -> bool:
         """Change the shares if each living worker has been measured since they were changed last. Returns True if they have changed."""
