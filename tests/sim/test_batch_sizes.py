@@ -59,7 +59,8 @@ def test_those_who_die_and_come_back(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     run("bsp", "auto", journal, Cluster(workers=2, faults=faults, timeout_s=1.0, **UNEQUAL))
     records = list(read(journal))
-    living, totals = set(), set()
+    living: set[int] = set()
+    totals: set[tuple[int, int]] = set()
     for record in records:
         if record["kind"] == "state_changed":
             (living.add if record["state"] == "alive" else living.discard)(record["worker"])

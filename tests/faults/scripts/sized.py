@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
+from offbeat.types import Reduction
 
 SIZE = 240
 
@@ -36,7 +37,8 @@ def main() -> None:
     parser.add_argument("--sum", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    dataset, trained, reduction = TensorDataset(*data()), model(), "sum" if options.sum else "mean"
+    dataset, trained = TensorDataset(*data()), model()
+    reduction: Reduction = "sum" if options.sum else "mean"
     lr = 0.01 if options.sum else 0.1
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(trained.parameters(), lr=lr, momentum=0.9), trained, reduction=reduction)
     size = int(options.sizes) if options.sizes.isdigit() else options.sizes
