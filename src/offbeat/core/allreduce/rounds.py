@@ -368,24 +368,32 @@ class Rounds(Derived):
 
     def _freeze(self, initiator: WorkerId | None) -> None:
         cells, live = self._cells, 0
-        total = known = 0
-        seen: set[int] = set()
+        total = known = most = 0
+        least, all_known = 1 << 62, True
         for row in self._rows:
             bits = cells[row + FROZEN] = cells[row + PENDING]
             cells[row + PENDING] = cells[row + ARRIVED] = 0
-            brings = cells[row + BATCH]
-            if bits:
-                held = [cells[row + SAMPLES + buffer] for buffer in _BUFFERS_IN[bits]]
-                seen.update(held)
-                brings = max(held)
-            if cells[row + STATE] != ABSENT:
-                live += 1
-                if brings:
-                    seen.add(brings)
-                    total += brings
-                    known += 1
+            there = cells[row + STATE] != ABSENT
+            live += there
+            if bits == ALL:
+                one, other = cells[row + SAMPLES], cells[row + SAMPLES + 1]
+                fewest, brings = (one, other) if one < other else (other, one)
+            elif bits or there:
+                fewest = brings = cells[row + (SAMPLES - 1 + bits if bits else BATCH)]
+            else:
+                continue
+            if fewest == 0:
+                all_known = all_known and not bits
+                continue
+            if fewest < least:
+                least = fewest
+            if brings > most:
+                most = brings
+            if there:
+                total += brings
+                known += 1
         cells[ARRIVALS] = cells[WAITING] = 0
-        cells[TOTAL], cells[KNOWN], cells[UNEQUAL] = total, known, known > 0 and len(seen) > 1 and 0 not in seen
+        cells[TOTAL], cells[KNOWN], cells[UNEQUAL] = total, known, known > 0 and least < most and all_known
         cells[LIVE] = max(1, live)
         cells[INITIATOR] = -1 if initiator is None else initiator
         cells[CLOSED] += 1
