@@ -173,7 +173,8 @@ def test_unequal_batches_weigh_by_their_samples() -> None:
 @pytest.mark.parametrize("rule", ["full", "quorum(q=3)", "all_of(m=3)", "full(delivery=latest)"])
 @pytest.mark.parametrize("job", [{}, {"hosts": TCP}, {"hosts": {2: "other"}}], ids=["one host", "tcp", "mixed"])
 def test_without_servers_unequal_batches_weigh_by_their_samples_too(rule: str, job: Mapping[str, Any]) -> None:
-    case = Case(sizes=(24, 8, 8), rule=rule, job=job)
+    """The learning rates travel with the weighted gradients."""
+    case = Case(sizes=(24, 8, 8), rule=rule, job=job, schedule=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99))
     check(case, case.plain())
 
 
