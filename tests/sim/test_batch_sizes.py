@@ -41,6 +41,8 @@ def test_sizes_by_speed_halve_the_time(sync: str, tmp_path: Path) -> None:
             samples[record["version"]] = samples.get(record["version"], 0) + record["samples"]
     assert set(samples.values()) == {128}, "the global batch of each version"
     sizes = [record["batches"] for record in records if record["kind"] == "resized"]
+    summary = Tally.of(records).summary()
+    assert summary["epochs"][-1]["batches"] == sizes[-1] == {str(worker["worker"]): worker["batch"] for worker in summary["per_worker"]}
     assert sizes[-1] == pytest.approx({"0": 96, "1": 32}, abs=2) and len(sizes) <= 5
 
 
