@@ -35,7 +35,7 @@ def _isort(name: str) -> tuple[bool, str]:
 
 
 def rows() -> str:
-    """Return the lines of the comparison in docs/choosing.md, one for each rule that has a row: those that are there in their order, then the others."""
+    """Return the lines of the comparison, one for each rule that has a row: those that are there in their order, then the others."""
     rows = [row for kind in RULES.values() if (row := vars(kind)["about"].row) is not None]
     now = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8").partition(HEAD)[2]
     rows.sort(key=lambda row: now.find(f"| {row.rule} | {row.fold[:9]}") % (len(now) + 1))

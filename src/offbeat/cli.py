@@ -45,6 +45,7 @@ from offbeat.logs import begin_command
 from offbeat.options import (
     AckOption,
     AutoResume,
+    Batch,
     CheckpointDir,
     Every,
     Grace,
@@ -129,6 +130,7 @@ def run(
     leaders: Leaders = None,
     sync: Sync = None,
     wire: Wire = None,
+    batch: Batch = None,
     max_restarts: MaxRestarts = 3,
     slow: Slow = None,
     kill: Kill = None,
@@ -192,8 +194,8 @@ def run(
     )
     followers = followers_of(log_to or [])
     saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
-    workers, servers, sync, wire, seed = checkpointing.taken_over(
-        saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, seed=seed
+    workers, servers, sync, wire, batch, seed = checkpointing.taken_over(
+        saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, batch=batch, seed=seed
     )
     settings = check(
         program=program,
@@ -201,6 +203,7 @@ def run(
         servers=servers,
         sync=sync,
         wire=wire,
+        batch=batch,
         max_restarts=max_restarts,
         slow=slow or [],
         kill=kill or [],
@@ -278,6 +281,7 @@ def agent(
     leaders: Leaders = None,
     sync: Sync = None,
     wire: Wire = None,
+    batch: Batch = None,
     max_restarts: MaxRestarts = 3,
     slow: Slow = None,
     kill: Kill = None,
@@ -330,13 +334,16 @@ def agent(
     else:
         saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
         order = checkpointing.order_of(checkpoint, every, keep, saved)
-    servers, sync, wire, seed = checkpointing.taken_over(saved, _given(context), servers=servers, sync=sync, wire=wire, seed=seed)
+    servers, sync, wire, batch, seed = checkpointing.taken_over(
+        saved, _given(context), servers=servers, sync=sync, wire=wire, batch=batch, seed=seed
+    )
     settings = check(
         program=program,
         workers=task.size * nproc_per_node,
         servers=servers,
         sync=sync,
         wire=wire,
+        batch=batch,
         max_restarts=max_restarts,
         slow=slow or [],
         kill=kill or [],

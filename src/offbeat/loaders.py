@@ -6,6 +6,7 @@ element is used once, as with a sampler, if the stream is the same on every work
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Literal
@@ -13,13 +14,13 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from offbeat.core.policy import whole_number
+from offbeat.core.batch_sizes import VARIABLE, Auto, size_and_auto
 from offbeat.deliveries import asked_by_next
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, warn
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, batches_of
-from offbeat.sampler import ElasticBatchSampler, Passes, unit_of
-from offbeat.session import LeasedRange, Place, Session, world_size
+from offbeat.sampler import ElasticBatchSampler, Passes, ordered_sizes, unit_of
+from offbeat.session import LeasedRange, Place, Session
 from offbeat.types import Epoch
 
 _KEPT = (
@@ -32,7 +33,7 @@ _KEPT = (
 def elastic(
     data: Any,
     *,
-    batch_size: int | None = None,
+    batch_size: int | str | None = None,
     shuffle: bool | None = None,
     drop_last: bool = False,
     order: Callable[[int], Sequence[int]] | None = None,
@@ -50,7 +51,8 @@ def elastic(
         data: a ``DataLoader``, which keeps its data set, batch size, order and options; a data set with a length; an ``IterableDataset``
             or another iterable that can be iterated repeatedly; or a function that returns the iterable of an epoch, given
             its number.
-        batch_size: samples in a batch. A stream of ready batches needs none: then its elements are the batches.
+        batch_size: samples in a batch; or ``"auto:64"``, see `DistributedOptimizer.batch_sampler`. A stream of ready batches needs none:
+            then its elements are the batches. For a ``DataLoader`` only ``"auto"``: its own size is the base.
         shuffle: a new order in each epoch; default for a data set with a length: True. A stream keeps its own order.
         drop_last: leave out the last samples of an epoch if they do not fill a batch.
         order: the indices of an epoch, given its number, the same on every worker; instead of ``shuffle``.
@@ -75,11 +77,13 @@ def elastic(
     """
     session = None if optimizer is None else optimizer._session
     if isinstance(data, DataLoader):
-        if given := [name for name, value in (("batch_size", batch_size), ("shuffle", shuffle), ("order", order)) if value is not None]:
+        auto = Auto() if batch_size == "auto" else None
+        size = None if auto else batch_size
+        if given := [name for name, value in (("batch_size", size), ("shuffle", shuffle), ("order", order)) if value is not None]:
             raise ConfigurationError(f"elastic(DataLoader, {given[0]}=...): set it on the DataLoader, or pass the data set itself")
         if drop_last or options:
             raise ConfigurationError(f"elastic(DataLoader, {next(iter(options), 'drop_last')}=...): set it on the DataLoader")
-        return _of_loader(data, seed, session, deal)
+        return _of_loader(data, seed, session, deal, auto)
     if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         if shuffle is not None or order is not None or seed is not None:
             raise ConfigurationError("a stream keeps its own order: shuffle it where it is made, the same way on every worker")
@@ -89,17 +93,21 @@ def elastic(
         raise ConfigurationError("elastic(dataset) needs batch_size=, the number of samples in one worker's batch")
     if order is not None and shuffle is not None:
         raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= sets the whole order; leave shuffle= out")
+    size, auto = size_and_auto("elastic", batch_size)
     chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False)
-    return DataLoader(data, batch_sampler=_sampler(chosen, batch_size, drop_last, seed, session, deal), **options)
+    return DataLoader(data, batch_sampler=_sampler(chosen, size, drop_last, seed, session, deal, auto), **options)
 
 
-def _sampler(order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None, deal: str) -> ElasticBatchSampler:
-    whole_number("elastic", "batch_size", batch_size, least=1)
+def _sampler(
+    order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None, deal: str, auto: Auto | None
+) -> ElasticBatchSampler:
     batch = batch_size * Place.of_process().size
     unit = unit_of(deal, batch, whole=drop_last)
     if drop_last:  # of each worker's share, where there are shares
-        order = order.whole_batches(batch * (world_size() if unit else 1))
-    return ElasticBatchSampler(session, order, batch_size, seed=seed, unit=unit)
+        sizes, follows = ordered_sizes(batch_size, auto)
+        together = unit or follows is not None or len(set(sizes)) > 1
+        order = order.whole_batches(sum(sizes) * Place.of_process().size if together else sizes[0] * Place.of_process().size)
+    return ElasticBatchSampler(session, order, batch_size, seed=seed, unit=unit, auto=auto)
 
 
 def _check_deal(deal: str) -> None:
@@ -107,7 +115,9 @@ def _check_deal(deal: str) -> None:
         raise ConfigurationError("deal='even' gives each worker an equal share, which needs the length of the data: a stream has none")
 
 
-def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | None, deal: str) -> DataLoader[Any] | ElasticStream:
+def _of_loader(
+    loader: DataLoader[Any], seed: int | None, session: Session | None, deal: str, auto: Auto | None
+) -> DataLoader[Any] | ElasticStream:
     if isinstance(loader.batch_sampler, ElasticBatchSampler):
         raise ConfigurationError("this DataLoader has an elastic batch_sampler already: use it without elastic()")
     if isinstance(loader.dataset, IterableDataset):
@@ -115,18 +125,19 @@ def _of_loader(loader: DataLoader[Any], seed: int | None, session: Session | Non
             raise ConfigurationError("a stream keeps its own order: seed it where it is made, the same on every worker")
         _check_deal(deal)
         if loader.num_workers:  # the loader's processes read and collate, so that only whole batches can be dealt out
-            return ElasticStream(_again(loader), None, lambda batch: batch, session=session)
+            return ElasticStream(_again(loader), None, lambda batch: batch, session=session, auto=auto)
         if loader.batch_size is None:
-            return ElasticStream(_epochs(loader.dataset), None, loader.collate_fn, session=session)
-        return ElasticStream(_epochs(loader.dataset), loader.batch_size, loader.collate_fn, drop_last=loader.drop_last, session=session)
+            return ElasticStream(_epochs(loader.dataset), None, loader.collate_fn, session=session, auto=auto)
+        of = _epochs(loader.dataset), loader.batch_size, loader.collate_fn
+        return ElasticStream(*of, drop_last=loader.drop_last, session=session, auto=auto)
     if loader.batch_sampler is None:
         raise ConfigurationError("elastic(DataLoader) deals out batches, but this DataLoader has batch_size=None: give it a batch size")
     sampler, batch_size, drop_last = batches_of(loader.batch_sampler)
-    batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal)
+    batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal, auto)
     return DataLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
 
 
-def _of_stream(data: Any, batch_size: int | None, drop_last: bool, options: dict[str, Any], session: Session | None) -> ElasticStream:
+def _of_stream(data: Any, batch_size: int | str | None, drop_last: bool, options: dict[str, Any], session: Session | None) -> ElasticStream:
     collate = options.pop("collate_fn", None)
     if options:
         raise ConfigurationError(f"elastic(stream, {next(iter(options))}=...): wrap the stream in a DataLoader with it, and pass that")
@@ -134,8 +145,8 @@ def _of_stream(data: Any, batch_size: int | None, drop_last: bool, options: dict
         if drop_last:
             raise ConfigurationError("elastic(stream, drop_last=True) needs batch_size=")
         return ElasticStream(_epochs(data), None, collate or (lambda batch: batch), session=session)
-    whole_number("elastic", "batch_size", batch_size, least=1)
-    return ElasticStream(_epochs(data), batch_size, collate or default_collate, drop_last=drop_last, session=session)
+    size, auto = size_and_auto("elastic", batch_size)
+    return ElasticStream(_epochs(data), size, collate or default_collate, drop_last=drop_last, session=session, auto=auto)
 
 
 def _epochs(data: Any) -> Callable[[Epoch], Iterable[Any]]:
@@ -175,7 +186,7 @@ class ElasticStream(Passes):
         batch_size: elements in a batch; None: the elements are batches.
         collate: makes a batch from a list of elements, or, without a batch size, from one element.
         drop_last: leave out the last elements if they do not fill a batch.
-        session: this worker's part in the job; None: see `Passes`.
+        session, auto: see `Passes`.
     """
 
     def __init__(
@@ -186,13 +197,23 @@ class ElasticStream(Passes):
         *,
         drop_last: bool = False,
         session: Session | None = None,
+        auto: Auto | None = None,
     ) -> None:
         self._stream, self._collate, self._drop_last = stream, collate, drop_last
         self._single = batch_size is None
         self._size = None
-        super().__init__(session, batch_size or 1)
+        if self._single and auto is not None:
+            raise ConfigurationError("batch_size='auto': the elements of this stream are ready batches, whose size the stream decides")
+        if self._single and os.environ.get(VARIABLE):
+            warn(f"--batch {os.environ[VARIABLE]}: the elements of this stream are ready batches, and keep the size that the stream gives")
+        super().__init__(session, batch_size or 1, auto=auto, sized=not self._single)
 
     def _join(self, session: Session) -> None:
+        if self._drop_last and self._differ:
+            raise ConfigurationError(
+                "drop_last=True of a stream, where workers have batches of different sizes (--batch or auto): a stream has no length from "
+                "which all workers could know where its last whole batch ends; leave drop_last out"
+            )
         if self._place.size > 1:
             raise ConfigurationError(
                 f"this worker consists of {self._place.size} processes, which share the batches of a data set with a length, not of a "

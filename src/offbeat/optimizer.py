@@ -244,7 +244,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self,
         dataset: Sized,
         *,
-        batch_size: int,
+        batch_size: int | str,
         shuffle: bool = True,
         seed: int | None = None,
         deal: Literal["pool", "even"] = "pool",
@@ -253,14 +253,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Args:
             dataset: anything with a length; the same on all workers.
-            batch_size: samples in one worker's batch.
+            batch_size: samples in one worker's batch. ``"auto:64"``: 64 while all workers are equally fast; the job measures their seconds
+                per sample, and gives fast workers larger batches and slow ones smaller, 64 for each living worker in all. ``"auto:64:96"``:
+                at most 96 for one worker, whose memory may not have room for more.
             shuffle: a new order each epoch.
             seed: the seed of the orders; default: the job's.
             deal: ``"pool"``: workers take as many batches of an epoch as they can. ``"even"``: each worker has an equal share, so that the
                 sampler's length is the number of its batches; what a dead worker leaves goes to its next process, or is unused.
 
         Raises:
-            ConfigurationError: the data set has no length, or fewer samples than the job has workers, or the batch size is below 1.
+            ConfigurationError: the data set has no length, or fewer samples than the job has workers, or the batch size has no such form.
         """
         return elastic_batch_sampler(self._session, dataset, batch_size, shuffle=shuffle, seed=seed, deal=deal)
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from offbeat.core.batch_sizes import BatchOrder
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.files import make_folder
@@ -49,6 +50,12 @@ Sync = Annotated[
 Wire = Annotated[
     str | None,
     typer.Option(help="How gradients and parameters travel between hosts: float32, bf16 or int8; overrides the script's."),
+]
+Batch = Annotated[
+    str | None,
+    typer.Option(
+        help="Samples of a worker's batch, in place of the script's: N, WORKER=N,... or auto\\[:N\\[:MOST]], by measured speed.",
+    ),
 ]
 Replicas = Annotated[int, typer.Option(help="1: every server has a standby, on another machine if there are several, which takes over.")]
 AckOption = Annotated[
@@ -153,6 +160,7 @@ def check(
     replicas: int = 0,
     ack: str | None = None,
     on_driver: bool = False,
+    batch: str | None = None,
 ) -> JobSettings:
     """Check the options of ``run`` and return the job's settings. No process is started.
 
@@ -195,8 +203,14 @@ def check(
             check_rule(chosen, chosen_wire)
         if servers > 1 and not isinstance(chosen, ServerRule):
             raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
+        if batch is not None and chosen.plans_batches:
+            raise ConfigurationError(
+                f"--batch {batch}: {spelling} sets the batch sizes by itself, from its budget; leave --batch out, or the rule's budget="
+            )
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
+    if batch is not None:
+        BatchOrder.of(batch, workers)
     chosen_ack = _check_ack(ack, replicas, servers, sync)
     if replicas:
         _check_replicas(replicas, sync=sync, on_driver=on_driver)
@@ -225,6 +239,7 @@ def check(
         resume=None if resume is None else str(resume.path),
         replicas=replicas,
         ack=chosen_ack,
+        batch=batch,
     )
 
 

@@ -9,6 +9,7 @@ epoch's report lists exceptions. If the rule gives each worker a split, the work
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sized
 from functools import partial, reduce
 from itertools import chain, repeat
@@ -18,14 +19,32 @@ import torch
 from torch.utils.data import Sampler
 
 from offbeat import session as sessions
+from offbeat.core.batch_sizes import VARIABLE, Auto, BatchOrder, Deal, size_and_auto
 from offbeat.core.partitions import Parts, Splits, shares, size_of
-from offbeat.core.policy import whole_number
 from offbeat.deliveries import asked_by_next, asked_to_show, fetch_when_asked, follow_loader, raised_later
 from offbeat.errors import ConfigurationError, JobEnded, warn
 from offbeat.gradient_watch import life_of
 from offbeat.orders import DrawnOrder, Order
-from offbeat.session import LeasedRange, Place, Session, SplitProgress
+from offbeat.session import LeasedRange, Place, Session, SplitProgress, rank, world_size
 from offbeat.types import Epoch, worker_ids
+
+_asked: list[int] = []
+"""The batch size that the script asks for in its first sampler: the command line's size is in place of this one."""
+
+
+def ordered_sizes(asked: int, auto: Auto | None) -> tuple[tuple[int, ...], Auto | None]:
+    """Return the batch sizes of all workers where the script asks for ``asked``, for each process, and whether they follow the speeds.
+
+    The command line (``--batch``) overrides the script.
+    """
+    workers = max(1, world_size())
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return (asked,) * workers, auto
+    if not _asked:
+        _asked.append(asked)
+    order = BatchOrder.of(text)
+    return order.sizes(asked, _asked[0], workers), order.auto
 
 
 class _Ahead(NamedTuple):
@@ -41,7 +60,10 @@ class Passes:
 
     Args:
         session: this worker's part in the job; None: that of the `DistributedOptimizer` made last, or of the first that will be made.
-        batch_size: positions in a grant, for each process of this worker.
+        batch_size: positions in a grant, for each process of a worker, unless the command line says another size (``--batch``).
+        auto: the script has sizes follow the measured speeds, and ``batch_size`` is their base; None: it does not.
+        unit: see `core.batch_sizes.Deal`.
+        sized: whether positions are samples; else they are ready batches, which keep their size.
     """
 
     _size: int | None
@@ -49,10 +71,18 @@ class Passes:
     _seed: int | None = None
     """The seed of the orders; None: the job's seed."""
 
-    def __init__(self, session: Session | None, batch_size: int) -> None:
+    def __init__(self, session: Session | None, batch_size: int, *, auto: Auto | None = None, unit: int = 0, sized: bool = True) -> None:
         self._place = Place.of_process()
-        self._batch_size = batch_size * self._place.size
+        sizes, self._auto = ordered_sizes(batch_size, auto) if sized else ((batch_size,) * max(1, world_size()), None)
+        self._batch_size = sizes[rank()] * self._place.size
         """Of the worker, which may consist of several processes."""
+        self._all_batches = sum(sizes) * self._place.size
+        """One batch of each worker with which the job was started."""
+        unequal = tuple([size * self._place.size for size in sizes]) if len(set(sizes)) > 1 else ()
+        most = 0 if self._auto is None else (self._auto.most or 0) * self._place.size
+        self._deal = Deal(unit, unequal if unit else (), 0 if self._auto is None else self._place.size, most)
+        self._differ = len(sizes) > 1 and (bool(unequal) or self._auto is not None)
+        """Whether the batches of workers have different sizes, or may come to."""
         self._joined: tuple[Session, int] | None = None
         """The session, and the number of this source's pool in it."""
         self._epoch = 0
@@ -76,7 +106,19 @@ class Passes:
             sessions.when_made(self._join)
 
     def _join(self, session: Session) -> None:
+        if self._differ and session.plans_batches is not None:
+            raise ConfigurationError(
+                f"{session.plans_batches} sets the batch sizes by itself, from its budget: leave --batch or batch_size='auto' out, or the "
+                "rule's budget="
+            )
+        if self._auto is not None and self._deal.unit:
+            raise ConfigurationError(
+                "deal='even' promises the number of batches of an epoch, and batches whose sizes follow the speeds (auto) change while the "
+                "epoch runs: give the workers fixed sizes (--batch 0=64,1=32), or leave deal='even' out"
+            )
         self._joined = session, session.new_pool()
+        if self._deal != Deal():
+            session.deals[self._pool] = self._deal
 
     @property
     def _session(self) -> Session:
@@ -274,27 +316,30 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
     A look at the data does not use it up: after a pass without a step, such as ``next(iter(loader))``, the next pass is of the same epoch
     and begins with the batches that this worker has already been dealt.
 
-    If the rule sets another batch size (``Plan.batch``), batches have that size from the next one on.
+    If the rule sets another batch size (``Plan.batch``), batches have that size from the next one on. So they do where sizes follow the
+    measured speeds: then the job decides about each batch.
 
     Args:
         session: this worker's part in the job; None: see `Passes`.
         order: the order of the indices in an epoch. Workers' splits are cut from one order for all epochs, drawn from the seed.
-        batch_size: samples in a batch of one process; the last batch of an epoch may be smaller.
+        batch_size, auto: see `Passes`; the last batch of an epoch may be smaller.
         seed: the seed of the orders; None: the job's seed.
-        unit: more than 0: each worker has an equal share of the epoch, in units of so many samples, and `len` holds; 0: workers take as
-            many batches as they can.
+        unit: more than 0: each worker has a share of the epoch, in units of so many samples, and `len` holds; 0: workers take as many
+            batches as they can.
     """
 
     _size: int
 
-    def __init__(self, session: Session | None, order: Order, batch_size: int, *, seed: int | None, unit: int = 0) -> None:
+    def __init__(
+        self, session: Session | None, order: Order, batch_size: int, *, seed: int | None, unit: int = 0, auto: Auto | None = None
+    ) -> None:
         self._order, self._size, self._seed, self._unit = order, order.size, seed, unit
         self._told: int | None = None
         """The number of batches that `len` has told the script for the present pass."""
         self._warned_of_count = False
         self._parts: Parts | None = None
         """This worker's split in its last epoch; empty: the rule gives no splits. None before the first batch."""
-        super().__init__(session, batch_size)
+        super().__init__(session, batch_size, auto=auto, unit=unit)
 
     def _join(self, session: Session) -> None:
         if self._size < session.workers:
@@ -302,8 +347,6 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 f"the data set has {self._size} samples for {session.workers} workers: each needs at least one; use fewer workers"
             )
         super()._join(session)
-        if self._unit:
-            session.units[self._pool] = self._unit
 
     @property
     def _batch(self) -> int:
@@ -360,18 +403,21 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         if parts is None and session.overlap is not None:
             parts = Splits(self._size, session.workers, session.overlap).among(worker_ids(session.workers))[session.worker]
         elif parts is None and self._unit:
-            parts = shares(self._size, worker_ids(session.workers), self._unit)[session.worker]
+            parts = shares(self._size, worker_ids(session.workers), self._unit, self._deal.sizes)[session.worker]
         if parts:
             return _ceil(size_of(parts), self._batch)
-        number = _ceil(_ceil(self._size, self._batch), session.workers)
+        number = _ceil(self._size, self._batch * session.workers if session.batch else self._all_batches)
         if not asked_to_show():
             self._told = number
         return number
 
     @property
     def batches_max(self) -> int:
-        """The number of batches of an epoch, all workers' together."""
-        return _ceil(self._size, self._batch_size)
+        """The number of batches of an epoch, all workers' together; where their sizes differ, of batches of the mean size."""
+        return self._batches_in(self._size)
+
+    def _batches_in(self, samples: int) -> int:
+        return _ceil(samples * self._session.workers, self._all_batches)
 
     def position_of(self, number: int) -> int:
         """Return how many batches of all epochs the job had dealt out with batch ``number`` of the last pass, from 0.
@@ -389,7 +435,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         assert epoch is not None
         grant = dealt[number]
         size = size_of(grant.parts) if grant.parts else self._size
-        used, split = _ceil(grant.stop, self._batch_size), _ceil(size, self._batch_size)
+        used, split = self._batches_in(grant.stop), self._batches_in(size)
         return epoch * self.batches_max + _ceil(used * self.batches_max, split)
 
     def _check(self, grant: LeasedRange) -> None:
@@ -439,14 +485,14 @@ def unit_of(deal: str, batch: int, *, whole: bool) -> int:
 
 
 def elastic_batch_sampler(
-    session: Session, dataset: Sized, batch_size: int, *, shuffle: bool, seed: int | None, deal: str = "pool"
+    session: Session, dataset: Sized, batch_size: int | str, *, shuffle: bool, seed: int | None, deal: str = "pool"
 ) -> ElasticBatchSampler:
     """Check the user's arguments and make the sampler.
 
     Raises:
         ConfigurationError: the batch size is below 1, or the data set has no length or fewer samples than the job has workers.
     """
-    whole_number("batch_sampler", "batch_size", batch_size, least=1)
+    batch_size, auto = size_and_auto("batch_sampler", batch_size)
     try:
         size = len(dataset)
     except TypeError:
@@ -455,4 +501,4 @@ def elastic_batch_sampler(
             "use offbeat.elastic(dataset, batch_size=...) for an iterable data set"
         ) from None
     unit = unit_of(deal, batch_size, whole=False)
-    return ElasticBatchSampler(session, Order.plain(size, shuffle=shuffle), batch_size, seed=seed, unit=unit)
+    return ElasticBatchSampler(session, Order.plain(size, shuffle=shuffle), batch_size, seed=seed, unit=unit, auto=auto)

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat
 
+from offbeat.core.batch_sizes import Deal
 from offbeat.core.gradient_contents import GradientContents
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Parts, size_of
@@ -159,6 +160,9 @@ class Session(ABC):
     overlap: float | None = None
     """The fraction of the data that all workers' splits share; None: no splits, samples are dealt out from one pool."""
 
+    plans_batches: str | None = None
+    """The job's rule, spelled, if it sets the batch sizes of the workers by itself; None: it does not."""
+
     def __init__(self) -> None:
         self.steps = 0
         """Steps that this process has made."""
@@ -186,8 +190,8 @@ class Session(ABC):
         self.reported = 0
         """The number of reports so far."""
         self._pools = 0
-        self.units: dict[int, int] = {}
-        """Of samplers that deal out equal shares of an epoch: the unit of the shares, in positions."""
+        self.deals: dict[int, Deal] = {}
+        """Of samplers that are not dealt out from one pool in batches of one size: how they are."""
         self._rests: dict[int, tuple[Epoch, Sequence[Sequence[int]]]] = {}
         """By sampler: an epoch, and the ranges left of it according to the checkpoint that the script has loaded."""
         self._loss: float | None = None

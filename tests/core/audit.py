@@ -170,7 +170,12 @@ class Auditor:
             assert part.staleness == self.version - 1 - push.version >= 0
             assert part.weight > 0.0
         if self.rounds:
-            assert effect.divisor == max(1, len(self.alive)) and {part.weight for part in effect.parts} <= {1.0 / effect.divisor}
+            assert effect.divisor == max(1, len(self.alive))
+            if not {part.weight for part in effect.parts} <= {1.0 / effect.divisor}:
+                each = [part.weight / push.samples for part, push in zip(effect.parts, pushes, strict=True)]
+                assert max(each) <= min(each) * (1 + 1e-9), "a sample weighs more than another"
+                if sorted(part.worker for part in effect.parts) == sorted(self.alive):
+                    assert isclose(sum(part.weight for part in effect.parts), 1.0, rel_tol=1e-9)
         else:
             assert isclose(sum(part.weight for part in effect.parts), 1.0, rel_tol=1e-9) and effect.divisor is None
         self._sums_are_used_up(effect)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.core.hand import Hand, names, only
 from tests.tiers import examples
 
+from offbeat.core.batch_sizes import Deal
 from offbeat.core.effects import Effect, EpochEnded, Fold, Grant, NoMore, Paused, Release, Settle
 from offbeat.core.events import Joined, LeaseWanted, Lost
 from offbeat.core.leases import adds_up
@@ -70,6 +71,28 @@ def test_what_the_dead_had_goes_round_robin_and_comes_back() -> None:
     assert splits.among([0, 3]) == {0: ((0, 20), (40, 50)), 3: ((20, 40), (50, 60))}
     assert splits.among([3, 9]) == {3: ((0, 10), (20, 40), (50, 60)), 9: ((10, 20), (40, 50))}
     assert splits.among(range(6))[3] == ((30, 40),), "its own again"
+
+
+@examples(300)
+@given(
+    size=st.integers(0, 500),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    living=st.sets(st.integers(0, 5), min_size=1),
+    whole=st.booleans(),
+)
+def test_shares_of_unequal_batches_cover_everything_with_equally_many_batches(
+    size: int, sizes: list[int], living: set[int], whole: bool
+) -> None:
+    found = shares(size, living, max(2, sizes[0]) if whole else 1, sizes)
+    covered = [position for worker in sorted(living) for position in positions(found[worker])]
+    assert covered == list(range(size)), "everything, once, in order"
+    batches = {worker: sizes[worker] if worker < len(sizes) else max(sizes) for worker in living}
+    full = {worker: size_of(found[worker]) // batch for worker, batch in batches.items()}
+    together = size // sum(batches.values())
+    most = together + 1 + (size % sum(batches.values()) // min(batches.values()) if whole else 0)
+    assert all(together <= count <= most for count in full.values())
+    if size % sum(batches.values()) == 0:
+        assert all(size_of(found[worker]) == together * batch for worker, batch in batches.items()), "whole batches only"
 
 
 # Dealing them out.
@@ -251,7 +274,7 @@ def test_a_batch_size_that_changes_in_an_epoch_changes_what_is_left() -> None:
 def shared(job: Hand, worker: int, epoch: int = 0, incarnation: int = 1) -> list[tuple[int, int]]:
     """Take and push all that the worker is dealt of its equal share of ten positions, in batches of three."""
     done = []
-    while grants := [e for e in job(LeaseWanted(worker, incarnation, 0, epoch, 10, 3, None, 1)) if isinstance(e, Grant)]:
+    while grants := [e for e in job(LeaseWanted(worker, incarnation, 0, epoch, 10, 3, None, Deal(unit=1))) if isinstance(e, Grant)]:
         done.append((grants[0].parts[0][0] + grants[0].start, grants[0].parts[0][0] + grants[0].stop))
         job.push(worker, job.job.version, incarnation, (grants[0].lease,))
     return done
@@ -261,7 +284,7 @@ def test_equal_shares_go_on_with_the_next_process_of_a_dead_worker() -> None:
     """They are for one epoch: the next one is shared among those that are there then."""
     job = Hand(ASP(), 3)
     assert shared(job, 0) == [(0, 3)]
-    held = only(Grant, job(LeaseWanted(2, 1, 0, 0, 10, 3, None, 1)))
+    held = only(Grant, job(LeaseWanted(2, 1, 0, 0, 10, 3, None, Deal(unit=1))))
     assert (held.start, held.stop, held.parts) == (0, 3, ((6, 10),))
     job(Joined(2))
     assert shared(job, 2, incarnation=2) == [(6, 9), (9, 10)] and shared(job, 1) == [(3, 6)]
@@ -274,7 +297,7 @@ def test_equal_shares_go_on_with_the_next_process_of_a_dead_worker() -> None:
 def test_what_a_dead_worker_leaves_of_its_equal_share_is_unused() -> None:
     job = Hand(ASP(), 2)
     shared(job, 0)
-    job(LeaseWanted(1, 1, 0, 0, 10, 3, None, 1))
+    job(LeaseWanted(1, 1, 0, 0, 10, 3, None, Deal(unit=1)))
     job(Lost(1, "gone", None))
     report = only(EpochEnded, job.said).report
     assert (report["folded"], report["unused"]) == (5, 5) and adds_up(report)

@@ -56,6 +56,7 @@ class Case:
     schedule: Callable[[torch.optim.Optimizer], Any] | None = None
     autocast: bool = False
     steps: int = STEPS
+    rule: str = "bsp"
     job: Mapping[str, Any] = field(default_factory=dict)
 
     def batch(self, worker: int, step: int) -> Batch:
@@ -118,7 +119,7 @@ class Case:
 
         def script(worker: Worker) -> dict[str, Tensor]:
             model = self.model_of(worker)
-            optimizer = worker.distribute(self.optimizer(model), model)
+            optimizer = worker.distribute(self.optimizer(model), model, self.rule)
 
             def step(number: int) -> None:
                 self.backward(model, self.batch(worker.number, number))
@@ -166,6 +167,19 @@ def test_a_job_equals_the_joined_batch(make: Make, job: str) -> None:
 
 def test_unequal_batches_weigh_by_their_samples() -> None:
     case = Case(sizes=(1, 5, 8, 16), job=JOBS["mixed-2"])
+    check(case, case.plain())
+
+
+@pytest.mark.parametrize("rule", ["full", "quorum(q=3)", "all_of(m=3)", "full(delivery=latest)"])
+@pytest.mark.parametrize("job", [{}, {"hosts": TCP}, {"hosts": {2: "other"}}], ids=["one host", "tcp", "mixed"])
+def test_without_servers_unequal_batches_weigh_by_their_samples_too(rule: str, job: Mapping[str, Any]) -> None:
+    """The learning rates travel with the weighted gradients."""
+    case = Case(sizes=(24, 8, 8), rule=rule, job=job, schedule=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99))
+    check(case, case.plain())
+
+
+def test_under_allreduce_unequal_batches_weigh_by_their_samples_too() -> None:
+    case = Case(sizes=(24, 8, 8), rule="allreduce")
     check(case, case.plain())
 
 

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import examples
 
-from offbeat.policies.allocation import HISTORY, MEMORY, Budget, Model, Speed, StepTime, equalised, whole
+from offbeat.core.batch_sizes import whole
+from offbeat.policies.allocation import HISTORY, MEMORY, Budget, Model, Speed, StepTime, equalised
 from offbeat.types import WorkerId
 
 quick = examples(300)

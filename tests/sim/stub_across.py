@@ -199,7 +199,7 @@ class StubAcross(StubRank):
     def _has(self, through: Version) -> bool:
         return self.node.executor.upto >= through
 
-    def contribute(self, gradient: torch.Tensor) -> Generator[Any, None, None]:
+    def contribute(self, gradient: torch.Tensor, samples: int) -> Generator[Any, None, None]:
         found: list[int] = []
 
         def buffer_taken() -> bool:
@@ -212,7 +212,7 @@ class StubAcross(StubRank):
         vector.copy_(gradient)
         clip, answers = self._partial.carry_clip, list[Answer]()
         self._asked.append(answers.append)
-        self.node.arrive(found[0], 1.0 if clip is None else clip_factor(vector, clip))
+        self.node.arrive(found[0], 1.0 if clip is None else clip_factor(vector, clip), samples)
         yield from self._until(lambda: bool(answers) and self._has(answers[0].through))
         self._apply(answers[0].through)
 

@@ -37,7 +37,7 @@ class StubGossip(StubRank):
     def resume(self) -> None:
         self._gossip.resume()
 
-    def contribute(self, gradient: torch.Tensor) -> Generator[Any, None, None]:
+    def contribute(self, gradient: torch.Tensor, samples: int) -> Generator[Any, None, None]:
         self._stepping, self._wait, self._over = self._gossip.stepping(-LR * gradient), None, False
         if not self._go_further():
             self.on = self._first_behind()

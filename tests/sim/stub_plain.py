@@ -19,19 +19,20 @@ class Meeting:
     def __init__(self, interface: str = "") -> None:
         self.address = (interface, 0)
         self.made: defaultdict[WorkerId, int] = defaultdict(int)
-        self._given: defaultdict[Version, list[torch.Tensor]] = defaultdict(list)
+        self._given: defaultdict[Version, list[tuple[torch.Tensor, int]]] = defaultdict(list)
 
-    def call(self, rank: WorkerId, gradient: torch.Tensor | None) -> Version:
+    def call(self, rank: WorkerId, gradient: torch.Tensor | None, samples: int = 0) -> Version:
         """Take part in this rank's next round, with a gradient or with nothing; returns its number."""
         number = self.made[rank]
         self.made[rank] += 1
         if gradient is not None:
-            self._given[number].append(gradient)
+            self._given[number].append((gradient, samples))
         return number
 
     def mean(self, number: Version) -> torch.Tensor:
-        """Of those who have taken part with a gradient."""
-        return torch.stack(self._given[number]).mean(dim=0)
+        """Of those who have taken part with a gradient, by samples."""
+        total = sum(samples for _, samples in self._given[number])
+        return torch.stack([gradient * (samples / total) for gradient, samples in self._given[number]]).sum(dim=0)
 
     def close(self) -> None:
         """Nobody meets any more."""
@@ -53,8 +54,8 @@ class StubPlain(StubRank):
         """Take the results of the rounds that it has sat out."""
         self._apply()
 
-    def contribute(self, gradient: torch.Tensor) -> Generator[Any, None, None]:
-        number = self.job.meeting.call(self.number, gradient)
+    def contribute(self, gradient: torch.Tensor, samples: int) -> Generator[Any, None, None]:
+        number = self.job.meeting.call(self.number, gradient, samples)
         yield from self.wait(lambda: self._is_back(number))
         self._apply()
 

@@ -114,7 +114,7 @@ class StubRank(StubWorker):
         """Compute again."""
 
     @abstractmethod
-    def contribute(self, gradient: torch.Tensor) -> Generator[Any, None, None]:
+    def contribute(self, gradient: torch.Tensor, samples: int) -> Generator[Any, None, None]:
         """Take part in a round, or in an exchange, with this gradient."""
 
     @abstractmethod
@@ -238,7 +238,7 @@ class StubRank(StubWorker):
         fields = {**pushed_fields(push), "version": self.version}
         self.say("push", number=self.job.pushes, steps=self._steps, push=fields)
         try:
-            yield from self.contribute(gradient)
+            yield from self.contribute(gradient, push.samples)
         except Fenced as error:
             self._fall_out(error)
         else:
@@ -316,10 +316,10 @@ class StubRounds(StubRank):
     def resume(self) -> None:
         self._rounds.resume(self.number)
 
-    def contribute(self, gradient: torch.Tensor) -> Generator[Any, None, None]:
+    def contribute(self, gradient: torch.Tensor, samples: int) -> Generator[Any, None, None]:
         rounds = self._rounds
         rounds.send().copy_(gradient)
-        rounds.arrive(clip=self._partial.carry_clip)
+        rounds.arrive(clip=self._partial.carry_clip, samples=samples)
         yield from self.wait(lambda: rounds.wait(0.0))
         self._apply(rounds.results())
 

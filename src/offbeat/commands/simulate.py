@@ -41,7 +41,9 @@ def simulate(
     time: Annotated[float | None, typer.Option(help="Stop after this number of simulated seconds.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Stop after this number of epochs of --samples.")] = None,
     samples: Annotated[int | None, typer.Option(help="Deal out a data set of this size in leases, as a live job does.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Samples of one iteration.  [default: the replayed job's, or 1]")] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="Samples of one iteration, or as --batch of run.  [default: the replayed job's, or 1]")
+    ] = None,
     gradient: Annotated[
         str | None, typer.Option(help="Model of the norms of gradients, for rules that use them: 'noise(variance=4)'.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from offbeat.core.partitions import Parts
@@ -293,6 +294,14 @@ class JobOver(NamedTuple):
     reason: str
 
 
+class Resized(NamedTuple):
+    """Note new sizes of the workers' batches, of the first sampler whose sizes follow the measured speeds."""
+
+    batches: Mapping[WorkerId, int]
+    """By worker: samples of a batch, of all its processes together."""
+    reason: str
+
+
 class StateChanged(NamedTuple):
     """A worker's state has changed."""
 
@@ -326,5 +335,6 @@ Effect: TypeAlias = (
     | BarrierPassed
     | GoesOn
     | JobOver
+    | Resized
     | StateChanged
 )

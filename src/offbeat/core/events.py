@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from offbeat.core.batch_sizes import Deal
 from offbeat.types import Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
@@ -127,8 +128,8 @@ class LeaseWanted(NamedTuple):
     """The number of samples wanted."""
     rest: Sequence[Sequence[int]] | None = None
     """The ranges left of the epoch, if the script has loaded a checkpoint from its middle; None: all."""
-    unit: int = 0
-    """More than 0: each worker has an equal share of the epoch, in units of so many positions; 0: all are dealt out from one pool."""
+    deal: Deal = Deal()
+    """How the samples of this sampler are dealt out."""
 
 
 class EpochWanted(NamedTuple):

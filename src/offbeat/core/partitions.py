@@ -8,7 +8,8 @@ An equal share of an epoch's order (`shares`, where the script wants each worker
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from offbeat.types import WorkerId, worker_ids
@@ -71,18 +72,38 @@ class Splits(NamedTuple):
         return {worker: _joined(ranges) for worker, ranges in parts.items()}
 
 
-def shares(size: int, living: Collection[WorkerId], unit: int = 1) -> dict[WorkerId, Parts]:
+def shares(size: int, living: Collection[WorkerId], unit: int = 1, sizes: Sequence[int] = ()) -> dict[WorkerId, Parts]:
     """Cut the positions of an epoch into equal shares, one for each living worker, whose bounds are multiples of ``unit``.
 
     Two shares differ by one unit at most, but for the last, in which the rest of a unit may be.
+
+    ``sizes`` are the workers' batches, where these differ: shares are then in proportion to them, so that all workers have the same number
+    of whole batches. What is left of the epoch is cut in the same proportion, or with a ``unit`` of more than 1 dealt in whole batches, as
+    far as it goes.
 
     >>> shares(10, [0, 1, 4])
     {0: ((0, 3),), 1: ((3, 6),), 4: ((6, 10),)}
     >>> shares(32, [0, 1], unit=8)
     {0: ((0, 16),), 1: ((16, 32),)}
+    >>> shares(100, [0, 1], sizes=(24, 8))
+    {0: ((0, 75),), 1: ((75, 100),)}
+    >>> shares(88, [0, 1], unit=8, sizes=(24, 8))
+    {0: ((0, 72),), 1: ((72, 88),)}
     """
     present, units = sorted(living), -(-size // unit)
     bounds = [min(size, number * units // max(1, len(present)) * unit) for number in range(len(present) + 1)]
+    if sizes and present:
+        batches = [sizes[worker] if worker < len(sizes) else max(sizes) for worker in present]
+        if unit == 1:
+            bounds = [size * part // sum(batches) for part in accumulate(batches, initial=0)]
+        else:
+            each, left = divmod(size, sum(batches))
+            counts = [each * batch for batch in batches]
+            for number, batch in enumerate(batches):
+                more = batch if batch <= left else 0
+                counts[number], left = counts[number] + more, left - more
+            counts[-1] += left
+            bounds = list(accumulate(counts, initial=0))
     return {worker: _joined([(bounds[number], bounds[number + 1])]) for number, worker in enumerate(present)}
 
 

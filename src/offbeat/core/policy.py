@@ -219,6 +219,11 @@ class Policy:
         """Fraction of the data that is in every worker's split, where each worker has a split of its own; None: one pool for all."""
         return None
 
+    @property
+    def plans_batches(self) -> bool:
+        """True if the rule sets the batch sizes of the workers in its plans."""
+        return False
+
     def check(self, workers: int) -> None:
         """Raise `ConfigurationError` if the rule cannot work with this number of workers."""
 

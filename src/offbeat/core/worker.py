@@ -297,7 +297,7 @@ class Worker:
             return self._rejoin(self._fenced_by)
         self._epoch, self._held, self.state = wanted.epoch, wanted.held, State.ASKING
         batch = self.plan.batch or wanted.batch
-        event = LeaseWanted(self.number, self.incarnation, wanted.pool, wanted.epoch, wanted.size, batch, wanted.rest, wanted.unit)
+        event = LeaseWanted(self.number, self.incarnation, wanted.pool, wanted.epoch, wanted.size, batch, wanted.rest, wanted.deal)
         return [Send(event, self._cause)]
 
     def _ask_for_end(self, wanted: EpochEndWanted, now: Seconds, cause: RecordId) -> list[Instruction]:

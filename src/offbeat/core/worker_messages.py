@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from offbeat.core.batch_sizes import Deal
 from offbeat.core.effects import Effect, Grant
 from offbeat.core.events import Event
 from offbeat.types import Epoch, LeaseId, RecordId, Version
@@ -54,7 +55,7 @@ class SamplesWanted(NamedTuple):
     rest: Sequence[Sequence[int]] | None = None
     held: int = 0
     """Grants that the script has fetched ahead and made no step on."""
-    unit: int = 0
+    deal: Deal = Deal()
 
 
 class EpochEndWanted(NamedTuple):

@@ -173,12 +173,24 @@ class Audit(Derived):
             self._use_up(version, parts)
 
     def _divide(self, version: int, divisor: int, parts: Sequence[Record], weight: float) -> None:
-        """A round of the allreduce family: its sum is divided by the living ranks, however many gradients there are, or not at all."""
+        """A round of the allreduce family: its sum is divided by the living ranks, however many gradients there are, or not at all; or each
+        gradient has a weight in proportion to its samples."""
         if divisor != max(1, len(self._alive)):
             self._problem(f"version {version}: its sum is divided by {divisor}, and {len(self._alive)} ranks live")
         wrong = [part["weight"] for part in parts if abs(part["weight"] / weight - 1.0) > TOLERANCE]
-        if wrong:
-            self._problem(f"version {version}: a part has the weight {wrong[0]}, where the sum is divided by {divisor}")
+        if wrong and not self._by_samples(parts):
+            self._problem(
+                f"version {version}: a part has the weight {wrong[0]}, where the sum is divided by {divisor}, and the weights of its parts "
+                "are not in proportion to their samples"
+            )
+
+    def _by_samples(self, parts: Sequence[Record]) -> bool:
+        """Return True if all samples in these parts have one weight, and these weights add up to 1 if each living rank has one part."""
+        pushes = [self._sender(part).find(part["clock"], None) for part in parts]
+        each = [part["weight"] / push.samples for part, push in zip(parts, pushes, strict=True) if push is not None and push.samples > 0]
+        whole = sorted(part["worker"] for part in parts) != sorted(self._alive)
+        whole = whole or abs(sum(part["weight"] for part in parts) - 1.0) <= TOLERANCE
+        return whole and len(each) == len(parts) and max(each) <= min(each) * (1.0 + TOLERANCE)
 
     def _use_up(self, version: int, parts: Sequence[Record]) -> None:
         """There is one sum for each worker: a fold takes all of it, with one factor."""

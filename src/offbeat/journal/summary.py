@@ -68,7 +68,7 @@ class Tally(Derived):
         self._scale = Spread()
         self._bounds_lead = False
         self._planned = False
-        """True if the rule has ever set the size of batches."""
+        """True if the rule, or the measured speeds, have ever set the size of batches."""
         self._metrics: dict[str, tuple[tuple[int, int], Any]] = {}
         self._epochs = EpochReports()
         self._faults: list[Record] = []
@@ -95,6 +95,7 @@ class Tally(Derived):
             "taken_back": lambda record: setattr(self._workers[record["worker"]], "aside", False),
             "paused": lambda record: self._workers[record["worker"]].turn("idle", record["t"]),
             "epoch_ended": self._on_epoch_ended,
+            "resized": self._on_resized,
             "state_changed": self._on_state_changed,
             "metrics": self._on_metrics,
             "fault": self._on_fault,
@@ -257,6 +258,12 @@ class Tally(Derived):
             active = [other.clock for other in self._workers.values() if other.doing in ("computing", "waiting") and not other.aside]
             worker.lead.add(worker.clock - min(active))
         self._planned = self._planned or worker.batch is not None
+
+    def _on_resized(self, record: Record) -> None:
+        self._planned = True
+        for number, size in record["batches"].items():
+            worker = self._workers[int(number)]
+            worker.batch = worker.measured = size
 
     def _on_interrupt(self, record: Record) -> None:
         self._workers[record["worker"]].interrupts += 1

@@ -69,6 +69,8 @@ class WorkerTally:
     """Samples of all contributions, with any fate."""
     samples: int = 0
     batch: int | None = None
+    measured: int | None = None
+    """The batch size by measured speed, if sizes follow it."""
     compute_s: float = 0.0
     abandoned: int = 0
     abandoned_s: float = 0.0
@@ -97,7 +99,7 @@ class WorkerTally:
         """Count a release of the worker."""
         self.incarnation = max(self.incarnation, record["incarnation"])
         self.clock = record["clock"]
-        self.batch = record.get("plan", {}).get("batch")
+        self.batch = record.get("plan", {}).get("batch") or self.measured
         if not self.blocks:  # else parameters were asked for in the middle of an iteration, whose push will tell
             self.turn("computing", record["t"])
 

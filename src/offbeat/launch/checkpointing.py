@@ -263,7 +263,7 @@ def taken_over(saved: Checkpoint | None, given: Callable[[str], bool], **values:
             f"--seed {values['seed']}: the checkpoint is of a job with seed {before['seed']}, from which the order of samples is drawn; "
             "leave --seed out"
         )
-    return [value if given(name) else before[name] for name, value in values.items()]
+    return [value if given(name) or name not in before else before[name] for name, value in values.items()]
 
 
 def check_rule(saved: Checkpoint | None, spelling: str | None) -> None:

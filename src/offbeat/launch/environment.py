@@ -196,6 +196,7 @@ def worker_variables(
         sync=job.sync,
         wire=job.wire,
         phases=job.phases,
+        batch=job.batch,
         servers_return=servers_return,
         standbys=standbys,
     )

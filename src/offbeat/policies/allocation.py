@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from statistics import fmean, median
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from offbeat.core.batch_sizes import whole
 from offbeat.types import Epoch, Seconds, WorkerId
 
 Model: TypeAlias = Literal["none", "affine", "inverse"]
@@ -72,53 +72,6 @@ def equalised(times: Sequence[StepTime], samples: Sequence[int], budget: float) 
         else:
             high = t
     return [float(x) for x in a / np.maximum(high - c, 1e-300)]
-
-
-def whole(ideal: Sequence[float], budget: int, *, granularity: int = 1, least: int = 1, most: int | None = None) -> list[int]:
-    """Round batch sizes to whole numbers that add up to the budget, by largest remainder; on ties the first worker gets more.
-
-    Two cases cannot add up to the budget: if all are at ``most``, the rest of the budget is unused; if there are more workers than the
-    budget has units, each worker has one unit.
-
-    Args:
-        ideal: the ideal batch sizes; only the proportions of their parts above ``least`` count.
-        budget: a multiple of ``granularity``.
-        granularity: all sizes are multiples of it.
-        least: the least size of each worker.
-        most: the greatest size of each worker; None: no limit. What exceeds it is given to the other workers.
-
-    >>> whole([100.0, 100.0, 56.0], 256, granularity=8)
-    [104, 96, 56]
-    >>> whole([250.0, 6.0], 256, least=16, most=200)
-    [200, 56]
-    """
-    n, units = len(ideal), budget // granularity
-    assert n > 0 and units * granularity == budget, f"{budget} samples in units of {granularity} for {n} workers"
-    low = max(1, min(ceil(least / granularity), units // n))
-    high = max(low, units if most is None else most // granularity)
-    if not low * n < units < high * n:
-        return [granularity * (low if units <= low * n else high)] * n
-    above = _spread([max(0.0, x / granularity - low) for x in ideal], units - low * n, high - low)
-    given = [low + int(x + 1e-9) for x in above]
-    by_remainder = sorted(range(n), key=lambda i: (given[i] - low - above[i], i))
-    for i in [i for i in by_remainder if given[i] < high][: units - sum(given)]:
-        given[i] += 1
-    return [granularity * x for x in given]
-
-
-def _spread(wants: Sequence[float], room: float, most: float) -> list[float]:
-    """Divide ``room`` in proportion to ``wants``, at most ``most`` each; what exceeds that goes to the others."""
-    given, free = [0.0] * len(wants), set(range(len(wants)))
-    while True:
-        total = sum(wants[i] for i in free)
-        fair = {i: room * wants[i] / total if total > 0 else room / len(free) for i in free}
-        over = {i for i in free if fair[i] > most}
-        for i in over or free:
-            given[i] = min(fair[i], most)
-        free -= over
-        if not over or not free:
-            return given
-        room -= most * len(over)
 
 
 @dataclass(slots=True)

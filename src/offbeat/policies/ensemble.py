@@ -161,6 +161,10 @@ class EnsembleSync(AveragedRounds):
             )
 
     @property
+    def plans_batches(self) -> bool:
+        return self.budget is not None
+
+    @property
     def averaging(self) -> Averaging:
         return super().averaging._replace(trim=float(self.trim) if self.combine == "trimmed_mean" else 0.0)
 

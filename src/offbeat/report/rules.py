@@ -96,7 +96,7 @@ def details(name: str, width: int) -> list[str]:
 
 
 def row_of(kind: type[Policy]) -> Row | None:
-    """Return the rule's line of the comparison in docs/choosing.md; without one, that of another rule in its module, which describes this rule, too."""
+    """Return the rule's line of docs/choosing.md; without one, that of another rule in its module, which describes this rule, too."""
     alike = (other.about.row for other in RULES.values() if other.__module__ == kind.__module__)
     return kind.about.row or next((row for row in alike if row is not None), None)
 

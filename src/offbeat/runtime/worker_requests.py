@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from offbeat.core.batch_sizes import Deal
 from offbeat.core.derived import Derived
 from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Heard, LeaseWanted, Left, PullWanted, Resumed, Skipped, Stands
 from offbeat.core.leases import checked_ranges
@@ -225,7 +226,8 @@ class WorkerRequests(Derived):
             raise ProtocolError(f"worker {peer.worker} sent {kind!r}: {error}") from None
         fields = want["incarnation"], want["pool"], want["epoch"], want["size"]
         if kind == "samples":
-            self._job.feed(LeaseWanted(peer.worker, *fields, want["batch"], rest, want.get("unit", 0)), now)
+            deal = Deal(want.get("unit", 0), tuple(want.get("sizes", ())), want.get("granularity", 0), want.get("most", 0))
+            self._job.feed(LeaseWanted(peer.worker, *fields, want["batch"], rest, deal), now)
         else:
             self._job.feed(EpochWanted(peer.worker, *fields, tuple(want.get("kept", ()))), now)
 

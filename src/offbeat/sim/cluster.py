@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
+from offbeat.core.batch_sizes import BatchOrder, Deal
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.faults import Freeze, Script, Stop, Vanish, script
 from offbeat.sim.latency.registry import Constant, Law, law
-from offbeat.types import Seconds
+from offbeat.types import Seconds, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +107,8 @@ class Work:
     """The size of the data set, which the coordinator deals out in leases; None: every worker has endless samples."""
     batch: int = 1
     """The samples of one iteration, where the rule's plan does not say otherwise."""
+    sizes: BatchOrder = field(default_factory=BatchOrder)
+    """Which workers have other batches, or that these follow the measured speeds, as ``--batch`` of a live job says."""
 
     def __post_init__(self) -> None:
         for name in ("versions", "epochs", "samples"):
@@ -118,3 +121,15 @@ class Work:
             raise ConfigurationError(f"work(epochs={self.epochs}): an epoch needs the size of the data set; give samples too")
         if self.versions is None and self.time_s is None and self.epochs is None:
             raise ConfigurationError("work(): no limit ends the run; give versions, time_s, or epochs with samples")
+        if self.sizes.auto is not None and self.samples is None:
+            raise ConfigurationError("--batch auto: sizes change with the samples that the job deals out; give --samples too")
+
+    def batch_of(self, worker: WorkerId) -> int:
+        """Return the samples of one iteration of this worker: the base size, if sizes follow the speeds."""
+        return self.sizes.size(worker, self.batch)
+
+    @property
+    def deal(self) -> Deal:
+        """Return how the job deals the samples out."""
+        auto = self.sizes.auto
+        return Deal() if auto is None else Deal(granularity=1, most=auto.most or 0)

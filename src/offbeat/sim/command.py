@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 from rich.markup import escape
 
+from offbeat.core.batch_sizes import BatchOrder
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.files import write_result
@@ -65,7 +66,7 @@ def check(
     time_s: Seconds | None,
     epochs: int | None,
     samples: int | None,
-    batch: int | None,
+    batch: str | None,
     gradient: str | None,
     replay: Path | None,
     seed: int,
@@ -85,8 +86,8 @@ def check(
     if workers is None:
         workers = WORKERS if replay is None else next(read(replay))["workers"]
     measured = None if replay is None else Tally.of(read(replay)).summary()
-    if batch is None:
-        batch = 1 if measured is None else _batch(measured)
+    sizes = BatchOrder() if batch is None else BatchOrder.of(batch, workers)
+    base = sizes.every or (sizes.auto.base if sizes.auto is not None else None) or (1 if measured is None else _batch(measured))
     laws: dict[str, str | Law] = {
         name: _parse(option, law, text)
         for name, option, text in (
@@ -99,7 +100,7 @@ def check(
     }
     if replay is not None:
         laws["compute"] = Trace(path=str(replay))
-    for option, number in (("--workers", workers), ("--servers", servers), ("--batch", batch)):
+    for option, number in (("--workers", workers), ("--servers", servers)):
         if number < 1:
             raise ConfigurationError(f"{option} {number}: must be at least 1")
     if versions is None and time_s is None and epochs is None:
@@ -113,7 +114,7 @@ def check(
         seed=seed,
         **laws,
     )
-    work = Work(versions=versions, time_s=time_s, epochs=epochs, samples=samples, batch=batch)
+    work = Work(versions=versions, time_s=time_s, epochs=epochs, samples=samples, batch=base, sizes=sizes)
     cluster.check()
     rules = tuple((" ".join(spelling.split()), _parse("--sync", rule, spelling)) for spelling in sync)
     for _, policy in rules:

@@ -182,7 +182,7 @@ class SimulatedProcess(ABC):
     def _samples_of(self, epoch: Epoch) -> SamplesWanted:
         """Return the request for samples of one epoch; one object serves all its batches."""
         work = self.simulation.work
-        return SamplesWanted(0, epoch, work.samples, work.batch)
+        return SamplesWanted(0, epoch, work.samples, work.batch_of(self.number), deal=work.deal)
 
     def _when_it_can(self, action: Callable[[], None], serial: int = 0) -> None:
         if serial not in (0, self.due):
@@ -237,7 +237,8 @@ class SimulatedProcess(ABC):
 
     def _iterate(self, begin: Seconds, grant: Grant | None) -> Seconds:
         """Begin one iteration at this time, add it to the next push, and return when it ends."""
-        simulation, iteration, batch = self.simulation, self.iteration, self.machine.plan.batch or self.simulation.work.batch
+        simulation, iteration = self.simulation, self.iteration
+        batch = self.machine.plan.batch or simulation.work.batch_of(self.number)
         self.iteration = iteration + 1
         if grant is None:
             samples = batch

@@ -365,3 +365,81 @@ def test_a_seed_draws_the_same_ranks_from_a_table_with_more_room(ranks: int) -> 
         room *= 2
     assert initiators(ranks) == initiators(room)
     assert ranks == 2 or len({tuple(drawn) for drawn in initiators(ranks)}) > 5
+
+
+# Numbers of samples.
+
+
+def weights_of(rounds: Rounds) -> dict[RoundPart, float]:
+    closed = rounds.closed()
+    assert closed is not None
+    return dict(zip(closed.parts, closed.weights, strict=True)) if closed.weights else dict.fromkeys(closed.parts, 1 / closed.divisor)
+
+
+def test_gradients_weigh_by_their_samples() -> None:
+    rounds = entered("full", 3)
+    for rank, samples in enumerate((24, 8, 8)):
+        rounds.arrive(rank, 0, samples=samples)
+    assert list(weights_of(rounds).values()) == [0.6, 0.2, 0.2]
+
+
+def test_with_equal_or_unknown_numbers_the_sum_is_divided_by_the_ranks() -> None:
+    for samples in ((8, 8, 8), (24, 0, 8)):
+        rounds = entered("full", 3)
+        for rank, number in enumerate(samples):
+            rounds.arrive(rank, 0, samples=number)
+        closed = rounds.closed()
+        assert closed is not None and closed.weights == () and closed.divisor == 3
+
+
+def test_a_rank_without_a_gradient_in_the_round_counts_with_its_last_ones() -> None:
+    rounds = entered("solo(staleness=None)", 3)
+    assert rounds.arrive(0, 0, samples=24).closed
+    assert list(weights_of(rounds).values()) == [1 / 3], "nothing is known of the others: they count like this one"
+    folded(rounds, 0)
+    assert rounds.arrive(1, 0, samples=8).late and rounds.arrive(2, 0, samples=8).late
+    rounds.read(1), rounds.read(2)
+    for samples in (24, 1, 24):
+        assert rounds.arrive(0, 0, samples=samples).closed
+        weights = weights_of(rounds)
+        assert weights[RoundPart(0, 0)] == samples / (samples + 16)
+        assert all(weights[RoundPart(rank, 0)] == 8 / (samples + 16) for rank in (1, 2) if RoundPart(rank, 0) in weights)
+        folded(rounds, 0)
+    assert rounds.arrive(1, 1, samples=8).late
+    assert rounds.arrive(1, 0, samples=1).late is False
+    assert weights_of(rounds) == {RoundPart(1, 0): 1 / 40, RoundPart(1, 1): 8 / 40}, (
+        "24 was its last but one: the 1 before is a small batch"
+    )
+
+
+def test_what_a_dead_rank_has_left_counts_and_the_rank_does_not() -> None:
+    rounds = entered("full", 3)
+    rounds.arrive(0, 0, samples=24)
+    rounds.arrive(1, 0, samples=8)
+    rounds.leave(0)
+    assert rounds.arrive(2, 0, samples=8).closed
+    assert list(weights_of(rounds).values()) == [24 / 16, 8 / 16, 8 / 16], "divided by the living, as with equal numbers"
+
+
+@examples(300)
+@given(st.data())
+def test_a_sample_has_one_weight_in_all_rounds(data: st.DataObject) -> None:
+    """Each rank with a number of its own: whatever the rule, and whoever is late, the weight is its number by that of all."""
+    ranks = data.draw(st.integers(1, 5))
+    sizes = data.draw(st.lists(st.integers(1, 1000), min_size=ranks, max_size=ranks))
+    rounds = entered(data.draw(st.sampled_from(["full", "solo(staleness=None)", "majority", "quorum(q=1)"])), ranks)
+    heard: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 12))):
+        ready = [rank for rank in range(ranks) if not rounds.waits(rank) and rounds.free_buffer(rank) is not None]
+        rank = data.draw(st.sampled_from(ready))
+        heard.add(rank)
+        if not rounds.arrive(rank, rounds.free_buffer(rank), samples=sizes[rank]).closed:
+            if not rounds.waits(rank):
+                rounds.read(rank)
+            continue
+        total = ranks * sum(sizes[rank] for rank in heard) / len(heard)
+        for part, weight in weights_of(rounds).items():
+            assert weight == pytest.approx(sizes[part.rank] / total)
+        rounds.fold_done()
+        for rank in range(ranks):
+            rounds.read(rank)

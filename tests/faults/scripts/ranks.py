@@ -46,11 +46,11 @@ def die_when_drawn(once: Path, after: int) -> None:
     """The rank that the open round waits for dies on its way there."""
     arrive = OneHostRounds.arrive
 
-    def arrives(self: OneHostRounds, gradient: bool = True, clip: float | None = None) -> Any:
+    def arrives(self: OneHostRounds, gradient: bool = True, clip: float | None = None, samples: int = 0) -> Any:
         view: RoundView = self._memory.look(lambda state: state.rounds._view)
         if view.number >= after and view.drawn(1)[0] == self.rank:
             strike(once)
-        return arrive(self, gradient, clip)
+        return arrive(self, gradient, clip, samples)
 
     OneHostRounds.arrive = arrives  # type: ignore[method-assign]
 

@@ -46,7 +46,7 @@ def test_who_joins_by_a_rank_that_waits_for_a_mean_takes_part_in_it(call: str) -
         done.append("joined")
         joiner = Joiner((), 1, Full(), joined[1], hear, lambda _: None)
         joiner.version = 3
-        joiner.contribute(True) if call == "contribute" else joiner.catch_up()
+        joiner.contribute(True, 0) if call == "contribute" else joiner.catch_up()
 
     joined, (waiting, _) = means(1), means(0)
     waiting.keep(3)

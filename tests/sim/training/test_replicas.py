@@ -12,6 +12,7 @@ import torch
 from tests.sim.learning import BATCH, Plain, close, cluster, data, loss_of, network, one_thread, optimizer_of, train
 from torch.nn import functional
 
+from offbeat.core.batch_sizes import BatchOrder
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.sim.cluster import Cluster, Work
@@ -36,6 +37,31 @@ def test_with_everybody_it_is_bsp(sync: str, name: str) -> None:
     assert one.seconds == other.seconds
     for a, b in zip(bsp.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sync", ["full", "full(delivery=latest)", "quorum(q=4)"])
+def test_with_everybody_it_is_bsp_with_unequal_batches_too(sync: str, tmp_path: Path) -> None:
+    work = Work(versions=30, batch=BATCH, sizes=BatchOrder.of("0=24,3=2"))
+    bsp, _, _ = train("bsp", "momentum", work)
+    model, _, _ = train(sync, "momentum", work, journal=tmp_path / "run.jsonl")
+    for a, b in zip(bsp.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    weights = {part["worker"]: part["weight"] for part in folds(tmp_path / "run.jsonl")[0]["parts"]}
+    assert weights == pytest.approx({0: 24 / 38, 1: 6 / 38, 2: 6 / 38, 3: 2 / 38})
+    assert Tally.of(read(tmp_path / "run.jsonl")).problems() == []
+
+
+@pytest.mark.parametrize("sync", ["solo", "majority", "quorum(q=2)"])
+def test_a_sample_has_one_weight_in_partial_rounds(sync: str, tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    train(sync, "sgd", Work(versions=60, batch=BATCH, sizes=BatchOrder.of("0=24,3=2")), journal=journal)
+    records = folds(journal)
+    sizes, heard = {0: 24, 1: 6, 2: 6, 3: 2}, set()
+    for record in records:
+        heard |= {part["worker"] for part in record["parts"]}
+        if len(heard) == 4:
+            assert all(part["weight"] == pytest.approx(sizes[part["worker"]] / 38) for part in record["parts"])
+    assert any(len(record["parts"]) < 4 for record in records) and Tally.of(read(journal)).problems() == []
 
 
 @pytest.mark.parametrize("sync", ["solo", "majority", "first_of(m=2)", "all_of(m=2)", "quorum(q=2)", "solo(staleness=1)"])

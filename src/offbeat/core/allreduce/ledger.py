@@ -162,7 +162,7 @@ class RoundLedger(Derived):
             self._pending[worker, buffer] = c
         else:
             self._settle(c, Fate.REJECTED, refusal)
-        arrival = rounds.arrive(worker, buffer, event.version)
+        arrival = rounds.arrive(worker, buffer, event.version, 0 if event.sums else event.samples)
         self._last = worker
         waits = rounds.waits(worker) or not arrival.late  # or did until just now
         if waits:
@@ -284,11 +284,13 @@ class RoundLedger(Derived):
         closed = rounds.closed()
         assert closed is not None, "no round is closed"
         before, self.version = self.version, self.version + 1
-        gone = [self._pending.pop(part) for part in closed.parts if part in self._pending]
+        found = [(part, self._pending.pop(part)) for part in closed.parts if part in self._pending]
+        gone = [c for _, c in found]
         self._folds.append((self.version, gone))
         sums = any(c.sums for c in gone)
-        weight = 1.0 if sums else 1.0 / closed.divisor
-        parts = tuple([Part(c.worker, c.incarnation, c.clock, weight, before - c.version) for c in gone])
+        equal = 1.0 if sums else 1.0 / closed.divisor
+        weights = dict(zip(closed.parts, closed.weights, strict=True)) if closed.weights else {}
+        parts = tuple([Part(c.worker, c.incarnation, c.clock, weights.get(at, equal), before - c.version) for at, c in found])
         count = f"{len(parts)} gradient{'s' * (len(parts) != 1)} of {closed.divisor} rank{'s' * (closed.divisor != 1)}"
         reason = f"round {closed.number}, closed {why}: {count}"
         effects = self._effects

@@ -40,6 +40,13 @@ FROZEN: Final = 5
 """Which of them are in the round that is being folded: bits."""
 THROUGH: Final = 6
 """It waits until so many rounds are done; 0: it does not wait."""
+SAMPLES: Final = 7
+"""The samples of the gradient in its first buffer; 0: not known. The next column is for its second buffer."""
+LATEST: Final = 9
+"""The samples of its last gradient."""
+BATCH: Final = 10
+"""The larger number of samples of its last two gradients, for which it counts in a round that it has no gradient in; 0: not known. Its last
+one alone would not do: that may be the small one of an epoch's end."""
 
 # Columns of the first row, which is the job's.
 CLOSED: Final = 0
@@ -58,9 +65,15 @@ WAITING: Final = 6
 """How many of these on time: they wait."""
 CHANGES: Final = 7
 """How often the active ranks have changed."""
+TOTAL: Final = 8
+"""Of the round that was closed last: the samples of the living ranks, of those for which they are known."""
+KNOWN: Final = 9
+"""How many ranks these are."""
+UNEQUAL: Final = 10
+"""1: gradients weigh by their numbers of samples; 0: all have equal numbers, or one is not known."""
 
-WIDTH: Final = 8
-"""Columns: a row is one cache line."""
+WIDTH: Final = 16
+"""Columns: a row is two cache lines."""
 
 PLACES: Final = 16
 """Ranks are drawn from so many numbers, or twice, four times ... as many where there are more ranks. Were it as many as there are rows, one

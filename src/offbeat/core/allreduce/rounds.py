@@ -12,6 +12,12 @@ its fold, and continues.
 A late rank counts as arrived only if another rank waits for the round already; otherwise it counts when it arrives again. If it counted
 at once, a rank that missed one round by a little would count as arrived in the next one before that has begun, and each round of a
 majority would close with its first arrival. On the other hand, no rank waits for a slow rank longer than until its next arrival.
+
+The sum of a round is divided by P, the number of living ranks, whatever the number of gradients in it: a rank without a gradient counts as
+one whose gradient is zero. Where numbers of samples differ, P becomes the number of samples of one step of all living ranks, and each
+gradient is multiplied by its own number: ``g = sum_i n_i g_i / sum_j n_j``, j over the living ranks. A rank counts in the divisor with the
+samples of its gradient in the round, or, if it has none there, with those of its last gradients. So each sample of the job has the same
+weight, in whatever round it is, and ``full`` is training with the joined batch. With equal numbers it is the sum divided by P, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,19 +32,25 @@ from offbeat.core.allreduce.policy import (
     ACTIVES,
     ARRIVALS,
     ARRIVED,
+    BATCH,
     CHANGES,
     CLOSED,
     DONE,
     FROZEN,
     IDLE,
     INITIATOR,
+    KNOWN,
     LATE,
+    LATEST,
     LIVE,
     NEEDS,
     ON_TIME,
     PENDING,
+    SAMPLES,
     STATE,
     THROUGH,
+    TOTAL,
+    UNEQUAL,
     VERSION,
     WAITING,
     WIDTH,
@@ -73,6 +85,8 @@ class Round(NamedTuple):
     divisor: int
     """The number of living ranks: the result is the sum of the parts divided by it."""
     initiator: WorkerId | None
+    weights: tuple[float, ...] = ()
+    """Where numbers of samples differ, the factor of each part: the result is the sum of the products. Empty: the divisor holds."""
 
 
 class Arrival(NamedTuple):
@@ -109,7 +123,7 @@ class Rounds(Derived):
     >>> rounds.arrive(1, 0)
     Arrival(number=0, late=False, closed=True, through=1)
     >>> rounds.closed()
-    Round(number=0, parts=(RoundPart(rank=1, buffer=0),), divisor=3, initiator=1)
+    Round(number=0, parts=(RoundPart(rank=1, buffer=0),), divisor=3, initiator=1, weights=())
     >>> rounds.fold_done()  # nobody else has arrived
     False
     >>> rounds.version(1)
@@ -205,8 +219,13 @@ class Rounds(Derived):
         parts = tuple(
             RoundPart(WorkerId(rank), buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits]
         )
-        initiator = self._cells[INITIATOR]
-        return Round(self.done, parts, self._cells[LIVE], None if initiator < 0 else WorkerId(initiator))
+        initiator, live = self._cells[INITIATOR], self._cells[LIVE]
+        weights: tuple[float, ...] = ()
+        if self._cells[UNEQUAL]:
+            # A living rank of which no number is known counts as their mean.
+            total = live * self._cells[TOTAL] / self._cells[KNOWN]
+            weights = tuple([self._cells[(1 + rank) * WIDTH + SAMPLES + buffer] / total for rank, buffer in parts])
+        return Round(self.done, parts, live, None if initiator < 0 else WorkerId(initiator), weights)
 
     # What happens. Everything that may close a round returns whether it has.
 
@@ -248,7 +267,7 @@ class Rounds(Derived):
             self._cells[row + STATE] = ACTIVE
             self._count(row, 1)
 
-    def arrive(self, rank: WorkerId, buffer: int | None, version: Version | None = None) -> Arrival:
+    def arrive(self, rank: WorkerId, buffer: int | None, version: Version | None = None, samples: int = 0) -> Arrival:
         """Take a rank's gradient from this buffer. The rank has read its last results, and gets those that it has missed: now, if
         it does not wait, or with the fold that it waits for.
 
@@ -256,6 +275,7 @@ class Rounds(Derived):
             rank: active or idle, and not waiting.
             buffer: one of `BUFFERS` that is free; None: its gradient cannot be used, and it comes without.
             version: that it has computed from, if another than it has been given results for: where `catch_up` is not told in time.
+            samples: of the gradient, to which its weight is in proportion; 0: not known, so that all gradients of its round weigh the same.
         """
         row, cells = (1 + rank) * WIDTH, self._cells
         state = cells[row + STATE]
@@ -270,6 +290,8 @@ class Rounds(Derived):
             assert not (pending | cells[row + FROZEN]) >> buffer & 1, f"buffer {buffer} of rank {rank} is in use"
             pending |= 1 << buffer
             cells[row + PENDING] = pending
+            cells[row + SAMPLES + buffer] = samples
+            cells[row + BATCH], cells[row + LATEST] = max(samples, cells[row + LATEST]), samples
         number = cells[CLOSED]
         late = version < number
         waits = not late or pending == ALL
@@ -346,11 +368,32 @@ class Rounds(Derived):
 
     def _freeze(self, initiator: WorkerId | None) -> None:
         cells, live = self._cells, 0
+        total = known = most = 0
+        least, all_known = 1 << 62, True
         for row in self._rows:
-            cells[row + FROZEN] = cells[row + PENDING]
+            bits = cells[row + FROZEN] = cells[row + PENDING]
             cells[row + PENDING] = cells[row + ARRIVED] = 0
-            live += cells[row + STATE] != ABSENT
+            there = cells[row + STATE] != ABSENT
+            live += there
+            if bits == ALL:
+                one, other = cells[row + SAMPLES], cells[row + SAMPLES + 1]
+                fewest, brings = (one, other) if one < other else (other, one)
+            elif bits or there:
+                fewest = brings = cells[row + (SAMPLES - 1 + bits if bits else BATCH)]
+            else:
+                continue
+            if fewest == 0:
+                all_known = all_known and not bits
+                continue
+            if fewest < least:
+                least = fewest
+            if brings > most:
+                most = brings
+            if there:
+                total += brings
+                known += 1
         cells[ARRIVALS] = cells[WAITING] = 0
+        cells[TOTAL], cells[KNOWN], cells[UNEQUAL] = total, known, known > 0 and least < most and all_known
         cells[LIVE] = max(1, live)
         cells[INITIATOR] = -1 if initiator is None else initiator
         cells[CLOSED] += 1

@@ -36,7 +36,7 @@ class _Sent(NamedTuple):
     rank: WorkerId
     buffer: int
     factor: float
-    """The factor of the gradient in the sum."""
+    """The factor of the gradient in the sum. In a closed round its weight by samples is in it."""
     writes: int
     """Number of gradients that had been written to its buffer, this one included."""
 
@@ -47,6 +47,7 @@ class _Going:
 
     parts: list[_Sent]
     divisor: int
+    """1 where gradients weigh by their samples."""
     initiator: WorkerId | None
     slot: int
     gone: set[WorkerId] = field(default_factory=set)
@@ -150,7 +151,7 @@ class Sequencer:
             self._came_with[rank] = 0
             self._wrote(EntryKind.ENTER, rank, 0)
 
-    def arrive(self, rank: WorkerId, buffer: int | None, factor: float = 1.0, writes: int = 0) -> list[Order]:
+    def arrive(self, rank: WorkerId, buffer: int | None, factor: float = 1.0, writes: int = 0, samples: int = 0) -> list[Order]:
         """Take note that a rank has arrived in the open round.
 
         Args:
@@ -158,13 +159,14 @@ class Sequencer:
             buffer: the buffer that holds its gradient; None if it has no gradient that can be used.
             factor: scale of the gradient if it is late; one that is on time is not scaled.
             writes: how often the buffer has been written, this gradient included. If `report` gives more, the gradient was overwritten.
+            samples: see `Rounds.arrive`.
 
         Raises:
             Fenced: the rank does not take part.
         """
         self._check(rank)
         version = self._rounds.version(rank)
-        arrival = self._rounds.arrive(rank, buffer)
+        arrival = self._rounds.arrive(rank, buffer, samples=samples)
         if buffer is not None:
             self._pending[RoundPart(rank, buffer)] = _Sent(rank, buffer, factor if arrival.late else 1.0, writes)
         self._wrote(EntryKind.ARRIVE, rank, version, arrival.closed, buffer)
@@ -321,8 +323,10 @@ class Sequencer:
         """Order the sums of rounds that have been closed."""
         orders: list[Order] = []
         while (round_ := self._rounds.closed()) is not None:
-            parts = [self._pending.pop(part) for part in round_.parts if part in self._pending]
-            self._going[round_.number] = _Going(parts, round_.divisor, round_.initiator, self._free_slot())
+            weights = dict(zip(round_.parts, round_.weights, strict=True)) if round_.weights else {}
+            found = [(part, self._pending.pop(part)) for part in round_.parts if part in self._pending]
+            parts = [sent._replace(factor=sent.factor * weights[part]) if weights else sent for part, sent in found]
+            self._going[round_.number] = _Going(parts, 1 if weights else round_.divisor, round_.initiator, self._free_slot())
             self._wrote(EntryKind.FOLD_DONE, NO_WORKER, round_.number + 1, self._rounds.fold_done())
             if self._change is None:
                 orders.append(self._go(round_.number))

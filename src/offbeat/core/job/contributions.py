@@ -48,6 +48,7 @@ class Contributions:
             refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
             if event.nonfinite is not None:
                 refusal = f"gradient not finite in {event.nonfinite}"
+            self._effects += self._epochs.measure(event)
         self._work.note(self._ledger.push(event, now, refusal))
         self._work.deal(now)
 

@@ -8,7 +8,7 @@ step with it takes the samples along into the next epoch, and the epoch ends wit
 
 Where workers have splits of their own (`core.partitions`), the splits of an epoch are decided when the epoch before it ends, for all
 workers alive then, joiners included; and once more if the living workers have changed when the first samples are asked for. So are the
-equal shares of an epoch that a script has asked for (``deal="even"``).
+shares of an epoch that a script has asked for (``deal="even"``).
 
 A worker that has joined the running job does not begin an epoch, except a sampler's first: it waits until a worker that was there when the
 job began, and has used this sampler, takes the first samples. The joiner's script may count epochs from an old checkpoint, and would
@@ -22,7 +22,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from offbeat.core.allreduce.ledger import RoundLedger
-from offbeat.core.effects import Effect, EpochEnded, Grant, NoMore, Paused
+from offbeat.core.batch_sizes import AutoSizes, Deal
+from offbeat.core.effects import Effect, EpochEnded, Grant, NoMore, Paused, Resized
 from offbeat.core.events import Abandoned, EpochWanted, LeaseWanted, Pushed, Skipped
 from offbeat.core.gossip.ledger import GossipLedger
 from offbeat.core.job.participants import Participants
@@ -57,8 +58,9 @@ class Epochs:
         overlap: float | None = None,
     ) -> None:
         self._ledger, self._participants, self._start = ledger, participants, start
-        self._units: dict[int, int] = {}
-        """Of pools of which each worker has an equal share: the unit of the shares."""
+        self._shared: dict[int, Deal] = {}
+        """Of pools of which each worker has a share: how they are dealt out."""
+        self._auto = AutoSizes()
         self._users: dict[int, set[WorkerId]] = {}
         """The workers there when the job began that have taken samples, by pool."""
         self._workers, self._overlap = workers, overlap
@@ -86,8 +88,8 @@ class Epochs:
         """Answer a worker that asks for samples, or for the end of an epoch from which it takes no more samples."""
         worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
         begun = self._leases.begun(pool)
-        if isinstance(event, LeaseWanted) and event.unit:
-            self._units[pool] = event.unit
+        if isinstance(event, LeaseWanted) and event.deal.unit:
+            self._shared[pool] = event.deal
         if not begun:
             self._open(pool, epoch, event.size, self._participants.inside(), event.rest if isinstance(event, LeaseWanted) else None)
         current = self._leases.epoch(pool)
@@ -145,6 +147,17 @@ class Epochs:
         self._riding[push.worker, push.incarnation, clock] = push.leases
         return None
 
+    def measure(self, push: Pushed) -> list[Effect]:
+        """Measure the speed of a worker by its push. Batch sizes that follow the speeds may change with that."""
+        living, window = self._participants.inside(), self._auto.window
+        self._auto.note(push.worker, push.samples, push.compute_s)
+        if not self._auto.adjust(living) or self._auto.first is None:
+            return []
+        base, deal = self._auto.first
+        sizes = self._auto.sizes(living, base, deal)
+        reason = f"by the seconds per sample of {window} steps of each worker; {sum(sizes.values())} samples in all"
+        return [Resized(sizes, reason)]
+
     def abandon(self, event: Abandoned) -> None:
         """Return the leases of work that will not be pushed."""
         if self._leases.valid(event.worker, event.leases):
@@ -171,6 +184,7 @@ class Epochs:
         """Return the leases of a worker that is dead or has finished."""
         self._idle.pop(worker, None)
         self._leases.close(worker)
+        self._auto.forget(worker)
 
     def deal(self, now: Seconds) -> list[Effect]:
         """Deal samples that have come back to workers that wait for some, and end the epochs of which nothing is outstanding."""
@@ -202,7 +216,10 @@ class Epochs:
         return self._flush()
 
     def _grant(self, event: LeaseWanted, refreshed: bool = False) -> bool:
-        lease = self._leases.take(event.worker, event.pool, event.batch)
+        batch = event.batch
+        if event.deal.granularity:
+            batch = self._auto.size(event.worker, batch, event.deal, self._participants.inside())
+        lease = self._leases.take(event.worker, event.pool, batch)
         if lease is None:
             return False
         if self._start.first(event.worker):
@@ -249,8 +266,8 @@ class Epochs:
     ) -> None:
         """Prepare an epoch of which no sample has been dealt yet."""
         splits = None if self._overlap is None or size is None else Splits(size, self._workers, self._overlap).among(workers)
-        even = splits is None and size is not None and pool in self._units and bool(workers)
-        parts = shares(size, workers, self._units[pool]) if even and size is not None else splits
+        even = splits is None and size is not None and pool in self._shared and bool(workers)
+        parts = shares(size, workers, self._shared[pool].unit, self._shared[pool].sizes) if even and size is not None else splits
         self._leases.open(pool, epoch, size, parts, rest, reopens=even)
         if pool == 0:
             self._ledger.begin_epoch(self._leases.epoch(pool), {worker: size_of(parts) for worker, parts in (splits or {}).items()})

@@ -44,11 +44,11 @@ class RoundMember(RankMember):
         """Let rounds wait for this rank, which computes again."""
         self._rounds.resume(self._rank)
 
-    def contribute(self, usable: bool) -> None:
+    def contribute(self, usable: bool, samples: int) -> None:
         """Arrive with the gradient, or without one; wait for the round, unless the rank is late, and apply the results."""
         rounds = self._rounds
         self._take_means()
-        rounds.arrive(usable, clip=self._policy.carry_clip)
+        rounds.arrive(usable, self._policy.carry_clip, samples)
         while not rounds.wait(LOOK_S):
             self._hear()
         self._apply(rounds.results())

@@ -360,6 +360,7 @@ class CheckpointKeeper:
             "servers": settings.servers,
             "sync": settings.sync,
             "wire": settings.wire,
+            "batch": settings.batch,
             "seed": settings.seed,
             "script": settings.script,
             "finished": making.of_end,

@@ -57,7 +57,7 @@ class GossipMember(RankMember):
         if self._started:
             self._gossip.resume()
 
-    def contribute(self, usable: bool) -> None:
+    def contribute(self, usable: bool, samples: int) -> None:
         """Let the optimizer make its step, if the gradient is usable, and exchange parameters as the rule says.
 
         Every change of the parameters since the last exchange counts, including changes made by the script.

@@ -80,6 +80,13 @@ _PUSHED: Final = fields(
     },
 )
 _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute_s": _seconds}, {"leases": _leases})
+_DEAL: Final = {
+    "unit": whole(0, SAMPLES_MAX),
+    "sizes": many(whole(1, SAMPLES_MAX), WORKERS_MAX),
+    "granularity": whole(0, SAMPLES_MAX),
+    "most": whole(0, SAMPLES_MAX),
+}
+"""Of `Deal`; fields with their default values are left out."""
 _EPOCH: Final = {"incarnation": whole(), "pool": whole(0, POOLS_MAX), "epoch": whole(0, SAMPLES_MAX), "size": maybe(whole(0, SAMPLES_MAX))}
 _PUSH: Final = {"number": whole(), "steps": whole(), "push": _PUSHED}
 _NEWS: Final = {
@@ -126,9 +133,7 @@ FROM_WORKER: Final = Kinds(
             payload=True,
         ),
         "pull": MessageSchema(fields({"incarnation": whole()})),
-        "samples": MessageSchema(
-            fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges, "unit": whole(0, SAMPLES_MAX)})})
-        ),
+        "samples": MessageSchema(fields({"want": fields({**_EPOCH, "batch": whole(1, SAMPLES_MAX)}, {"rest": _ranges, **_DEAL})})),
         "epoch": MessageSchema(fields({"want": fields(_EPOCH, {"kept": _leases})})),
         "skipped": MessageSchema(fields({"incarnation": whole(), "leases": _leases})),
         "barrier": MessageSchema(fields({"incarnation": whole(), "number": maybe(whole())})),
@@ -274,6 +279,7 @@ _MORE_SETTINGS: Final = {
     "journal": maybe(text(1 << 14)),
     "replicas": whole(0, 1),
     "ack": one_of(*ACKS),
+    "batch": maybe(text(1 << 20)),
 }
 _JOB: Final = {"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)}
 _key: Final = text(100)

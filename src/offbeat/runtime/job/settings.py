@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from offbeat.core.batch_sizes import VARIABLE
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job import environment_block
 from offbeat.runtime.job.wire_choice import wire_format
@@ -73,6 +74,8 @@ class JobSettings:
     """The rule that overrides the script's; None: the script's."""
     wire: WireFormat | None = None
     """The wire format that overrides the script's; None: the script's."""
+    batch: str | None = None
+    """The batch sizes that override the script's, see `core.batch_sizes.BatchOrder`; None: the script's."""
     seed: int = 0
     timeout_s: Seconds = 10.0
     """Silence after which a worker is dead. Workers send a heartbeat ten times as often."""
@@ -135,6 +138,8 @@ class WorkerSettings:
     """The rule that overrides the script's; None: the script's."""
     wire: WireFormat | None = None
     """The wire format that overrides the script's; None: the script's."""
+    batch: str | None = None
+    """The batch sizes that override the script's, see `core.batch_sizes.BatchOrder`; None: the script's."""
     servers_return: bool = False
     """True if a server that dies may come back in a new process."""
     standbys: tuple[Address | None, ...] | None = None
@@ -154,6 +159,7 @@ class WorkerSettings:
             "OFFBEAT_SLOW": json.dumps([asdict(slow) for slow in self.slow]),
             "OFFBEAT_SYNC": self.sync or "",
             "OFFBEAT_WIRE": self.wire or "",
+            VARIABLE: self.batch or "",
             "OFFBEAT_SERVERS_RETURN": "1" if self.servers_return else "",
             "OFFBEAT_PHASES": "1" if self.phases else "",
             "OFFBEAT_STANDBYS": "" if self.standbys is None else json.dumps(self.standbys),
@@ -179,6 +185,7 @@ class WorkerSettings:
                 slow=tuple(InjectedSlowdown(**item) for item in json.loads(environment.get("OFFBEAT_SLOW", "[]"))),
                 sync=environment.get("OFFBEAT_SYNC") or None,
                 wire=wire_format(wire) if (wire := environment.get("OFFBEAT_WIRE")) else None,
+                batch=environment.get(VARIABLE) or None,
                 servers_return=bool(environment.get("OFFBEAT_SERVERS_RETURN")),
                 phases=bool(environment.get("OFFBEAT_PHASES")),
                 standbys=_read_standbys(environment.get("OFFBEAT_STANDBYS", "")),

@@ -140,6 +140,7 @@ class WorkerSession(JobSession):
         policy = self._exchange.policy
         assert policy is not None
         self.overlap = policy.split_overlap
+        self.plans_batches = policy.spelling if policy.plans_batches else None
         if policy.scope == "shard":
             self._machine = Worker(self.worker, partial(policy.blocks, len(self.link.servers)))
             self._exchange.keep_blocks(self._machine)

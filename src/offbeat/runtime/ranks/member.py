@@ -95,8 +95,11 @@ class RankMember(ABC):
         """Let other ranks wait for this rank, which computes again."""
 
     @abstractmethod
-    def contribute(self, usable: bool) -> None:
-        """Make a step with the gradient, or without one if it is not usable; wait for other ranks as far as the rule says."""
+    def contribute(self, usable: bool, samples: int) -> None:
+        """Make a step with the gradient, or without one if it is not usable; wait for other ranks as far as the rule says.
+
+        ``samples``: of the gradient; 0: not known, or the gradient is a sum, so that it has no weight by them.
+        """
 
     @abstractmethod
     def catch_up(self, goal: Version = 0, *, exactly: bool = False) -> None:

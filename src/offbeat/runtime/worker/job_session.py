@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from offbeat.core.batch_sizes import Deal
 from offbeat.core.effects import BarrierPassed, EpochEnded, Fence, Grant, NoMore
 from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Event, Joined, LeaseWanted, PullWanted, Pushed
 from offbeat.core.phases import Phase
@@ -236,10 +237,11 @@ class JobSession(Session):
             case Abandoned(_, incarnation, version, compute_s, leases):
                 work = {"incarnation": incarnation, "version": version, "compute_s": compute_s, "leases": leases}
                 self._coordinator.send({"kind": "abandoned", "work": work})
-            case LeaseWanted(_, incarnation, pool, epoch, size, batch, rest, unit):
+            case LeaseWanted(_, incarnation, pool, epoch, size, batch, rest, deal):
                 want: dict[str, Any] = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size, "batch": batch}
                 more = {"rest": rest} if rest is not None else {}
-                self._coordinator.send({"kind": "samples", "want": {**want, **more, **({"unit": unit} if unit else {})}})
+                how = {name: value for name, value in deal._asdict().items() if value}
+                self._coordinator.send({"kind": "samples", "want": {**want, **more, **how}})
             case EpochWanted(_, incarnation, pool, epoch, size, kept):
                 asked = {"incarnation": incarnation, "pool": pool, "epoch": epoch, "size": size}
                 self._coordinator.send({"kind": "epoch", "want": {**asked, "kept": kept} if kept else asked})
@@ -578,7 +580,8 @@ class JobSession(Session):
             self._hand_in()
         self.checkpoints.asking = not self._outstanding
         try:
-            grant = self._samples.take(pool, epoch, size, batch, self.rest_of(pool, epoch), len(self._outstanding), self.units.get(pool, 0))
+            rest, deal = self.rest_of(pool, epoch), self.deals.get(pool, Deal())
+            grant = self._samples.take(pool, epoch, size, batch, rest, len(self._outstanding), deal)
         finally:
             self.checkpoints.asking = False
         (self.checkpoints.passed if grant is None else self.checkpoints.dealt)()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from offbeat.core.batch_sizes import Deal
 from offbeat.core.worker_messages import Compute, EpochEndWanted, SamplesWanted
 from offbeat.session import LeasedRange
 from offbeat.types import Epoch, LeaseId
@@ -50,18 +51,18 @@ class WorkerSamples:
         return pool in self._open and self._open[pool][0] != epoch
 
     def take(
-        self, pool: int, epoch: Epoch, size: int | None, batch: int, rest: Sequence[Sequence[int]] | None, held: int, unit: int
+        self, pool: int, epoch: Epoch, size: int | None, batch: int, rest: Sequence[Sequence[int]] | None, held: int, deal: Deal
     ) -> LeasedRange | None:
         """Return the next samples of an epoch, None once it is over for this worker. Another epoch of this pool is finished first.
 
         Args:
-            pool, epoch, size, batch, rest, held, unit: see `core.worker.SamplesWanted`.
+            pool, epoch, size, batch, rest, held, deal: see `core.worker.SamplesWanted`.
         """
         if self.leaves(pool, epoch):
             self._finish(pool)
         self._open[pool] = (epoch, size)
         while True:
-            turn = self._ask(SamplesWanted(pool, epoch, size, batch, rest, held, unit))
+            turn = self._ask(SamplesWanted(pool, epoch, size, batch, rest, held, deal))
             if turn.grant is not None:
                 return LeasedRange(pool, turn.grant.lease, turn.grant.start, turn.grant.stop, turn.grant.parts)
             if turn.over:

@@ -34,16 +34,16 @@ def kinds_from(ranks: int, slots: int, *, orders: bool, leaders: bool, decides: 
         decides: True if this process is the sequencer.
     """
     rank, buffer, slot = whole(0, ranks - 1), whole(0, BUFFERS - 1), whole(0, slots - 1)
-    factor = number(0.0, 1.0)
+    factor, weight = number(0.0, 1.0), number(0.0, 2.0**62)
     some = many(rank, ranks)
     writes = maybe(many(whole(), ranks * BUFFERS, least=ranks * BUFFERS))
-    parts = many(row(rank, rank, buffer, factor), ranks * BUFFERS)
+    parts = many(row(rank, rank, buffer, weight), ranks * BUFFERS)
     go = row(whole(), whole(), parts, whole(1, ranks), rank, many(rank, ranks, least=1), whole(), slot)
     of_itself = fields({}, {"rank": rank})
     kinds: dict[str, MessageSchema] = {}
     if decides:
         kinds |= {
-            "arrive": MessageSchema(fields({"b": maybe(buffer), "f": factor, "w": whole()})),
+            "arrive": MessageSchema(fields({"b": maybe(buffer), "f": factor, "w": whole()}, {"s": whole()})),
             "catch": MessageSchema(fields({}, {"rank": rank, "n": whole()})),
             "read": MessageSchema(fields({"n": whole()})),
             "pause": MessageSchema(of_itself),

@@ -131,13 +131,13 @@ class Node:
             self.memory.begin(self.me, free)
         return free
 
-    def arrive(self, buffer: int | None, factor: float) -> None:
-        """Hand in the gradient in a buffer. The sequencer sends an answer."""
+    def arrive(self, buffer: int | None, factor: float, samples: int = 0) -> None:
+        """Hand in the gradient in a buffer, of this many samples. The sequencer sends an answer."""
         writes = 0
         if buffer is not None:
             self._busy[buffer] = UNKNOWN
             writes = self.memory.writes[self.me * BUFFERS + buffer]
-        self.notify({"k": "arrive", "b": buffer, "f": factor, "w": writes})
+        self.notify({"k": "arrive", "b": buffer, "f": factor, "w": writes, **({"s": samples} if samples else {})})
 
     def enter(self, version: Version, host: str) -> None:
         """Take part from this version on, on the host of this name. The sequencer sends an answer."""

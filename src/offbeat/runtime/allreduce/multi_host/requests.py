@@ -69,7 +69,7 @@ class RankRequests:
         orders: list[Order]
         try:
             if kind == "arrive":
-                orders = sequencer.arrive(rank, header["b"], header["f"], header["w"])
+                orders = sequencer.arrive(rank, header["b"], header["f"], header["w"], header.get("s", 0))
             elif kind == "report":
                 orders = sequencer.report(rank, header["v"], header["upto"], header["held"], header["writes"])
             elif kind == "enter":

@@ -210,12 +210,13 @@ class MultiHostRounds:
             assert self._writing is not None
             return self._node.memory.buffer(self._me, self._writing)
 
-    def arrive(self, gradient: bool = True, clip: float | None = None) -> Arrival:
+    def arrive(self, gradient: bool = True, clip: float | None = None, samples: int = 0) -> Arrival:
         """Hand in the gradient in ``send()``.
 
         Args:
             gradient: False: there is none; the rank waits for results as if it had one.
             clip: largest norm of a late gradient; a longer one is scaled down to this norm.
+            samples: of the gradient; see `Rounds.arrive`.
 
         Raises:
             Fenced: this rank does not take part any more.
@@ -229,7 +230,7 @@ class MultiHostRounds:
                 buffer, self._writing = self._writing, None
                 if clip is not None:
                     factor = clip_factor(mine, clip)
-            answer = self._request(lambda: self._node.arrive(buffer, factor))
+            answer = self._request(lambda: self._node.arrive(buffer, factor, samples))
             self._delivered = range(self._version, self._version)
             self._awaited = answer.through
             return Arrival(answer.number, answer.late, answer.closed, answer.through)

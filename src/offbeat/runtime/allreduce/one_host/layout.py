@@ -29,7 +29,7 @@ class RoundsLayout(SharedLayout):
 
     USE: ClassVar[str] = "rounds"
     MAGIC: ClassVar[int] = 0x6F66666265617452
-    FORMAT: ClassVar[int] = 4
+    FORMAT: ClassVar[int] = 5
 
     slice_numel: int
 

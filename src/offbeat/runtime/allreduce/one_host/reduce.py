@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,8 @@ class Folder:
         with np.errstate(over="raise", invalid="ignore"):
             for first in range(start, stop, self._block_numel):
                 last = min(first + self._block_numel, stop)
-                finite &= mean([buffer[first:last] for buffer in buffers], closing.round.divisor, result[first:last])
+                parts = [buffer[first:last] for buffer in buffers]
+                finite &= mean(parts, closing.round.divisor, result[first:last], closing.round.weights)
         return finite
 
     def void(self, closing: Closing) -> None:
@@ -101,8 +103,10 @@ class Folder:
             lock.look_at_holder()
 
 
-def mean(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating]) -> bool:
-    """Write the mean of the parts (their sum, divided) to ``out``. NumPy must be set to raise on overflow.
+def mean(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating], weights: Sequence[float] = ()) -> bool:
+    """Write the mean of the parts to ``out``: their sum, divided, or where there are weights the sum of the products with these.
+
+    NumPy must be set to raise on overflow.
 
     Returns:
         True if all elements are finite, given finite parts.
@@ -111,29 +115,36 @@ def mean(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.fl
         out.fill(0.0)
         return True
     try:
-        if len(parts) == 1:
-            np.divide(parts[0], divisor, out=out)
-            return True
-        np.add(parts[0], parts[1], out=out)
-        for part in parts[2:]:
-            np.add(out, part, out=out)
-        np.divide(out, divisor, out=out)
+        _mean(parts, divisor, out, weights)
     except FloatingPointError:
-        return _mean_in_range(parts, divisor, out)
+        return _mean_in_range(parts, divisor, out, weights)
     return True
 
 
-def _mean_in_range(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating]) -> bool:
-    """Do as `mean`: the same bits where the sum does not overflow; elsewhere the parts are summed scaled by a power of two."""
-    with np.errstate(over="ignore"):
+def _mean(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating], weights: Sequence[float]) -> None:
+    if weights:
+        np.multiply(parts[0], weights[0], out=out)
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            np.add(out, part * weight, out=out)
+    elif len(parts) == 1:
+        np.divide(parts[0], divisor, out=out)
+    else:
         np.add(parts[0], parts[1], out=out)
         for part in parts[2:]:
             np.add(out, part, out=out)
-        beyond = np.flatnonzero(~np.isfinite(out))
         np.divide(out, divisor, out=out)
-        scale = 0.5 ** (len(parts) - 1).bit_length()  # a power of two: nothing is rounded, and no sum of so many overflows
-        total = parts[0][beyond] * scale
-        for part in parts[1:]:
-            total += part[beyond] * scale
-        out[beyond] = total / (divisor * scale)
+
+
+def _mean_in_range(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.floating], weights: Sequence[float]) -> bool:
+    """Do as `mean`: the same bits where the sum does not overflow; elsewhere the parts are summed scaled by a power of two."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        _mean(parts, divisor, out, weights)
+        beyond = np.flatnonzero(~np.isfinite(out))
+        # A power of two: nothing is rounded, and no sum of so many overflows.
+        scale = 0.5 ** ((len(parts) - 1).bit_length() + ceil(max(weights, default=0.0)).bit_length())
+        factors = [weight * scale for weight in weights] or [scale] * len(parts)
+        total = parts[0][beyond] * factors[0]
+        for part, factor in zip(parts[1:], factors[1:], strict=True):
+            total += part[beyond] * factor
+        out[beyond] = total / (scale if weights else divisor * scale)
         return bool(np.isfinite(out[beyond]).all())

@@ -152,12 +152,13 @@ class OneHostRounds(OneHostMembers):
             assert self._buffer is not None, "both buffers are in use; call wait() first, until it returns True"
         return self._send[self._buffer]
 
-    def arrive(self, gradient: bool = True, clip: float | None = None) -> Arrival:
+    def arrive(self, gradient: bool = True, clip: float | None = None, samples: int = 0) -> Arrival:
         """Hand in the gradient in ``send()``.
 
         Args:
             gradient: False: there is none; the rank waits, or gets its results, as it would with one.
             clip: scale the gradient down to this norm, if its norm is larger and it is late.
+            samples: of the gradient; see `Rounds.arrive`.
 
         Returns:
             The round that the gradient is for, and whether it is late: then `wait` returns at once, or after the fold that is under way.
@@ -177,10 +178,10 @@ class OneHostRounds(OneHostMembers):
         if clips and clip is not None and self._late():
             self.send().mul_(clip_factor(self.send(), clip))
             clips = False
-        made = self._memory.change(RoundsState.arrive, rank, self._token, buffer, clips)
+        made = self._memory.change(RoundsState.arrive, rank, self._token, buffer, clips, samples)
         if made is None:
             # A round was closed after `_late` was checked: the gradient is late now, and stays late.
-            return self.arrive(gradient, clip)
+            return self.arrive(gradient, clip, samples)
         arrival, self._came_with, self._given = made
         self._buffer = None
         self._version = self._came_with + len(self._given)

@@ -117,7 +117,7 @@ class RoundsState:
         self._wrote(EntryKind.RESUME, rank, self.rounds.version(rank), False)
 
     def arrive(
-        self, rank: WorkerId, token: int, buffer: int | None, unless_late: bool
+        self, rank: WorkerId, token: int, buffer: int | None, unless_late: bool, samples: int
     ) -> tuple[Arrival, Version, list[tuple[Version, int]]] | None:
         """Let the rank wait from now on, or give it its results at once.
 
@@ -130,7 +130,7 @@ class RoundsState:
         version = cells[(1 + rank) * WIDTH + VERSION]
         if unless_late and version < cells[CLOSED]:
             return None
-        arrival = self.rounds.arrive(rank, buffer)
+        arrival = self.rounds.arrive(rank, buffer, samples=samples)
         self._wrote(_ARRIVE, rank, version, arrival.closed, buffer)
         if arrival.closed:
             self._place()

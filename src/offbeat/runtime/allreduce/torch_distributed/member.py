@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -12,6 +13,8 @@ from offbeat.runtime.allreduce.torch_distributed.process_group import Meeting, T
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.types import Version, WorkerId
+
+TAIL: Final = 3
 
 
 class TorchMember(RankMember):
@@ -28,8 +31,10 @@ class TorchMember(RankMember):
         self._meeting, self._interface = meeting, interface
         self._group: TorchAllreduce | None = None
         self._members: Sequence[WorkerId] = ()
-        # Behind each gradient is a 1, so that the mean tells how many ranks had a gradient.
-        self._gradient, self._nothing = (torch.zeros(replica.numel + 1, dtype=replica.dtype, device="cpu") for _ in range(2))
+        # Behind each gradient are its weight, its number of samples, and 1 if that is known: the mean tells what the weights add up to.
+        self._gradient, self._nothing = (torch.zeros(replica.numel + TAIL, dtype=replica.dtype, device="cpu") for _ in range(2))
+        self._usual: int | None = None
+        """The mean number of samples of the ranks' gradients in the last round, the same on all ranks; 0: not known; None: no round yet."""
         super().__init__(rank, replica)
 
     def attach(self) -> None:
@@ -40,31 +45,47 @@ class TorchMember(RankMember):
         self._members = header["members"]
 
     def _enter(self) -> None:
-        self._replica.aim(self._gradient[:-1])
+        self._replica.aim(self._gradient[:-TAIL])
         self._group = TorchAllreduce(self._members.index(self._rank), len(self._members), self._meeting, host=self._interface)
 
     def resume(self) -> None:
         """Do nothing: only the coordinator keeps which ranks compute."""
 
-    def contribute(self, usable: bool) -> None:
+    def contribute(self, usable: bool, samples: int) -> None:
         """Take part in a round with the gradient, or with zeros."""
+        usual = self._agree(samples if usable else 0)
         if usable:
-            self._gradient[-1] = 1.0
+            weight = samples / usual if samples and usual else 1.0
+            if weight != 1.0:  # with equal numbers no bit differs from the mean of DistributedDataParallel
+                self._gradient[:-TAIL].mul_(weight)
+            self._gradient[-TAIL:] = torch.tensor([weight, samples, samples > 0])
         else:
             self._gradient.zero_()
         self._round(self._gradient)
 
     def sit_out(self) -> None:
         """Take part in a round of the others with zeros. A gradient that is being accumulated is not touched."""
+        self._agree(0)
         self._round(self._nothing.zero_())
+
+    def _agree(self, samples: int) -> int:
+        """Return the number of samples that has the weight 1. Before the first round the ranks exchange their numbers."""
+        if self._usual is None:
+            assert self._group is not None
+            numbers = torch.tensor([samples, samples > 0], dtype=torch.float64, device="cpu")
+            self._group.mean(numbers)
+            self._usual = _quotient(numbers)
+        return self._usual
 
     def _round(self, vector: torch.Tensor) -> None:
         assert self._group is not None, "a round before begin(): the ranks have not met"
         self._group.mean(vector)
         self.version += 1
-        if (share := float(vector[-1])) > 0.0:
-            # The mean is over all ranks; the step needs that over the ranks with a gradient.
-            self._replica.step(vector[:-1] if round(share * len(self._members)) == len(self._members) else vector[:-1].div_(share))
+        self._usual = _quotient(vector[-2:]) or self._usual
+        if (share := float(vector[-TAIL])) > 0.0:
+            # The mean is over all ranks; the step needs that over the samples of the ranks with a gradient.
+            mean = vector[:-TAIL]
+            self._replica.step(mean if math.isclose(share, 1.0, rel_tol=1e-6) else mean.div_(share))
 
     def catch_up(self, goal: Version = 0, *, exactly: bool = False) -> None:
         """Do nothing: results only come from rounds in which this rank takes part."""
@@ -76,3 +97,9 @@ class TorchMember(RankMember):
         """Close the process group. Called once, and last."""
         if self._group is not None:
             self._group.close()
+
+
+def _quotient(numbers: torch.Tensor) -> int:
+    """Return the mean number of samples, to the next whole number, from the means of these numbers and of the ranks that know theirs."""
+    samples, known = (float(number) for number in numbers)
+    return round(samples / known) if known else 0
