@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -134,3 +135,17 @@ def test_a_summary_that_cannot_be_written_is_the_last_line(faulty: Faulty, tmp_p
     assert ended.status == 1
     assert f"but the summary {place}/summary.json could not be written: No such file or directory" in ended.last_line
     assert "pushes" in ended.out, "the table is there as well"
+
+
+def test_the_last_record_is_written_where_no_descriptor_is_left(faulty: Faulty) -> None:
+    """Server 0 is gone, and with it whoever writes the journal: the supervisor ends it, with every descriptor below its limit taken."""
+    job = faulty.start("--workers", "2", "--sync", "asp", environment={"OFFBEAT_HOST": "apart"})
+    began(job, 2)
+    files = resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE)
+    kept = {int(entry.name) for entry in Path(f"/proc/{job.process.pid}/fd").iterdir() if not os.readlink(entry).startswith("socket:")}
+    limit = next(number for number in itertools.count() if number not in kept)  # connections that end make no room below it
+    resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (limit, files[1]))
+    signalled(job.servers()[0], signal.SIGKILL)
+    ended = job.ended()
+    assert ended.status == 1
+    assert ended.records[-1]["kind"] == "end" and ended.records[-1]["cut"]

@@ -5,10 +5,12 @@ The supervisor decides nothing about training; the coordinator in server 0 does,
 
 from __future__ import annotations
 
+import resource
 import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -556,6 +558,7 @@ class Supervisor:
             self._serve_until(lambda: all(child.ended() is not None for child in standbys.children()), GRACE_S)
         if self._summary is None and self._settings.journal is not None:
             _kill(list(self._servers.children.values()))  # a stopped server 0 must not continue to write later
+            _may_open_more()
             seal(self._settings.journal, reason, self._began_at)
         self._followers.close()
         self._serve_until(lambda: self._followers.all_over() or self._told.insists, FOLLOWERS_END_S)
@@ -579,6 +582,13 @@ class Supervisor:
 
     def _record(self, role: str, number: int, what: str, detail: str = "") -> None:
         self._send("process", fields={"role": role, "number": number, "what": what, "detail": detail})
+
+
+def _may_open_more() -> None:
+    """Raise this process's limit of open files as far as it may: connections have used it up, and the journal lacks its end."""
+    with suppress(ValueError, OSError):
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _kill(children: Sequence[Child]) -> None:
