@@ -194,6 +194,7 @@ def test_a_follower_that_dies_again_and_again_is_given_up(tmp_path: Path, monkey
 def test_what_a_follower_lacks_is_one_sentence(tmp_path: Path) -> None:
     with job(tmp_path, "lacks") as one:
         one.followers.on_records(*batch(0))
+        one.until("the end", one.followers.all_over)
         one.end()
     why = "the package nosuch is not installed: pip install nosuch"
     assert list(one.missing) == [f"--test is not complete: {why}"]

@@ -167,7 +167,7 @@ class Follower:
             self._over = True
             self.kill()
             self._missing.report(f"{self._spec.name} is not complete", why, fails=False)
-            self._note(f"{self._spec.name}: {why}; training goes on without it")
+            self._note(f"{self._spec.name}: {why}{'' if self._closing else '; training goes on without it'}")
 
     def account(self) -> None:
         """Report at the end of the job what was left out."""

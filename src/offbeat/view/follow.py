@@ -23,8 +23,10 @@ from offbeat.types import Seconds
 
 FLUSH_S: Final[Seconds] = 1.0
 """Longest time between two flushes of a sink that has got records, in seconds."""
+FLUSH_NBYTES: Final = 1 << 19
+"""Most bytes read between two of them; the supervisor gives four times as many before any is confirmed."""
 READ_NBYTES: Final = 1 << 16
-NICE: Final = 10
+NICE: Final = 15
 
 
 class Lack(Exception):
@@ -120,7 +122,7 @@ def follow(make: Callable[[Callable[[str], None]], Sink]) -> int:
 
 def _run(sink: Sink, records: int, answer: Callable[[Mapping[str, Any]], None]) -> None:
     feed = Feed(sink, answer)
-    flush_at = 0.0
+    flush_at, unflushed = 0.0, 0
     with selectors.DefaultSelector() as selector:
         selector.register(records, selectors.EVENT_READ)
         while True:
@@ -129,9 +131,10 @@ def _run(sink: Sink, records: int, answer: Callable[[Mapping[str, Any]], None]) 
                 if not data:
                     break
                 feed.read(data)
-            if time.monotonic() >= flush_at:
+                unflushed += len(data)
+            if unflushed >= FLUSH_NBYTES or time.monotonic() >= flush_at:
                 feed.flush()
-                flush_at = time.monotonic() + FLUSH_S
+                flush_at, unflushed = time.monotonic() + FLUSH_S, 0
     feed.flush()
     sink.close()
 
