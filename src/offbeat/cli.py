@@ -53,6 +53,7 @@ from offbeat.options import (
     LogDir,
     LogTo,
     MaxRestarts,
+    Metrics,
     Module,
     NoPreload,
     NoticeLine,
@@ -79,6 +80,7 @@ from offbeat.options import (
     ray_options,
 )
 from offbeat.policies import RULES
+from offbeat.report import perfetto, tables_csv
 from offbeat.report.chrome import write as write_trace
 from offbeat.report.live import LiveProgress
 from offbeat.report.table import comparison, console, job_tables
@@ -136,6 +138,7 @@ def run(
     summary: SummaryFile = None,
     log_dir: LogDir = None,
     log_to: LogTo = None,
+    metrics: Metrics = None,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -183,7 +186,7 @@ def run(
         tls_key=tls_key,
         tls_ca=tls_ca,
     )
-    followers = followers_of(log_to or [])
+    followers = followers_of(log_to or [], metrics)
     saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
     workers, servers, sync, wire, seed = checkpointing.taken_over(
         saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, seed=seed
@@ -282,6 +285,7 @@ def agent(
     summary: SummaryFile = None,
     log_dir: LogDir = None,
     log_to: LogTo = None,
+    metrics: Metrics = None,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -311,7 +315,7 @@ def agent(
     if not 0.0 < start_timeout < float("inf"):
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
-    followers = followers_of(log_to or [])
+    followers = followers_of(log_to or [], metrics)
     report_to = os.environ.pop(SUPERVISES, None)
     saved, order = None, None
     if report_to is None:  # an agent that comes back finds checkpoints of this job in the folder: its supervisor alone looks there
@@ -522,7 +526,13 @@ def _options_of(name: str, words: list[str]) -> dict[str, Any]:
 def report(
     journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
     picture: Annotated[Path | None, typer.Option(help="Draw a timeline of the workers' states to this PNG file.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the timeline of one journal to this file, for Perfetto or Chrome.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the timeline of one journal to this file: FILE.pftrace for Perfetto, with flows; else JSON, for Chrome."
+        ),
+    ] = None,
+    tables: Annotated[Path | None, typer.Option("--csv", help="Write one journal as CSV tables into this folder (docs/tools.md).")] = None,
     why: Annotated[
         str | None,
         typer.Option(help="List the causes, the latest first, of push=WORKER@CLOCK, of the end of wait=WORKER@SECONDS, or of a record."),
@@ -530,11 +540,12 @@ def report(
 ) -> None:
     """Summarize the journals of finished jobs."""
     screen = console()
-    if trace is not None and len(journals) > 1:
-        raise ConfigurationError(f"--trace {trace}: a trace is of one job, but {len(journals)} journals are given; give one")
+    for option, path in (("--trace", trace), ("--csv", tables)):
+        if path is not None and len(journals) > 1:
+            raise ConfigurationError(f"{option} {path}: it is of one job, but {len(journals)} journals are given; give one")
     if why is not None:
-        for path in journals:
-            screen.print(*story(Records(path), why), sep="\n", markup=False, highlight=False, soft_wrap=True)
+        for journal in journals:
+            screen.print(*story(Records(journal), why), sep="\n", markup=False, highlight=False, soft_wrap=True)
         return
     summaries = [Tally.of(read(path)).summary() for path in journals]
     for one in summaries:
@@ -542,8 +553,14 @@ def report(
     if len(summaries) > 1:
         screen.print(comparison(summaries, screen.width))
     if trace is not None:
-        write_trace(journals[0], trace)
+        if trace.suffix == perfetto.SUFFIX:
+            perfetto.write(Records(journals[0]), trace)
+        else:
+            write_trace(journals[0], trace)
         screen.print(f"trace: {trace}")
+    if tables is not None:
+        names = tables_csv.write(Records(journals[0]), tables)
+        screen.print(f"tables: {tables}: {', '.join(names)}")
     if picture is not None:
         from offbeat.report.timeline import draw  # matplotlib is optional, and slow to load
 
