@@ -82,6 +82,7 @@ from offbeat.options import (
 from offbeat.policies import RULES
 from offbeat.report import perfetto, tables_csv
 from offbeat.report.chrome import write as write_trace
+from offbeat.report.compare import Run, compared
 from offbeat.report.live import LiveProgress
 from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.why import story
@@ -528,9 +529,7 @@ def report(
     picture: Annotated[Path | None, typer.Option(help="Draw a timeline of the workers' states to this PNG file.")] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(
-            help="Write the timeline of one journal to this file: FILE.pftrace for Perfetto, with flows; else JSON, for Chrome."
-        ),
+        typer.Option(help="Write the timeline of one journal to this file: FILE.pftrace for Perfetto, with flows; else JSON, for Chrome."),
     ] = None,
     tables: Annotated[Path | None, typer.Option("--csv", help="Write one journal as CSV tables into this folder (docs/tools.md).")] = None,
     why: Annotated[
@@ -566,6 +565,18 @@ def report(
 
         draw(list(zip(summaries, journals, strict=True)), picture)
         screen.print(f"picture: {picture}")
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="The journal of a run.", show_default=False)],
+    second: Annotated[Path, typer.Argument(help="The journal of another run.", show_default=False)],
+) -> None:
+    """Show two runs side by side: their figures, their losses at equal times and samples, who differs, and what is not comparable."""
+    screen = console()
+    names = [str(path) for path in (first, second)] if first.name == second.name else [first.name, second.name]
+    runs = [Run.of(name, Records(path)) for name, path in zip(names, (first, second), strict=True)]
+    screen.print(*compared(*runs), sep="\n", highlight=False)
 
 
 def finish(screen: Console, outcome: Outcome, summary: Path | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import socket
@@ -84,6 +85,19 @@ def test_promtool_accepts_it(known: bool, tmp_path: Path) -> None:
     collector = fed(simulated(tmp_path))[0] if known else Collector()
     done = subprocess.run(["promtool", "check", "metrics"], input=shown(collector), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_dashboard_and_the_page_use_names_that_are_served(tmp_path: Path) -> None:
+    collector, summary = fed(simulated(tmp_path))
+    collector.status({**summary, "loss": 0.5})
+    text, root = shown(collector), Path(__file__).parents[2]
+    served = {name for name in re.findall(r"^(offbeat_\w+?)(?:\{| )", text, re.MULTILINE) if not name.endswith("_created")}
+    board = json.loads((root / "contrib" / "grafana.json").read_text(encoding="utf-8"))
+    used = {name for panel in board["panels"] for target in panel["targets"] for name in re.findall(r"offbeat_\w+", target["expr"])}
+    assert used <= served, used - served
+    families = {re.sub("_(bucket|sum|count)$", "", name) for name in served}
+    page = (root / "docs" / "tools.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(offbeat_\w+)`", page, re.MULTILINE)) == families
 
 
 def test_of_a_thousand_workers_32_have_labels(tmp_path: Path) -> None:

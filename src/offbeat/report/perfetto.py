@@ -7,7 +7,7 @@ Source: Google, "Perfetto: Synthetic TrackEvent": https://perfetto.dev/docs/refe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -21,6 +21,8 @@ WORKERS: Final = 1
 FOLDS: Final = 2
 """Identify the groups of rows; the rows of a group have `_EACH` times its number and their own number."""
 _EACH: Final = 1 << 32
+LAST: Final = (1 << 31) - 1
+"""The number of the last row of a group."""
 SEQUENCE: Final = 1
 PACKETS_MAX: Final = 2000
 """Most packets that wait to be written."""
@@ -66,7 +68,9 @@ class Trace:
         begin.name = name
         self._at(row, stop_s, self._event.TYPE_SLICE_END)
 
-    def instant(self, row: int, t: float, name: str, *, flows: Iterable[int] = (), ends: Iterable[int] = (), **about: Any) -> None:
+    def instant(
+        self, row: int, t: float, name: str, *, flows: Iterable[int] = (), ends: Iterable[int] = (), about: Mapping[str, Any]
+    ) -> None:
         """Write a mark, the flows that begin in it, those that end in it, and what is to be known of it."""
         event = self._at(row, t, self._event.TYPE_INSTANT)
         event.name = name
@@ -119,7 +123,7 @@ class _Timeline:
                 arrival = self._pushes.pushed(record)
                 about = {key: record.get(key) for key in ("version", "samples", "steps", "compute_s", "loss", "shard")}
                 about |= {"clock": arrival.clock}
-                self._trace.instant(self._worker(record["worker"]), record["t"], "push", flows=[arrival.number], **about)
+                self._trace.instant(self._worker(record["worker"]), record["t"], "push", flows=[arrival.number], about=about)
             case "fold":
                 ends = self._pushes.folded(record)
             case "settle":
@@ -139,20 +143,20 @@ class _Timeline:
         for start_s, stop_s, what in lane.spans:
             self._trace.span(row, start_s, stop_s, what)
         for t, what, reason in lane.marks:
-            self._trace.instant(row, t, what, reason=reason)
+            self._trace.instant(row, t, what, about={"reason": reason})
         lane.spans.clear()
         lane.marks.clear()
 
     def _moment(self, moment: Moment, ends: list[Arrival]) -> None:
         if moment.what == "barrier":
-            self._trace.instant(self._trace.row(FOLDS, _EACH - 1, "barriers"), moment.t, "barrier", reason=moment.reason)
+            self._trace.instant(self._trace.row(FOLDS, LAST, "barriers"), moment.t, "barrier", about={"reason": moment.reason})
             return
         shard = moment.shard
         row = self._trace.row(FOLDS, 0 if shard is None else shard, "all shards" if shard is None else f"shard {shard}")
-        about = {"version": moment.version, "reason": moment.reason}
+        about: dict[str, Any] = {"version": moment.version, "reason": moment.reason}
         if moment.what == "fold":
             about |= {"contributions": moment.parts, "workers": " ".join(str(one.record["worker"]) for one in ends)}
-        self._trace.instant(row, moment.t, f"{moment.what} {moment.version}", ends=[one.number for one in ends], **about)
+        self._trace.instant(row, moment.t, f"{moment.what} {moment.version}", ends=[one.number for one in ends], about=about)
 
     def _worker(self, number: int) -> int:
         return self._trace.row(WORKERS, number, f"worker {number}")
