@@ -96,7 +96,7 @@ def test_the_ring_is_bounded_and_counts_what_it_loses(sizes: list[int], takes: s
         came.extend(lines)
 
     for number, size in enumerate(sizes):
-        followed.add("fold", f"{number} " + "x" * size)
+        followed.add(f"{number} " + "x" * size)
         assert followed._nbytes <= RING_NBYTES or len(followed._lines) == 1
         if number in takes and (found := followed.due(10.0 * number)) is not None:
             take(found.lines, found.first)
@@ -110,9 +110,9 @@ def test_the_ring_is_bounded_and_counts_what_it_loses(sizes: list[int], takes: s
 
 def test_nothing_is_sent_before_the_last_batch_was_answered() -> None:
     followed = Followed(["*"])
-    followed.add("fold", "{}")
+    followed.add("{}")
     assert followed.due(1.0) is not None
-    followed.add("fold", "{}")
+    followed.add("{}")
     assert followed.due(99.0) is None
     followed.answered()
     assert followed.due(99.0) is not None

@@ -106,7 +106,7 @@ class Trace:
     def flush(self) -> None:
         """Write what waits: traces in a row are one trace."""
         self._file.write(self._trace.SerializeToString())
-        self._trace.Clear()
+        self._trace = self._protobuf.Trace()  # a cleared one keeps its memory, and would grow
 
 
 class _Timeline:
