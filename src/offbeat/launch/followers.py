@@ -101,6 +101,8 @@ class Follower:
         self._lost = 0
         self._restarts = 0
         self._started_at: Seconds = 0.0
+        self._heard_at: Seconds = 0.0
+        """When it has confirmed something, or was given something with nothing to confirm."""
         self._backoff = Backoff()
         self._closing = self._over = False
         self._said, self._tail = b"", b""
@@ -110,6 +112,10 @@ class Follower:
     def over(self) -> bool:
         """True if the follower has ended for good."""
         return self._over
+
+    def hopeless(self, now: Seconds) -> bool:
+        """Return True if it has not answered for `END_S`: at the end of the job it is not waited for."""
+        return bool(self._given) and now - self._heard_at >= END_S
 
     def pipes(self) -> list[int]:
         """Return the descriptors that say when there is something to read."""
@@ -253,6 +259,7 @@ class Follower:
         item = self._waiting.popleft()
         self._waiting_nbytes -= len(item.data)
         self._marks += 1
+        self._heard_at = self._heard_at if self._given else time.monotonic()
         self._given.append(item._replace(mark=self._marks))
         self._given_nbytes += len(item.data)
         self._rest = memoryview(item.data + json.dumps({"kind": "mark", "number": self._marks}).encode() + b"\n")
@@ -275,6 +282,7 @@ class Follower:
             case {"taken": int(number)}:
                 while self._given and self._given[0].mark <= number and not (self._rest and len(self._given) == 1):
                     self._given_nbytes -= len(self._given.popleft().data)
+                self._heard_at = time.monotonic()
             case {"note": str(text)}:
                 self._note(f"{self._spec.name}: {text[:_WORDS_MAX]}")
             case {"lack": str(text)}:
@@ -333,14 +341,15 @@ class Followers:
         self._each(Follower.close)
 
     def all_over(self) -> bool:
-        """Return True if each has ended."""
-        return all(one.over for one in self._all)
+        """Return True if each has ended, or hangs."""
+        now = time.monotonic()
+        return all(one.over or one.hopeless(now) for one in self._all)
 
     def end(self) -> None:
         """Kill those that have not ended, and report what is missing."""
         for one in self._all:
             if not one.over:
-                one.give_up(f"it had not ended {END_S:g} s after the job")
+                one.give_up("it hangs" if one.hopeless(time.monotonic()) else f"it had not ended {END_S:g} s after the job")
             one.account()
 
     def kill(self) -> None:
