@@ -180,6 +180,18 @@ def test_a_follower_that_dies_at_a_record_gets_that_record_again(tmp_path: Path)
     assert one.versions == [0, 1]
 
 
+def test_a_follower_that_hangs_is_replaced_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with job(tmp_path, "stalls") as one:
+        one.followers.on_records(*batch(0, 1))
+        one.until("its begin", lambda: one.lines == ["begins"])
+        monkeypatch.setattr(followers, "HUNG_S", 0.5)
+        one.until("its death", lambda: len(one.notes) == 2)
+        monkeypatch.setattr(followers, "HUNG_S", 60.0)
+        one.end()
+    assert one.versions == [0, 1] and list(one.missing) == []
+    assert "--test: its process had not answered for 0.5 s and was killed, and is started again; training goes on" in one.notes
+
+
 def test_a_follower_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followers, "RESTARTS_MAX", 1)
     with job(tmp_path, "raises") as one:

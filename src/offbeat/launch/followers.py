@@ -39,6 +39,8 @@ RESTARTS_MAX: Final = 3
 """How often in a row a follower that has died is started again;"""
 LIVED_S: Final[Seconds] = 600.0
 """one that has lived for so many seconds counts as the first."""
+HUNG_S: Final[Seconds] = 300.0
+"""Seconds without an answer after which a follower is killed, and started again; clients of servers try again for minutes."""
 END_S: Final[Seconds] = 10.0
 """Longest wait for the followers at the end of the job, in seconds."""
 _WORDS_MAX: Final = 500
@@ -104,7 +106,7 @@ class Follower:
         self._heard_at: Seconds = 0.0
         """When it has confirmed something, or was given something with nothing to confirm."""
         self._backoff = Backoff()
-        self._closing = self._over = False
+        self._closing = self._over = self._hung = False
         self._said, self._tail = b"", b""
         self._lack: str | None = None
 
@@ -159,6 +161,9 @@ class Follower:
         assert self.child is not None
         self._write()
         self._read()
+        if self._given and now - self._heard_at >= HUNG_S:
+            self._hung = True
+            self.child.strike()
         if (status := self.child.ended()) is not None:
             self._read()
             self._ended(status, now)
@@ -223,6 +228,8 @@ class Follower:
             last = self._tail.decode(errors="replace").strip().rpartition("\n")[2][:_WORDS_MAX]
             how = "its process " + ("ended" if status == 0 else f"was {describe(status)}" if status < 0 else describe(status))
             how += f" ({last})" if status > 0 and last else ""
+            if self._hung:
+                how, self._hung = f"its process had not answered for {HUNG_S:g} s and was killed", False
             if self._restarts > RESTARTS_MAX:
                 self.give_up(f"{how}, {self._restarts} times")
             else:
@@ -348,9 +355,9 @@ class Followers:
     def end(self) -> None:
         """Kill those that have not ended, and report what is missing."""
         for one in self._all:
+            one.account()
             if not one.over:
                 one.give_up("it hangs" if one.hopeless(time.monotonic()) else f"it had not ended {END_S:g} s after the job")
-            one.account()
 
     def kill(self) -> None:
         """Kill all processes."""
