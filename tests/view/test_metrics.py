@@ -73,6 +73,27 @@ def test_the_figures_are_those_of_the_summary(tmp_path: Path) -> None:
     assert 'rule="backup(b=1)"' in text
 
 
+def test_a_closed_connection_is_explained_by_the_end_of_the_process(tmp_path: Path) -> None:
+    collector = Collector()
+
+    def dies(worker: int, t: float) -> None:
+        collector.record(
+            {"kind": "state_changed", "t": t, "worker": worker, "incarnation": 1, "state": "dead", "reason": "connection closed: x"}
+        )
+
+    def deaths(cause: str) -> float:
+        return value(shown(collector), f'offbeat_deaths_total{{cause="{cause}"}}')
+
+    for worker in (0, 1, 2):
+        dies(worker, 1.0)
+    collector.record({"kind": "process", "t": 1.1, "role": "worker", "number": 0, "what": "exited", "detail": "killed by SIGKILL"})
+    assert (deaths("killed"), deaths("connection")) == (1, 0)
+    collector.record({"kind": "state_changed", "t": 2.0, "worker": 1, "incarnation": 2, "state": "alive", "reason": "joined"})
+    assert (deaths("killed"), deaths("connection")) == (1, 1)
+    collector.status({**Tally().summary(), "elapsed_s": 7.0})
+    assert (deaths("killed"), deaths("connection")) == (1, 2)
+
+
 @pytest.mark.parametrize("sync", ["psp(c=1)", "majority", "ensemble"])
 def test_other_families(sync: str, tmp_path: Path) -> None:
     collector, summary = fed(simulated(tmp_path, sync))

@@ -18,14 +18,17 @@ from urllib.parse import urlsplit
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
 from offbeat.journal.worker_summary import NOT_COME
+from offbeat.types import Seconds
 from offbeat.view.curves import LABELLED, LABELLED_MAX
 from offbeat.view.follow import Lack, follow
 
-KINDS: Final = ("fold", "pushed", "settle", "state_changed")
+KINDS: Final = ("fold", "process", "pushed", "settle", "state_changed")
 LOOPBACK: Final = "127.0.0.1"
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 REJOIN_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0)
 VERSIONS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+WORDS_S: Final[Seconds] = 5.0
+"""Seconds in which the supervisor says how a process ended whose connection has closed."""
 CAUSES: Final = {
     "not heard of": "silent",
     "was killed": "killed",
@@ -83,6 +86,8 @@ class Collector:
         """Samples by each fate but folded."""
         self._deaths: Counter[str] = Counter()
         self._died: dict[int, float] = {}
+        self._unexplained: dict[int, float] = {}
+        """When workers died whose connection has closed, and of whose process nothing is known yet."""
         self._folded_at: float | None = None
         self._missed = 0
         self._labelled: frozenset[int] = frozenset()
@@ -104,20 +109,33 @@ class Collector:
                         self._staleness.add(part["staleness"])
                 case "settle" if record["fate"] != "folded" and "shard" not in record:
                     self._unfolded[record["fate"]] += record["samples"]
+                case "process" if record["role"] == "worker" and record["number"] in self._unexplained:
+                    self._explain(record["number"], cause_of(record["detail"]))
                 case "state_changed":
                     self._changed(record)
+
+    def _explain(self, worker: int, cause: str) -> None:
+        del self._unexplained[worker]
+        self._deaths["connection" if cause == "other" else cause] += 1
 
     def _changed(self, record: Record) -> None:
         worker = record["worker"]
         if record["state"] == "dead" and worker not in self._died and record["reason"] != NOT_COME:
             self._died[worker] = record["t"]
-            self._deaths[cause_of(record["reason"])] += 1
+            if (cause := cause_of(record["reason"])) == "connection":
+                self._unexplained[worker] = record["t"]
+            else:
+                self._deaths[cause] += 1
         elif record["state"] == "alive" and worker in self._died:
+            if worker in self._unexplained:
+                self._explain(worker, "connection")
             self._rejoin.add(record["t"] - self._died.pop(worker))
 
     def status(self, snapshot: Mapping[str, Any]) -> None:
         with self._lock:
             self._snapshot = snapshot
+            for worker in [worker for worker, t in self._unexplained.items() if snapshot["elapsed_s"] > t + WORDS_S]:
+                self._explain(worker, "connection")
             if len(snapshot["per_worker"]) <= LABELLED_MAX:
                 self._labelled = frozenset(worker["worker"] for worker in snapshot["per_worker"])
             elif not self._labelled and all(worker["pushes"] for worker in snapshot["per_worker"] if worker["state"] == "alive"):
