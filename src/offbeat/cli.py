@@ -539,9 +539,9 @@ def report(
 ) -> None:
     """Summarize the journals of finished jobs."""
     screen = console()
-    for option, path in (("--trace", trace), ("--csv", tables)):
+    for option, path, what in (("--trace", trace, "a trace is"), ("--csv", tables, "tables are")):
         if path is not None and len(journals) > 1:
-            raise ConfigurationError(f"{option} {path}: it is of one job, but {len(journals)} journals are given; give one")
+            raise ConfigurationError(f"{option} {path}: {what} of one job, but {len(journals)} journals are given; give one")
     if why is not None:
         for journal in journals:
             screen.print(*story(Records(journal), why), sep="\n", markup=False, highlight=False, soft_wrap=True)

@@ -41,8 +41,10 @@ LIVED_S: Final[Seconds] = 600.0
 """one that has lived for so many seconds counts as the first."""
 HUNG_S: Final[Seconds] = 300.0
 """Seconds without an answer after which a follower is killed, and started again; clients of servers try again for minutes."""
-END_S: Final[Seconds] = 10.0
-"""Longest wait for the followers at the end of the job, in seconds."""
+SILENT_S: Final[Seconds] = 10.0
+"""Seconds without an answer after which a follower is not waited for at the end of the job;"""
+END_S: Final[Seconds] = 30.0
+"""the longest wait for the others, in seconds."""
 _WORDS_MAX: Final = 500
 _TAIL_NBYTES: Final = 4096
 
@@ -106,7 +108,7 @@ class Follower:
         self._heard_at: Seconds = 0.0
         """When it has confirmed something, or was given something with nothing to confirm."""
         self._backoff = Backoff()
-        self._closing = self._over = self._hung = False
+        self._closing = self._over = self._hung = self._answers = False
         self._said, self._tail = b"", b""
         self._lack: str | None = None
 
@@ -116,8 +118,8 @@ class Follower:
         return self._over
 
     def hopeless(self, now: Seconds) -> bool:
-        """Return True if it has not answered for `END_S`: at the end of the job it is not waited for."""
-        return bool(self._given) and now - self._heard_at >= END_S
+        """Return True if it hangs. A process that imports what it needs has not answered yet, and takes its time on a busy machine."""
+        return bool(self._given) and self._answers and now - self._heard_at >= SILENT_S
 
     def pipes(self) -> list[int]:
         """Return the descriptors that say when there is something to read."""
@@ -212,7 +214,7 @@ class Follower:
         self._requeue([*status, *(item for item in (*self._given, *self._waiting) if item.records), *status])
         self._given.clear()
         self._given_nbytes = 0
-        self._rest, self._said = memoryview(b""), b""
+        self._rest, self._said, self._answers = memoryview(b""), b"", False
 
     def _ended(self, status: int, now: Seconds) -> None:
         self._close_pipe()
@@ -289,7 +291,7 @@ class Follower:
             case {"taken": int(number)}:
                 while self._given and self._given[0].mark <= number and not (self._rest and len(self._given) == 1):
                     self._given_nbytes -= len(self._given.popleft().data)
-                self._heard_at = time.monotonic()
+                self._heard_at, self._answers = time.monotonic(), True
             case {"note": str(text)}:
                 self._note(f"{self._spec.name}: {text[:_WORDS_MAX]}")
             case {"lack": str(text)}:
@@ -357,7 +359,7 @@ class Followers:
         for one in self._all:
             one.account()
             if not one.over:
-                one.give_up("it hangs" if one.hopeless(time.monotonic()) else f"it had not ended {END_S:g} s after the job")
+                one.give_up("it hangs" if one.hopeless(time.monotonic()) else "it had not ended when the job had")
 
     def kill(self) -> None:
         """Kill all processes."""

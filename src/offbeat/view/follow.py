@@ -65,7 +65,9 @@ class Feed:
         self._rest: list[bytes] = []
         """The pieces of a line whose end has not come."""
         self._mark: int | None = None
-        """The newest mark that was not confirmed."""
+        """The newest mark since the last flush."""
+        self._flushed: int | None = None
+        """The newest mark before it, which was not confirmed."""
 
     def read(self, data: bytes) -> None:
         """Take bytes of lines; a line may come in several pieces."""
@@ -76,11 +78,22 @@ class Feed:
             self._take(json.loads(whole))
 
     def flush(self) -> None:
-        """Flush the sink, and confirm what it has taken."""
-        if self._mark is not None:
-            self._sink.flush()
-            self._answer({"taken": self._mark})
-            self._mark = None
+        """Flush the sink, and confirm what it had taken before the flush before: a mean of several records may not have been complete."""
+        if self._mark is None and self._flushed is None:
+            return
+        self._sink.flush()
+        self._confirm(self._flushed)
+        self._flushed, self._mark = self._mark, None
+
+    def end(self) -> None:
+        """Flush and close the sink, and confirm everything."""
+        self._sink.flush()
+        self._sink.close()
+        self._confirm(self._flushed if self._mark is None else self._mark)
+
+    def _confirm(self, mark: int | None) -> None:
+        if mark is not None:
+            self._answer({"taken": mark})
 
     def _take(self, line: dict[str, Any]) -> None:
         match line:
@@ -135,8 +148,7 @@ def _run(sink: Sink, records: int, answer: Callable[[Mapping[str, Any]], None]) 
             if unflushed >= FLUSH_NBYTES or time.monotonic() >= flush_at:
                 feed.flush()
                 flush_at, unflushed = time.monotonic() + FLUSH_S, 0
-    feed.flush()
-    sink.close()
+    feed.end()
 
 
 def _give_way() -> tuple[int, int]:
