@@ -57,6 +57,7 @@ from offbeat.options import (
     LogDir,
     LogTo,
     MaxRestarts,
+    Metrics,
     Module,
     NoPhases,
     NoPreload,
@@ -84,7 +85,9 @@ from offbeat.options import (
     ray_options,
 )
 from offbeat.policies import RULES
+from offbeat.report import perfetto, tables_csv
 from offbeat.report.chrome import write as write_trace
+from offbeat.report.compare import Run, compared
 from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import comparison, console, job_tables
@@ -144,6 +147,7 @@ def run(
     log_dir: LogDir = None,
     log_to: LogTo = None,
     quiet: Quiet = False,
+    metrics: Metrics = None,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -192,7 +196,7 @@ def run(
         tls_key=tls_key,
         tls_ca=tls_ca,
     )
-    followers = followers_of(log_to or [])
+    followers = followers_of(log_to or [], metrics)
     saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
     workers, servers, sync, wire, batch, seed = checkpointing.taken_over(
         saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, batch=batch, seed=seed
@@ -295,6 +299,7 @@ def agent(
     log_dir: LogDir = None,
     log_to: LogTo = None,
     quiet: Quiet = False,
+    metrics: Metrics = None,
     checkpoint: CheckpointDir = None,
     every: Every = None,
     keep: Keep = None,
@@ -325,7 +330,7 @@ def agent(
     if not 0.0 < start_timeout < float("inf"):
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
-    followers = followers_of(log_to or [])
+    followers = followers_of(log_to or [], metrics)
     report_to = os.environ.pop(SUPERVISES, None)
     saved, order = None, None
     if report_to is None:  # an agent that comes back finds checkpoints of this job in the folder: its supervisor alone looks there
@@ -423,7 +428,11 @@ app.command()(rules)
 def report(
     journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
     picture: Annotated[Path | None, typer.Option(help="Draw a timeline of the workers' states to this PNG file.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the timeline of one journal to this file, for Perfetto or Chrome.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the timeline of one journal to this file: FILE.pftrace for Perfetto, with flows; else JSON, for Chrome."),
+    ] = None,
+    tables: Annotated[Path | None, typer.Option("--csv", help="Write one journal as CSV tables into this folder (docs/tools.md).")] = None,
     why: Annotated[
         str | None,
         typer.Option(help="List the causes, the latest first, of push=WORKER@CLOCK, of the end of wait=WORKER@SECONDS, or of a record."),
@@ -431,11 +440,12 @@ def report(
 ) -> None:
     """Summarize the journals of finished jobs."""
     screen = console()
-    if trace is not None and len(journals) > 1:
-        raise ConfigurationError(f"--trace {trace}: a trace is of one job, but {len(journals)} journals are given; give one")
+    for option, path, what in (("--trace", trace, "a trace is"), ("--csv", tables, "tables are")):
+        if path is not None and len(journals) > 1:
+            raise ConfigurationError(f"{option} {path}: {what} of one job, but {len(journals)} journals are given; give one")
     if why is not None:
-        for path in journals:
-            screen.print(*story(Records(path), why), sep="\n", markup=False, highlight=False, soft_wrap=True)
+        for journal in journals:
+            screen.print(*story(Records(journal), why), sep="\n", markup=False, highlight=False, soft_wrap=True)
         return
     summaries = [Tally.of(read(path)).summary() for path in journals]
     for one in summaries:
@@ -443,13 +453,31 @@ def report(
     if len(summaries) > 1:
         screen.print(comparison(summaries, screen.width))
     if trace is not None:
-        write_trace(journals[0], trace)
+        if trace.suffix == perfetto.SUFFIX:
+            perfetto.write(Records(journals[0]), trace)
+        else:
+            write_trace(journals[0], trace)
         screen.print(f"trace: {trace}")
+    if tables is not None:
+        names = tables_csv.write(Records(journals[0]), tables)
+        screen.print(f"tables: {tables}: {', '.join(names)}")
     if picture is not None:
         from offbeat.report.timeline import draw  # matplotlib is optional, and slow to load
 
         draw(list(zip(summaries, journals, strict=True)), picture)
         screen.print(f"picture: {picture}")
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="The journal of a run.", show_default=False)],
+    second: Annotated[Path, typer.Argument(help="The journal of another run.", show_default=False)],
+) -> None:
+    """Show two runs side by side: their figures, their losses at equal times and samples, who differs, and what is not comparable."""
+    screen = console()
+    names = [str(path) for path in (first, second)] if first.name == second.name else [first.name, second.name]
+    runs = [Run.of(name, Records(path)) for name, path in zip(names, (first, second), strict=True)]
+    screen.print(*compared(*runs), sep="\n", highlight=False)
 
 
 def finish(screen: Console, outcome: Outcome, summary: Path | None, display: Display | None = None) -> int:

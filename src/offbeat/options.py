@@ -28,7 +28,7 @@ from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
 from offbeat.runtime.job.wire_choice import check_ack, check_replicas, check_rule, wire_format
 from offbeat.types import ACKS, Ack
-from offbeat.view import curves, log_to
+from offbeat.view import curves, log_to, metrics
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
 Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")]
@@ -97,6 +97,9 @@ LogTo = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print what the scripts print, warnings, errors, and one line at the end.")]
+Metrics = Annotated[
+    str | None, typer.Option(help="PORT, or HOST\\:PORT where others may see it: serve the job's figures to Prometheus, at /metrics.")
+]
 CheckpointDir = Annotated[
     Path | None, typer.Option("--checkpoint", help="Write checkpoints of the whole job into this folder (docs/checkpoints.md).")
 ]
@@ -260,8 +263,8 @@ def _check_ack(ack: str | None, replicas: int, servers: int, sync: str | None) -
     return known
 
 
-def followers_of(targets: Sequence[str]) -> tuple[FollowerSpec, ...]:
-    """Return the processes that follow the job, for the values of ``--log-to``.
+def followers_of(targets: Sequence[str], port: str | None) -> tuple[FollowerSpec, ...]:
+    """Return the processes that follow the job, for the values of ``--log-to`` and that of ``--metrics``.
 
     Raises:
         ConfigurationError: a value is wrong, or given twice.
@@ -269,7 +272,10 @@ def followers_of(targets: Sequence[str]) -> tuple[FollowerSpec, ...]:
     twice = [text for text in targets if targets.count(text) > 1]
     if twice:
         raise ConfigurationError(f"--log-to {twice[0]} is given twice: leave one out")
-    return tuple(FollowerSpec(name=f"--log-to {text}", command=log_to.command_of(text), kinds=curves.KINDS) for text in targets)
+    found = [FollowerSpec(name=f"--log-to {text}", command=log_to.command_of(text), kinds=curves.KINDS) for text in targets]
+    if port is not None:
+        found.append(FollowerSpec(name=f"--metrics {port}", command=metrics.command_of(port), kinds=metrics.KINDS))
+    return tuple(found)
 
 
 def _check_replicas(replicas: int, *, sync: str | None, on_driver: bool) -> None:

@@ -220,5 +220,9 @@ def test_names_of_metrics_do_not_pile_up(begun: Made) -> None:
         handed(receiver, {"kind": "metrics", "values": {f"metric {number}": 1.0 for number in range(first, first + 1000)}})
     handed(receiver, {"kind": "metrics", "values": {"metric 7": 2.0}})
     assert not receiver.line.closed
-    handed(receiver, {"kind": "metrics", "values": {"one more": 1.0}})
-    assert receiver.line.closed
+    for _ in range(2):
+        handed(receiver, {"kind": "metrics", "values": {"one more": 1.0, "metric 8": 3.0}})
+    assert not receiver.line.closed
+    summary = receiver.server._coordinator.tally.summary()
+    assert len(summary["metrics"]) == METRICS_MAX and summary["metrics"]["metric 8"] == 3.0
+    assert [warning["about"] for warning in summary["warnings"]] == ["names_of_metrics"]

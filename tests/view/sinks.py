@@ -19,7 +19,7 @@ class WritesDown:
     Args:
         path: the file.
         how: ``well``; ``lacks``: cannot begin; ``killed``: dies at the first record of the first process; ``raises``: at every record;
-            ``hangs``: at the first record, for ever.
+            ``hangs``: at the first record, for ever; ``stalls``: so does the first process.
     """
 
     def __init__(self, path: Path, how: str) -> None:
@@ -36,7 +36,7 @@ class WritesDown:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._how == "raises":
             raise RuntimeError("this sink is broken")
-        if self._how == "hangs":
+        if self._how == "hangs" or (self._how == "stalls" and self._first):
             signal.pause()
         self._lines.append(json.dumps(record))
 

@@ -185,11 +185,12 @@ class Journal:
         """Take one record. In the file, what comes before the head waits for it: a job hears of its processes before it knows its rule."""
         for listener in self._listeners:
             listener(entry)
-        if self._file is None and self.followed is None:
+        follows = self.followed is not None and self.followed.wants(entry["kind"])
+        if self._file is None and not follows:
             return
         line = self._encode(entry)
-        if self.followed is not None:
-            self.followed.add(entry["kind"], line)
+        if self.followed is not None and follows:
+            self.followed.add(line)
         if self._file is None:
             return
         now = self._now()

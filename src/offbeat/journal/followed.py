@@ -44,8 +44,9 @@ class Followed:
 
     >>> followed = Followed(["fold"])
     >>> for number in range(3):
-    ...     followed.add("fold", f'{{"kind":"fold","version":{number}}}')
-    >>> followed.add("publish", "...")
+    ...     followed.add(f'{{"kind":"fold","version":{number}}}')
+    >>> followed.wants("publish")
+    False
     >>> batch = followed.due(10.0)
     >>> batch.first, len(batch.lines), followed.due(99.0)
     (0, 3, None)
@@ -61,10 +62,12 @@ class Followed:
         self._outstanding = False
         """True while a batch has been sent and its receiver has not answered."""
 
-    def add(self, kind: str, line: str) -> None:
-        """Take one record's line; the oldest lines make room."""
-        if self._kinds is not None and kind not in self._kinds:
-            return
+    def wants(self, kind: str) -> bool:
+        """Return whether records of this kind are wanted."""
+        return self._kinds is None or kind in self._kinds
+
+    def add(self, line: str) -> None:
+        """Take the line of a record that is wanted; the oldest lines make room."""
         self._lines.append(data := line.encode("utf-8", "backslashreplace"))
         self._nbytes += len(data)
         while self._nbytes > RING_NBYTES and len(self._lines) > 1:

@@ -39,8 +39,12 @@ RESTARTS_MAX: Final = 3
 """How often in a row a follower that has died is started again;"""
 LIVED_S: Final[Seconds] = 600.0
 """one that has lived for so many seconds counts as the first."""
-END_S: Final[Seconds] = 10.0
-"""Longest wait for the followers at the end of the job, in seconds."""
+HUNG_S: Final[Seconds] = 300.0
+"""Seconds without an answer after which a follower is killed, and started again; clients of servers try again for minutes."""
+SILENT_S: Final[Seconds] = 10.0
+"""Seconds without an answer after which a follower is not waited for at the end of the job;"""
+END_S: Final[Seconds] = 30.0
+"""the longest wait for the others, in seconds."""
 _WORDS_MAX: Final = 500
 _TAIL_NBYTES: Final = 4096
 
@@ -101,8 +105,10 @@ class Follower:
         self._lost = 0
         self._restarts = 0
         self._started_at: Seconds = 0.0
+        self._heard_at: Seconds = 0.0
+        """When it has confirmed something, or was given something with nothing to confirm."""
         self._backoff = Backoff()
-        self._closing = self._over = False
+        self._closing = self._over = self._hung = self._answers = False
         self._said, self._tail = b"", b""
         self._lack: str | None = None
 
@@ -110,6 +116,10 @@ class Follower:
     def over(self) -> bool:
         """True if the follower has ended for good."""
         return self._over
+
+    def hopeless(self, now: Seconds) -> bool:
+        """Return True if it hangs. A process that imports what it needs has not answered yet, and takes its time on a busy machine."""
+        return bool(self._given) and self._answers and now - self._heard_at >= SILENT_S
 
     def pipes(self) -> list[int]:
         """Return the descriptors that say when there is something to read."""
@@ -153,6 +163,9 @@ class Follower:
         assert self.child is not None
         self._write()
         self._read()
+        if self._given and now - self._heard_at >= HUNG_S:
+            self._hung = True
+            self.child.strike()
         if (status := self.child.ended()) is not None:
             self._read()
             self._ended(status, now)
@@ -167,7 +180,7 @@ class Follower:
             self._over = True
             self.kill()
             self._missing.report(f"{self._spec.name} is not complete", why, fails=False)
-            self._note(f"{self._spec.name}: {why}; training goes on without it")
+            self._note(f"{self._spec.name}: {why}{'' if self._closing else '; training goes on without it'}")
 
     def account(self) -> None:
         """Report at the end of the job what was left out."""
@@ -201,7 +214,7 @@ class Follower:
         self._requeue([*status, *(item for item in (*self._given, *self._waiting) if item.records), *status])
         self._given.clear()
         self._given_nbytes = 0
-        self._rest, self._said = memoryview(b""), b""
+        self._rest, self._said, self._answers = memoryview(b""), b"", False
 
     def _ended(self, status: int, now: Seconds) -> None:
         self._close_pipe()
@@ -217,6 +230,8 @@ class Follower:
             last = self._tail.decode(errors="replace").strip().rpartition("\n")[2][:_WORDS_MAX]
             how = "its process " + ("ended" if status == 0 else f"was {describe(status)}" if status < 0 else describe(status))
             how += f" ({last})" if status > 0 and last else ""
+            if self._hung:
+                how, self._hung = f"its process had not answered for {HUNG_S:g} s and was killed", False
             if self._restarts > RESTARTS_MAX:
                 self.give_up(f"{how}, {self._restarts} times")
             else:
@@ -253,6 +268,7 @@ class Follower:
         item = self._waiting.popleft()
         self._waiting_nbytes -= len(item.data)
         self._marks += 1
+        self._heard_at = self._heard_at if self._given else time.monotonic()
         self._given.append(item._replace(mark=self._marks))
         self._given_nbytes += len(item.data)
         self._rest = memoryview(item.data + json.dumps({"kind": "mark", "number": self._marks}).encode() + b"\n")
@@ -275,6 +291,7 @@ class Follower:
             case {"taken": int(number)}:
                 while self._given and self._given[0].mark <= number and not (self._rest and len(self._given) == 1):
                     self._given_nbytes -= len(self._given.popleft().data)
+                self._heard_at, self._answers = time.monotonic(), True
             case {"note": str(text)}:
                 self._note(f"{self._spec.name}: {text[:_WORDS_MAX]}")
             case {"lack": str(text)}:
@@ -333,15 +350,16 @@ class Followers:
         self._each(Follower.close)
 
     def all_over(self) -> bool:
-        """Return True if each has ended."""
-        return all(one.over for one in self._all)
+        """Return True if each has ended, or hangs."""
+        now = time.monotonic()
+        return all(one.over or one.hopeless(now) for one in self._all)
 
     def end(self) -> None:
         """Kill those that have not ended, and report what is missing."""
         for one in self._all:
-            if not one.over:
-                one.give_up(f"it had not ended {END_S:g} s after the job")
             one.account()
+            if not one.over:
+                one.give_up("it hangs" if one.hopeless(time.monotonic()) else "it had not ended when the job had")
 
     def kill(self) -> None:
         """Kill all processes."""

@@ -561,7 +561,8 @@ class Supervisor:
             _may_open_more()
             seal(self._settings.journal, reason, self._began_at)
         self._followers.close()
-        self._serve_until(lambda: self._followers.all_over() or self._told.insists, FOLLOWERS_END_S)
+        limit_s = FOLLOWERS_END_S if self._told.number is None else GRACE_S
+        self._serve_until(lambda: self._followers.all_over() or self._told.insists, limit_s)
         self._followers.end()
         if (lack := self.checkpoints.missing()) is not None:
             self._missing.report(lack)

@@ -33,7 +33,7 @@ AFTER_ALL_EVENTS: Final = ("samples", "epoch", "barrier", "place")
 """Kinds of messages whose answer depends on events that ranks report late."""
 
 METRICS_MAX: Final = 10_000
-"""Most different names of metrics in a job: the newest value of each is kept."""
+"""Most different names of metrics in a job, of which the newest value of each is kept; others are left out."""
 
 INCARNATION_FIELD: Final = {
     "push": "push",
@@ -67,6 +67,8 @@ class WorkerRequests(Derived):
         self._deferred: deque[tuple[Connection, Message]] = deque()
         """Messages of `AFTER_ALL_EVENTS` that wait."""
         self._metric_names: set[str] = set()
+        self._metrics_full = False
+        """True once a name was left out."""
         self._loaded = Loaded()
         self._checkpoints = Checkpoints()
         self._first_steps = FirstStepsWatch(job.settings.workers)
@@ -286,8 +288,14 @@ class WorkerRequests(Derived):
 
     def _metrics(self, peer: Peer, message: Message, now: Seconds) -> None:
         version = self._job.coordinator.version if self._job.coordinator is not None else 0
-        names = self._metric_names.union(message.header["values"])
-        if len(names) > METRICS_MAX:
-            raise ProtocolError(f"worker {peer.worker} sent 'metrics' with new names (expected at most {METRICS_MAX} names in a job)")
-        self._metric_names = names
-        self._job.journal.write(metrics_record(now, peer.worker, version, message.header["values"]))
+        values, known = message.header["values"], self._metric_names
+        new = [name for name in values if name not in known]
+        known.update(new[: METRICS_MAX - len(known)])
+        if left_out := [name for name in new if name not in known]:
+            values = {name: value for name, value in values.items() if name in known}
+            if not self._metrics_full:
+                self._metrics_full = True
+                detail = f"scripts have logged more than {METRICS_MAX:,} different names: {left_out[0]!r} and later ones are left out"
+                self._job.journal.write(warning_record(now, "names_of_metrics", [peer.worker], 0, detail))
+        if values:
+            self._job.journal.write(metrics_record(now, peer.worker, version, values))

@@ -23,8 +23,10 @@ from offbeat.types import Seconds
 
 FLUSH_S: Final[Seconds] = 1.0
 """Longest time between two flushes of a sink that has got records, in seconds."""
+FLUSH_NBYTES: Final = 1 << 19
+"""Most bytes read between two of them; the supervisor gives four times as many before any is confirmed."""
 READ_NBYTES: Final = 1 << 16
-NICE: Final = 10
+NICE: Final = 15
 
 
 class Lack(Exception):
@@ -63,7 +65,9 @@ class Feed:
         self._rest: list[bytes] = []
         """The pieces of a line whose end has not come."""
         self._mark: int | None = None
-        """The newest mark that was not confirmed."""
+        """The newest mark since the last flush."""
+        self._flushed: int | None = None
+        """The newest mark before it, which was not confirmed."""
 
     def read(self, data: bytes) -> None:
         """Take bytes of lines; a line may come in several pieces."""
@@ -74,11 +78,22 @@ class Feed:
             self._take(json.loads(whole))
 
     def flush(self) -> None:
-        """Flush the sink, and confirm what it has taken."""
-        if self._mark is not None:
-            self._sink.flush()
-            self._answer({"taken": self._mark})
-            self._mark = None
+        """Flush the sink, and confirm what it had taken before the flush before: a mean of several records may not have been complete."""
+        if self._mark is None and self._flushed is None:
+            return
+        self._sink.flush()
+        self._confirm(self._flushed)
+        self._flushed, self._mark = self._mark, None
+
+    def end(self) -> None:
+        """Flush and close the sink, and confirm everything."""
+        self._sink.flush()
+        self._sink.close()
+        self._confirm(self._flushed if self._mark is None else self._mark)
+
+    def _confirm(self, mark: int | None) -> None:
+        if mark is not None:
+            self._answer({"taken": mark})
 
     def _take(self, line: dict[str, Any]) -> None:
         match line:
@@ -120,7 +135,7 @@ def follow(make: Callable[[Callable[[str], None]], Sink]) -> int:
 
 def _run(sink: Sink, records: int, answer: Callable[[Mapping[str, Any]], None]) -> None:
     feed = Feed(sink, answer)
-    flush_at = 0.0
+    flush_at, unflushed = 0.0, 0
     with selectors.DefaultSelector() as selector:
         selector.register(records, selectors.EVENT_READ)
         while True:
@@ -129,11 +144,11 @@ def _run(sink: Sink, records: int, answer: Callable[[Mapping[str, Any]], None]) 
                 if not data:
                     break
                 feed.read(data)
-            if time.monotonic() >= flush_at:
+                unflushed += len(data)
+            if unflushed >= FLUSH_NBYTES or time.monotonic() >= flush_at:
                 feed.flush()
-                flush_at = time.monotonic() + FLUSH_S
-    feed.flush()
-    sink.close()
+                flush_at, unflushed = time.monotonic() + FLUSH_S, 0
+    feed.end()
 
 
 def _give_way() -> tuple[int, int]:

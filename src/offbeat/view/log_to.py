@@ -66,9 +66,9 @@ class TensorBoard:
         return self._files[worker]
 
     def write(self, points: Sequence[Point]) -> None:
-        for name, worker, version, at, value in points:
-            tag = self._summary.Value(tag=name, simple_value=value)
-            self._of(worker).add_event(self._event(wall_time=at, step=version, summary=self._summary(value=[tag])))
+        for (worker, version, at), group in groupby(points, key=lambda point: (point.worker, point.version, point.at)):
+            summary = self._summary(value=[self._summary.Value(tag=point.name, simple_value=point.value) for point in group])
+            self._of(worker).add_event(self._event(wall_time=at, step=version, summary=summary))
 
     def flush(self) -> None:
         for file in self._files.values():
@@ -259,7 +259,7 @@ class LogTo:
             self._note(f"with more than {LABELLED_MAX} workers, the first {LABELLED} have curves of their own")
 
     def _write(self, points: Iterable[Point]) -> None:
-        if (found := list(points)) and self._begun:
+        if (found := sorted(points, key=lambda point: (point.worker is None, point.worker, point.version))) and self._begun:
             self._writer.write(found)
 
 

@@ -47,6 +47,10 @@ from offbeat.tensors.flat import FlatModel
 from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
 
+METRICS_EACH_MAX: Final = 1000
+"""Most metrics of one message."""
+METRIC_NAME_MAX: Final = 200
+"""Most characters of a metric's name that are sent."""
 ANEW: Final = (
     "offbeat: worker {worker} begins its script anew, after {before} steps: its own counters begin at 0. So do learning-rate schedules, "
     "random generators and an average of the weights (EMA) that the script keeps. Count with 'for epoch in offbeat.epochs(n, loader)' or "
@@ -521,9 +525,10 @@ class JobSession(Session):
     @library_call
     def log(self, values: dict[str, float]) -> None:
         super().log(values)
-        rest = {name: value for name, value in values.items() if name != "loss"}
-        if rest and not self.link.closed.is_set():
-            self._coordinator.send({"kind": "metrics", "values": rest})
+        rest = [(name[:METRIC_NAME_MAX], value) for name, value in values.items() if name != "loss"]
+        if not self.link.closed.is_set():
+            for start in range(0, len(rest), METRICS_EACH_MAX):
+                self._coordinator.send({"kind": "metrics", "values": dict(rest[start : start + METRICS_EACH_MAX])})
 
     # Checkpoints.
 

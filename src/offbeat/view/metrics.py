@@ -1,0 +1,288 @@
+"""``--metrics``: serve a job's figures to Prometheus, by its own client and a collector of our own. A follower, see `view.follow`.
+
+Counters come from the job's snapshots, so no record that is missing makes them wrong; histograms come from the records. A scrape reads
+what is there: it costs this process time, and no other. ``docs/tools.md`` lists the names.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from offbeat.errors import ConfigurationError
+from offbeat.journal.arrivals import Record
+from offbeat.journal.worker_summary import NOT_COME
+from offbeat.types import Seconds
+from offbeat.view.curves import LABELLED, LABELLED_MAX
+from offbeat.view.follow import Lack, follow
+
+KINDS: Final = ("fold", "process", "pushed", "settle", "state_changed")
+LOOPBACK: Final = "127.0.0.1"
+SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
+REJOIN_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0)
+VERSIONS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+WORDS_S: Final[Seconds] = 5.0
+"""Seconds in which the supervisor says how a process ended whose connection has closed."""
+CAUSES: Final = {
+    "not heard of": "silent",
+    "was killed": "killed",
+    "killed by": "killed",
+    "script failed": "script",
+    "exited with status": "script",
+    "machine": "machine",
+    "connection": "connection",
+}
+"""Words in the reason of a death, and the cause that they stand for; the first that fits. Other reasons are ``other``."""
+
+
+class Histogram:
+    """Counts values by buckets, whose upper bounds are given.
+
+    >>> histogram = Histogram((1.0, 2.0))
+    >>> for value in (0.5, 1.0, 7.0):
+    ...     histogram.add(value)
+    >>> histogram.buckets(), histogram.total
+    ([('1.0', 2), ('2.0', 2), ('+Inf', 3)], 8.5)
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        """Count one value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """Return each bound, and how many values are at most as large."""
+        count, found = 0, []
+        for bound, more in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
+            count += more
+            found.append((bound, count))
+        return found
+
+
+class Collector:
+    """Takes what is known of a job, and gives it to ``prometheus_client`` at each scrape. A sink, and a collector of that package."""
+
+    def __init__(self) -> None:
+        from prometheus_client import core
+
+        self._core = core
+        self._lock = threading.Lock()
+        """Scrapes come in threads of the server."""
+        self._snapshot: Mapping[str, Any] | None = None
+        self._step, self._round = Histogram(SECONDS), Histogram(SECONDS)
+        self._rejoin, self._staleness = Histogram(REJOIN_SECONDS), Histogram(VERSIONS)
+        self._unfolded: Counter[str] = Counter()
+        """Samples by each fate but folded."""
+        self._deaths: Counter[str] = Counter()
+        self._died: dict[int, float] = {}
+        self._unexplained: dict[int, float] = {}
+        """When workers died whose connection has closed, and of whose process nothing is known yet."""
+        self._folded_at: float | None = None
+        self._missed = 0
+        self._labelled: frozenset[int] = frozenset()
+
+    # As a sink.
+
+    def record(self, record: Record) -> None:
+        if record.get("optimizer"):
+            return
+        with self._lock:
+            match record["kind"]:
+                case "pushed" if record.get("shard") in (None, 0):
+                    self._step.add(record["compute_s"] / max(1, record.get("steps", 1)))
+                case "fold":
+                    if self._folded_at is not None and "shard" not in record:
+                        self._round.add(record["t"] - self._folded_at)
+                    self._folded_at = record["t"]
+                    for part in record["parts"]:
+                        self._staleness.add(part["staleness"])
+                case "settle" if record["fate"] != "folded" and "shard" not in record:
+                    self._unfolded[record["fate"]] += record["samples"]
+                case "process" if record["role"] == "worker" and record["number"] in self._unexplained:
+                    self._explain(record["number"], cause_of(record["detail"]))
+                case "state_changed":
+                    self._changed(record)
+
+    def _explain(self, worker: int, cause: str) -> None:
+        del self._unexplained[worker]
+        self._deaths["connection" if cause == "other" else cause] += 1
+
+    def _changed(self, record: Record) -> None:
+        worker = record["worker"]
+        if record["state"] == "dead" and worker not in self._died and record["reason"] != NOT_COME:
+            self._died[worker] = record["t"]
+            if (cause := cause_of(record["reason"])) == "connection":
+                self._unexplained[worker] = record["t"]
+            else:
+                self._deaths[cause] += 1
+        elif record["state"] == "alive" and worker in self._died:
+            if worker in self._unexplained:
+                self._explain(worker, "connection")
+            self._rejoin.add(record["t"] - self._died.pop(worker))
+
+    def status(self, snapshot: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._snapshot = snapshot
+            for worker in [worker for worker, t in self._unexplained.items() if snapshot["elapsed_s"] > t + WORDS_S]:
+                self._explain(worker, "connection")
+            if len(snapshot["per_worker"]) <= LABELLED_MAX:
+                self._labelled = frozenset(worker["worker"] for worker in snapshot["per_worker"])
+            elif not self._labelled and all(worker["pushes"] for worker in snapshot["per_worker"] if worker["state"] == "alive"):
+                slowest = sorted(snapshot["per_worker"], key=lambda worker: -worker["compute_s"] / max(1, worker["pushes"]))
+                self._labelled = frozenset(worker["worker"] for worker in slowest[:LABELLED])
+
+    def missed(self, records: int) -> None:
+        self._missed += records
+
+    def flush(self) -> None:
+        """Do nothing: a process that comes after this one begins to count anew, which Prometheus takes as the restart that it is."""
+
+    def close(self) -> None:
+        """Do nothing: the server ends with the process."""
+
+    # As a collector.
+
+    def collect(self) -> Iterator[Any]:
+        """Return the families of metrics as they are now."""
+        with self._lock:
+            families = [*self._histograms(), *self._counters(), *([] if self._snapshot is None else self._figures(self._snapshot))]
+        yield from families
+
+    def _histograms(self) -> Iterator[Any]:
+        for name, about, histogram in (
+            ("step_seconds", "Time in which a worker computed a gradient, per local step.", self._step),
+            ("round_seconds", "Time between two folds.", self._round),
+            ("rejoin_seconds", "Time from a worker's death until it took part again.", self._rejoin),
+            (
+                "staleness_versions",
+                "Versions between what a gradient was computed from and the version it went into.",
+                self._staleness,
+            ),
+        ):
+            yield self._core.HistogramMetricFamily(f"offbeat_{name}", about, buckets=histogram.buckets(), sum_value=histogram.total)
+
+    def _counters(self) -> Iterator[Any]:
+        deaths = self._counter("deaths", "Deaths of workers by cause.", "cause")
+        for cause in sorted({*CAUSES.values(), "other"}):
+            deaths.add_metric([cause], self._deaths[cause])
+        yield deaths
+        missed = self._counter("records_missed", "Records that this endpoint lacks; histograms lack what was in them.")
+        missed.add_metric([], self._missed)
+        yield missed
+
+    def _figures(self, snapshot: Mapping[str, Any]) -> Iterator[Any]:
+        info = self._core.InfoMetricFamily("offbeat", "What the job is.")
+        said = {"rule": snapshot["sync"], "script": snapshot["script"], "servers": snapshot["servers"], "version": _package_version()}
+        info.add_metric([], {key: "" if value is None else str(value) for key, value in said.items()})
+        yield info
+        samples = self._counter("samples", "Samples of contributions by their fate.", "fate")
+        for fate, count in {"folded": snapshot["samples"], **self._unfolded}.items():
+            samples.add_metric([fate], count)
+        yield samples
+        gradients = self._counter("gradients", "Contributions of a worker by fate; by shard in rules of shard scope.", "worker", "fate")
+        states: Counter[str] = Counter()
+        for worker in snapshot["per_worker"]:
+            states[worker["state"]] += 1
+            if worker["worker"] in self._labelled:
+                for fate, count in worker["fates"].items():
+                    gradients.add_metric([str(worker["worker"]), fate], count)
+        yield gradients
+        workers = self._core.GaugeMetricFamily("offbeat_workers", "Workers by their state.", labels=["state"])
+        for state in ("expected", "alive", "dead", "recovered", "finished"):
+            workers.add_metric([state], states[state])
+        yield workers
+        yield self._core.GaugeMetricFamily("offbeat_version", "The newest version of the parameters.", value=snapshot["version"])
+        if snapshot["loss"] is not None:
+            about = "The mean over workers of the loss that each has reported last."
+            yield self._core.GaugeMetricFamily("offbeat_loss", about, value=float(snapshot["loss"]))
+
+    def _counter(self, name: str, about: str, *labels: str) -> Any:
+        return self._core.CounterMetricFamily(f"offbeat_{name}", about, labels=labels)
+
+
+def cause_of(reason: str) -> str:
+    """Return what a worker died of, as one of few words.
+
+    >>> cause_of("its process was killed by SIGKILL"), cause_of("not heard of for 10.2 s"), cause_of("?")
+    ('killed', 'silent', 'other')
+    """
+    return next((cause for words, cause in CAUSES.items() if words in reason), "other")
+
+
+def _package_version() -> str:
+    from offbeat import __version__
+
+    return __version__
+
+
+def parsed(text: str) -> tuple[str, int]:
+    """Return the address of ``--metrics``: PORT on loopback, or HOST:PORT.
+
+    Raises:
+        ConfigurationError: it is neither.
+
+    >>> parsed("9090"), parsed("0.0.0.0:9090"), parsed("[::1]:0")
+    (('127.0.0.1', 9090), ('0.0.0.0', 9090), ('::1', 0))
+    """
+    try:
+        found = urlsplit(f"//{LOOPBACK}:{text}" if text.isdecimal() else f"//{text}")
+        if found.hostname and found.port is not None and found.netloc.count("@") == 0 and not found.path:
+            return found.hostname, found.port
+    except ValueError:
+        pass
+    raise ConfigurationError(f"--metrics {text}: must be a PORT of at most 65535 (0: any free one), or HOST:PORT to be seen from elsewhere")
+
+
+def command_of(text: str) -> tuple[str, ...]:
+    """Return the command of the follower for a value of ``--metrics``. Raises as `parsed` does."""
+    host, port = parsed(text)
+    return ("-m", "offbeat.view.metrics", host, str(port))
+
+
+def serve(collector: Collector, host: str, port: int) -> tuple[Any, int]:
+    """Serve in threads of this process. Returns the server, and the port.
+
+    Raises:
+        Lack: the port is taken, or the address is not of this machine.
+    """
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    registry.register(collector)  # type: ignore[arg-type, unused-ignore]
+    try:
+        server, _ = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Lack(f"port {port} of {host} is in use: choose another one, or 0 for any free port") from error
+        raise Lack(f"cannot listen at {host}, port {port}: {error.strerror}") from error
+    return server, int(server.server_port)
+
+
+def main(host: str, port: str) -> int:
+    """Follow a job. Returns the exit status."""
+
+    def make(note: Callable[[str], None]) -> Collector:
+        try:
+            collector = Collector()
+        except ImportError as error:
+            raise Lack("prometheus-client is not installed: pip install 'offbeat[view]'") from error
+        _, bound = serve(collector, host, int(port))
+        note(f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics")
+        return collector
+
+    return follow(make)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

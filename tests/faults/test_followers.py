@@ -1,0 +1,73 @@
+"""Curves of a real job, whose worker, server and writer are killed: no version is missing, and the job does not notice the writer."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.faults.job import GONE, SCRIPTS, Job
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+Start = Callable[..., Job]
+LOGGED = str(SCRIPTS / "logged.py")
+
+
+def writers(job: Job) -> list[psutil.Process]:
+    found = []
+    for process in job.processes():
+        with contextlib.suppress(*GONE):
+            found += [process] if "offbeat.view.log_to" in " ".join(process.cmdline()) else []
+    return found
+
+
+def folds(job: Job) -> int:
+    return sum(record["kind"] == "fold" for record in job.records())
+
+
+def more_versions(job: Job) -> None:
+    made = folds(job)
+    job.wait("more versions", lambda: folds(job) > made + 20)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("options", [(), ("--replicas", "1")], ids=["", "replicas"])
+def test_no_death_ends_a_curve(start: Start, enough: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed")
+    folder = tmp_path / "runs"
+    job = start("--workers", "2", "--slow", "any=0.01", *options, "--log-to", f"tensorboard:{folder}", LOGGED, str(enough))
+    job.contribution(1, 1)
+    more_versions(job)
+    (writer,) = job.wait("the writer", lambda: writers(job))
+    writer.kill()
+    job.wait("another writer", lambda: [one for one in writers(job) if one.pid != writer.pid])
+    job.workers()[1].kill()
+    job.contribution(1, 2)
+    job.servers()[0].kill()
+    more_versions(job)
+    (writer,) = job.wait("the writer", lambda: writers(job))
+    job.wait("its file", lambda: list(folder.glob(f"events*.{writer.pid}.*")))
+    enough.touch()
+    ended = job.ended()
+    assert ended.status == 0, ended.err
+    assert "is not complete" not in ended.out and "lacks" not in ended.out, ended.out
+    run = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    run.Reload()
+    logged = {record["version"] for record in ended.records if record["kind"] == "metrics"}
+    assert logged - {scalar.step for scalar in run.Scalars("steps")} == set()
+    pushed = {record["version"] for record in ended.records if record["kind"] == "pushed" and record["loss"] is not None}
+    assert pushed - {scalar.step for scalar in run.Scalars("loss")} == set()
+
+
+def test_a_writer_that_stands_still_costs_the_job_nothing(start: Start, enough: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'offbeat[tensorboard]'")
+    job = start("--workers", "2", "--log-to", f"tensorboard:{tmp_path / 'runs'}", LOGGED, str(enough))
+    (writer,) = job.wait("the writer", lambda: writers(job))
+    writer.send_signal(signal.SIGSTOP)
+    job.contribution(1, 1)
+    more_versions(job)
+    enough.touch()
+    assert job.ended().status == 0
