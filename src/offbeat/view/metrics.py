@@ -139,8 +139,10 @@ class Collector:
             if len(snapshot["per_worker"]) <= LABELLED_MAX:
                 self._labelled = frozenset(worker["worker"] for worker in snapshot["per_worker"])
             elif not self._labelled and all(worker["pushes"] for worker in snapshot["per_worker"] if worker["state"] == "alive"):
-                slowest = sorted(snapshot["per_worker"], key=lambda worker: -worker["compute_s"] / max(1, worker["pushes"]))
-                self._labelled = frozenset(worker["worker"] for worker in slowest[:LABELLED])
+                costly = sorted(
+                    snapshot["per_worker"], key=lambda worker: (-worker["cost_s"], -worker["compute_s"] / max(1, worker["pushes"]))
+                )
+                self._labelled = frozenset(worker["worker"] for worker in costly[:LABELLED])
 
     def missed(self, records: int) -> None:
         self._missed += records
@@ -198,6 +200,7 @@ class Collector:
                 for fate, count in worker["fates"].items():
                     gradients.add_metric([str(worker["worker"]), fate], count)
         yield gradients
+        yield from self._where_time_goes(snapshot)
         workers = self._core.GaugeMetricFamily("offbeat_workers", "Workers by their state.", labels=["state"])
         for state in ("expected", "alive", "dead", "recovered", "finished"):
             workers.add_metric([state], states[state])
@@ -206,6 +209,19 @@ class Collector:
         if snapshot["loss"] is not None:
             about = "The mean over workers of the loss that each has reported last."
             yield self._core.GaugeMetricFamily("offbeat_loss", about, value=float(snapshot["loss"]))
+
+    def _where_time_goes(self, snapshot: Mapping[str, Any]) -> Iterator[Any]:
+        seconds = self._counter(
+            "worker_seconds", "Seconds of a worker by phase, the first push of each process left out.", "worker", "phase"
+        )
+        cost = self._counter("worker_cost_seconds", "Seconds for which folds have waited for a worker.", "worker")
+        for worker in snapshot["per_worker"]:
+            if worker["worker"] in self._labelled:
+                cost.add_metric([str(worker["worker"])], worker["cost_s"])
+                for phase, spent in worker["phases"].items():
+                    seconds.add_metric([str(worker["worker"]), phase], spent)
+        yield seconds
+        yield cost
 
     def _counter(self, name: str, about: str, *labels: str) -> Any:
         return self._core.CounterMetricFamily(f"offbeat_{name}", about, labels=labels)
