@@ -17,7 +17,7 @@ a gradient are sent ahead of the message, while the rest is computed):
 | leader | worker | standby | the server has a new standby: wait there, too |
 | worker | standby | await | over a connection that is idle until the answer, leading |
 | standby | worker | leading | it has taken over: go on with the link over this connection |
-| supervisor | server | job, process, lost, ended, noted, finish, records_taken | settings first, then starts and ends of processes; records for followers are with them |
+| supervisor | server | job, process, lost, ended, noted, finish, records_taken | settings first, then starts and ends of processes |
 | supervisor | server 0 | checkpoint | make one now: the job is about to end |
 | supervisor | server | kept | before the settings: the memory that an earlier process has left |
 | server, worker, supervisor | each other | resume | the first message of a link over each new socket (``transport/link.py``) |

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from tests.by_hand import Worker, coordinator
 
 from offbeat.policies import rule
@@ -16,7 +18,7 @@ from offbeat.runtime.gossip.exchange import OneHostGossip
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.transport.base import SharedMemory
-from offbeat.types import WorkerId
+from offbeat.types import WorkerId, WorkerState
 
 PLACES = 8
 """More calls than the coordinator makes of the group when a process is gone."""
@@ -68,6 +70,60 @@ def _gone_while_admitted(sync: str, place: int, monkeypatch: pytest.MonkeyPatch)
     host.close(True, "enough", 1.0)
     host.release_memory()
     return calls > place
+
+
+@pytest.mark.parametrize("sync", ["dpsgd", "sgp(out_degree=1)"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_process_that_dies_while_the_end_of_its_predecessor_is_unread_leaves_no_trace(sync: str, first: bool) -> None:
+    """The log cannot be read on, since rank 1 has not said what its step was of: its connection is being made again."""
+    host = coordinator(JobSettings(workers=3))
+    ranks = [Worker(host, number, sync=sync) for number in range(3)]
+    for rank in ranks:
+        rank.greet(0.0)
+    for rank in ranks:
+        rank.say("ready", 0.1)
+    for rank in ranks:
+        rank.say("initial", 0.2, number=rank.number, provided=True, replica=[], **{"from": 0})
+    side = host.first.job.backend
+    assert isinstance(side, RankCoordinatorSide)
+    processes = [OneHostGossip.attach(side.memory[0], number) for number in range(3)]
+    for process in processes:
+        process.begin(torch.zeros(4))
+    next(processes[1].stepping(torch.ones(4)), None)
+    host.on_lost(2, "its process ended", 0.3)
+    answered: set[tuple[int, int]] = set()
+
+    def begins(at: float) -> None:
+        ranks[2] = Worker(host, 2, sync=sync)
+        ranks[2].greet(at)
+        ranks[2].say("ready", at)
+        _answer(ranks, side.memory[0], answered)
+
+    def says_of_its_step() -> None:
+        work = {"incarnation": 1, "version": 0, "samples": 4, "compute_s": 0.1, "leases": [], "nonfinite": None, "loss": None, "steps": 1}
+        ranks[1].say("push", 0.7, number=1, steps=1, push=work)
+        _answer(ranks, side.memory[0], answered)
+
+    begins(0.4)
+    host.on_closed(ranks[2].line, "end of stream", 0.5)
+    for happens in (says_of_its_step, partial(begins, 0.7)) if first else (partial(begins, 0.6), says_of_its_step):
+        happens()
+    side.follow(0.8)
+    assert host.first.job.core.membership[WorkerId(2)].state is WorkerState.ALIVE
+    assert ranks[2].line.got("parameters"), "the third process is released"
+    host.close(True, "enough", 1.0)
+    host.release_memory()
+
+
+def _answer(ranks: list[Worker], memory: SharedMemory, answered: set[tuple[int, int]]) -> None:
+    """Let the ranks that were asked for their replica admit the joiner, and send it."""
+    for source in ranks[:2]:
+        for request in source.line.got("donate"):
+            if (source.number, request["number"]) not in answered:
+                answered.add((source.number, request["number"]))
+                OneHostGossip.attach(memory, None).admit(2, request["ticket"][0])
+                fields = {"to": 2, "number": request["number"], "failed": None, "replica": [], "from": 0}
+                source.say("donation", 0.65, **fields)
 
 
 def _attached(sync: str, block: SharedMemory, rank: WorkerId | None = None) -> OneHostRounds | OneHostGossip:

@@ -254,4 +254,4 @@ class MultiHostCoordinatorSide(RankCoordinatorSide):
         if worker not in self._meeting:
             super().met(worker)
         self._meeting.discard(worker)
-        self.joiners.want(worker)
+        self._want(worker)

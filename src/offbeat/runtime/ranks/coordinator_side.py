@@ -86,6 +86,8 @@ class RankCoordinatorSide:
         """Void rounds before this one are already known to the coordinator."""
         self._departures: dict[WorkerId, Lost | Left] = {}
         """Events of ranks that were removed from the group; fed once the LEAVE entry is read in the log."""
+        self._early: set[WorkerId] = set()
+        """Ranks whose new process is ready while the end of the one before is still unread."""
         self._chief: WorkerId | None = None
         """The chief that all ranks were told of; None before the first message."""
         self.joiners = Joiners(group, coordinator, peers, self._computed_s)
@@ -140,9 +142,19 @@ class RankCoordinatorSide:
         """Count a rank's process in. In a running job it counts once a living rank has given it a replica."""
         self._check_outside(worker, "ready")
         if self._coordinator.start.begun:
-            self.joiners.want(worker)
+            self._want(worker)
         else:
             self._feed(Joined(worker), now)
+
+    def _want(self, worker: WorkerId) -> None:
+        """Look for a replica for a rank's process, once the end of the one before has been read.
+
+        Until then an admission would stand in the log behind an end that nobody has read, and count for whichever process comes next.
+        """
+        if worker in self._departures:
+            self._early.add(worker)
+        else:
+            self.joiners.want(worker)
 
     def _check_outside(self, worker: WorkerId, kind: str) -> None:
         if not self.joiners.outside(worker):
@@ -182,6 +194,9 @@ class RankCoordinatorSide:
             self._unprocessed[entry.kind, entry.rank] -= 1
             self._last_at = min(now, max(self._last_at, entry.at_ns * 1e-9 - self._began_at))
             self._process(entry, event)
+        for worker in sorted(self._early.difference(self._departures)):
+            self._early.discard(worker)
+            self.joiners.want(worker)
         self.joiners.start_admitted()
         self._read_at = self._last_at = now
         for number in sorted(number for number in self._void if number < self._coordinator.version):
@@ -279,6 +294,7 @@ class RankCoordinatorSide:
         """Remove a rank whose process has ended or is leaving. Rounds stop waiting for it at once; the event is fed in log order."""
         worker = event.worker
         self.joiners.gone(worker)
+        self._early.discard(worker)
         if worker in self._departures:
             return
         # First its ticket is withdrawn: a source could admit it after it was found absent, and it would stay without a process.
