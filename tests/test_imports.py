@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {*RULES, "guarded", "journal"},
     "launch": {"files", "guarded", *DATA_PLANE, "session", "journal", "runtime.job", "runtime.worker"},
     "chaos": {"files", *RULES, "journal"},
-    "view": {*BASE, "files", "journal"},
+    "view": {*BASE, "files", "core", "journal", "report"},
     "wrapping": BASE,
     "optimizer": FACE,
     "loaders": FACE,

@@ -19,7 +19,9 @@ from rich.console import Console
 from offbeat import __version__
 from offbeat.commands import chaos, simulate
 from offbeat.commands.doctor import doctor
+from offbeat.commands.optional_value import WithDashboard
 from offbeat.commands.rules import rules
+from offbeat.commands.view import view
 from offbeat.errors import FAILED, MISTAKE, ConfigurationError, JobError, OffbeatError
 from offbeat.files import why, write_result
 from offbeat.guarded import expect_job, fail, guarded, only_show, say
@@ -44,6 +46,7 @@ from offbeat.options import (
     AckOption,
     AutoResume,
     CheckpointDir,
+    Dashboard,
     Every,
     Grace,
     JournalFile,
@@ -77,7 +80,6 @@ from offbeat.options import (
     UseTls,
     Wire,
     check,
-    check_files,
     followers_of,
     ray_options,
 )
@@ -114,6 +116,7 @@ def _main(
 
 
 @app.command(
+    cls=WithDashboard,
     context_settings=_PASSED_ON,
     epilog=f"Rules: {', '.join(sorted(RULES))}.",
 )
@@ -140,6 +143,7 @@ def run(
     summary: SummaryFile = None,
     log_dir: LogDir = None,
     log_to: LogTo = None,
+    dashboard: Dashboard = None,
     quiet: Quiet = False,
     checkpoint: CheckpointDir = None,
     every: Every = None,
@@ -189,7 +193,7 @@ def run(
         tls_key=tls_key,
         tls_ca=tls_ca,
     )
-    followers = followers_of(log_to or [])
+    followers = followers_of(log_to or [], dashboard)
     saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
     workers, servers, sync, wire, seed = checkpointing.taken_over(
         saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, seed=seed
@@ -258,6 +262,7 @@ def run(
 
 
 @app.command(
+    cls=WithDashboard,
     context_settings=_PASSED_ON,
     epilog="Started by torchrun, srun, mpirun or Kubernetes, or by hand on each machine. See docs/clusters.md.",
 )
@@ -289,6 +294,7 @@ def agent(
     summary: SummaryFile = None,
     log_dir: LogDir = None,
     log_to: LogTo = None,
+    dashboard: Dashboard = None,
     quiet: Quiet = False,
     checkpoint: CheckpointDir = None,
     every: Every = None,
@@ -320,7 +326,7 @@ def agent(
     if not 0.0 < start_timeout < float("inf"):
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
-    followers = followers_of(log_to or [])
+    followers = followers_of(log_to or [], dashboard)
     report_to = os.environ.pop(SUPERVISES, None)
     saved, order = None, None
     if report_to is None:  # an agent that comes back finds checkpoints of this job in the folder: its supervisor alone looks there
@@ -409,6 +415,7 @@ app.command(epilog=simulate.EPILOG)(simulate.simulate)
 app.command(context_settings=_PASSED_ON, epilog=chaos.EPILOG)(chaos.chaos)
 app.command()(doctor)
 app.command()(rules)
+app.command()(view)
 
 
 @app.command()

@@ -34,7 +34,7 @@ _WORKER: Final = fields(
         "reason": _words,
         "doing": text(100),
         **dict.fromkeys(("incarnations", "deaths", "pushes", "steps", "samples", "clock", "abandoned", "interrupts"), _any_whole),
-        **dict.fromkeys(("samples_per_step", "compute_s", "abandoned_s", "busy_s", "wait_s", "idle_s"), _amount),
+        **dict.fromkeys(("samples_per_step", "compute_s", "abandoned_s", "busy_s", "wait_s", "idle_s", "cost_s"), _amount),
         "batch": maybe(whole()),
         "lead_mean": maybe(_amount),
         "lead_max": maybe(_any_whole),
