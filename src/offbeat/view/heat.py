@@ -16,11 +16,13 @@ from offbeat.types import Seconds
 
 COLUMNS: Final = 240
 """The most columns; a column becomes twice as long whenever there would be more."""
-ROWS: Final = 512
+ROWS: Final = 340
 """The most rows that are sent: with more workers several share one, which shows the slowest of them."""
 NONE, DEAD, FIRST, LAST = 0, 1, 2, 255
 LEAST, MOST = 0.5, 8.0
 """The ratios that `FIRST` and `LAST` stand for; between them the scale is logarithmic."""
+SLOW: Final = 1.5
+"""From this ratio on, the slowest worker of a row is shown before one that is dead."""
 _DEAD: Final = -1.0
 
 
@@ -101,8 +103,8 @@ class Heat:
         levels = bytearray()
         for workers in rows:
             owns = [column[number] for number in workers]
-            most = max(owns)
-            levels.append(level(most / usual) if most > 0.0 else DEAD if _DEAD in owns else NONE)
+            ratio = max(owns) / usual
+            levels.append(DEAD if _DEAD in owns and ratio < SLOW else level(ratio) if ratio > 0.0 else NONE)
         return bytes(levels)
 
     def _put(self, worker: int, start: Seconds, stop: Seconds, own: float) -> None:

@@ -11,10 +11,10 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Mapping, Sequence
 from statistics import median_low
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from offbeat.journal.arrivals import Record
-from offbeat.journal.verdicts import LEAST
+from offbeat.journal.verdicts import LEAST, percent, short
 from offbeat.report.remarks import verdict_sentence
 from offbeat.types import Seconds
 from offbeat.view.happenings import cut, happening
@@ -51,10 +51,25 @@ METRICS: Final = 32
 """Most names of which the page keeps curves, the first ones; others have only their newest value, in the job's figures."""
 NAME_MAX: Final = 80
 VERDICTS: Final = 8
+MARKS: Final = 4
+"""Most workers that are named beside the map for what they cost, and as many for their deaths;"""
+MARKED: Final = 0.01
+"""those below this share are not."""
+SAMPLES: Final = 5
+"""Rates are those since so many figures ago: at one a second, of five seconds."""
 FOLDS_PER_S: Final = 40.0
 OWN: Final = ("samples_per_s", "version", "waiting", "loss", "alive")
 """The page's five numbers."""
 LOSSES: Final = ("loss", "train/loss", "train_loss", "training_loss")
+
+
+class _Before(NamedTuple):
+    """The figures of some seconds ago, from which rates are counted."""
+
+    wall_s: Seconds
+    samples: int
+    waited_s: Seconds
+    busy_s: Seconds
 
 
 class JobView:
@@ -74,6 +89,7 @@ class JobView:
         self._hosts: dict[int, str] = {}
         self._events: deque[tuple[Seconds, str]] = deque(maxlen=EVENTS)
         self._folds: deque[Seconds] = deque(maxlen=round(WINDOW_S * FOLDS_PER_S))
+        self._before: deque[_Before] = deque(maxlen=SAMPLES)
         self.levels: dict[str, Levels] = {}
         """The curves by name."""
         self.notes: dict[str, str] = {}
@@ -180,21 +196,23 @@ class JobView:
         before, t = self._snapshot, float(snapshot["elapsed_s"])
         if before and t <= before["elapsed_s"]:
             return
-        values = self._values(before, snapshot)
+        values = self._values(snapshot)
         for name, value in values.items():
             if value is not None and math.isfinite(value):
                 self.levels.setdefault(name, Levels()).add(t, value)
         self._fresh_samples = [*self._fresh_samples[-60:], [t, *(values.get(name) for name in OWN)]]
 
-    def _values(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float | None]:
+    def _values(self, after: Mapping[str, Any]) -> dict[str, float | None]:
         rate = waiting = None
-        if before:
-            seconds = after["elapsed_s"] - before["elapsed_s"]
-            rate = max(0.0, (after["samples"] - before["samples"]) / seconds) if after["samples"] else None
-            waited, busy = (_sum(after, key) - _sum(before, key) for key in ("wait_s", "busy_s"))
+        if self._before:
+            before = self._before[0]
+            seconds = after["wall_s"] - before.wall_s  # up to a fold: samples come with folds
+            rate = (after["samples"] - before.samples) / seconds if seconds > 0.0 else 0.0
+            waited, busy = _sum(after, "wait_s") - before.waited_s, _sum(after, "busy_s") - before.busy_s
             waiting = waited / (waited + busy) if waited + busy > 0.0 else None
+        self._before.append(_Before(after["wall_s"], after["samples"], _sum(after, "wait_s"), _sum(after, "busy_s")))
         values: dict[str, float | None] = {
-            "samples_per_s": rate,
+            "samples_per_s": rate if after["samples"] else None,
             "version": float(after["version"]),
             "waiting": waiting,
             "alive": float(sum(worker["state"] == "alive" for worker in after["per_worker"])),
@@ -312,6 +330,7 @@ class JobView:
             "died": sum(worker["deaths"] for worker in per_worker),
             "least": LEAST,
             "workers": {"rows": rows, "all": len(per_worker), "median": middle},
+            "marks": _marks(rows, slow, deaths) if self._heat is not None else [],
             "steps": _histogram(usual) if len(per_worker) > LANES_ALL else None,
             "metrics": self._metrics(snapshot),
             "notes": [*self.notes.values(), *self._lacks()],
@@ -346,6 +365,21 @@ class JobView:
         if self._unreadable:
             said.append(f"{self._unreadable:,} records were not as this version of offbeat expects them, and are left out.")
         return said
+
+
+def _marks(rows: Sequence[Mapping[str, Any]], slow: Sequence[Mapping[str, Any]], deaths: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the workers that are named beside the map, each with two short lines, and whether it is a culprit."""
+    culprits = {number for verdict in slow if verdict["kind"] == "slow" for number in verdict["workers"]}
+    marks: dict[int, list[Any]] = {}
+    for row in rows[:MARKS]:
+        if row["worker"] in culprits or row["cost"] >= MARKED:
+            step = f"{short(row['step'])} a step, {row['ratio']:.1f} times the others'" if row["ratio"] else "no step yet"
+            marks[row["worker"]] = [f"worker {row['worker']} costs {percent(row['cost'])}", step, row["worker"] in culprits]
+    for verdict in deaths[-MARKS:]:
+        number, away_s = verdict["workers"][0], verdict["details"].get("away_s", 0.0)
+        words = f"dead for {short(away_s)} from {verdict['since_s']:,.0f} s, cost {percent(verdict['share'])}"
+        marks.setdefault(number, [f"worker {number} died", words, False])
+    return [[number, *words] for number, words in marks.items()]
 
 
 def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:

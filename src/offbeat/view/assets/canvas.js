@@ -1,6 +1,6 @@
 // Draws on canvases: the lanes of the last seconds, the map of all workers, and the steps of all workers.
 
-import { count, percent, seconds } from "./words.js";
+import { count, seconds } from "./words.js";
 
 const LEFT = 92;
 const ROW = 35;
@@ -194,7 +194,7 @@ function rgb(text) {
 export function drawHeat(canvas, state, marked, cursor) {
   const colour = colours();
   const rows = state.heat.rows.length;
-  const each = rows >= 300 ? 1 : Math.max(1, Math.floor(380 / rows));
+  const each = Math.max(1, Math.floor(340 / rows));
   const height = rows * each;
   const top = 6;
   const [pen, width] = prepared(canvas, top + height + 24);
@@ -221,6 +221,11 @@ export function drawHeat(canvas, state, marked, cursor) {
   small.getContext("2d").putImageData(picture, 0, 0);
   pen.imageSmoothingEnabled = false;
   pen.drawImage(small, 58, top, right - 58, height);
+  for (const [worker, , , hit] of marked) {  // who costs most is seen from afar
+    const row = state.heat.rowOf.get(worker);
+    const thick = hit ? 4 : 2;
+    if (row !== undefined && each < thick) pen.drawImage(small, 0, row, columns, 1, 58, top + (row + 0.5) * each - thick / 2, right - 58, thick);
+  }
   pen.strokeStyle = colour("line");
   pen.strokeRect(57.5, top - 0.5, right - 57, height + 1);
 
@@ -323,5 +328,3 @@ export function swatch(canvas, kind) {
   else if (kind === "work") (pen.globalAlpha = 0.55), fill(pen, colours(), "work", 0, 2, width, 7);
   else fill(pen, colours(), kind, 0, 0, width, 11);
 }
-
-export { percent };

@@ -52,7 +52,7 @@ function showFigures() {
   const [times, versions] = state.recent.version ?? [[], []];
   const span = times.length > 1 ? times.at(-1) - times.at(-Math.min(times.length, 6)) : 0;
   const rate = span > 0 ? (versions.at(-1) - versions.at(-Math.min(times.length, 6))) / span : null;
-  set("samples_per_s", figure(last("samples_per_s", 5)), state.recent.samples_per_s ? "mean of the last figures" : "the script does not say samples");
+  set("samples_per_s", figure(last("samples_per_s", 5)), state.recent.samples_per_s ? "over the last seconds" : "the script does not say samples");
   set("version", versions.length ? count(versions.at(-1)) : "–", rate === null ? "" : `${figure(rate)} a second`);
   set("waiting", percent(last("waiting", 5)), "of the workers' time");
   set("loss", figure(last("loss")), state.recent.loss ? "mean over workers" : "not logged");
@@ -133,7 +133,7 @@ function showWorkers() {
       first.append(button);
       line.append(
         first,
-        cell(words[row.doing] ?? row.doing, "left"),
+        cell(state.over && row.doing !== "dead" ? "–" : words[row.doing] ?? row.doing, "left"),
         cell(seconds(row.step)),
         cell(row.ratio === null ? "–" : `${row.ratio.toFixed(1)}x`),
         cell(row.longest === null ? "–" : `${row.longest[0]} ${percent(row.longest[1])}`, "left"),
@@ -218,15 +218,7 @@ function showHeat() {
   const each = state.heat.rows[0].length;
   byId("heat-about").textContent = `a row ${each > 1 ? `for ${each} workers, the slowest counts` : "each"}; dark: slower than the median at that time; grey: dead`;
   byId("lanes-about").textContent = "of the workers that cost most; height: working, thin line: waiting";
-  const hits = culprits();
-  const told = state.job.workers.rows.filter((row) => hits.has(row.worker) || row.cost >= 0.01 || row.deaths > 0).slice(0, 5);
-  const marked = told.map((row) => [
-    row.worker,
-    `worker ${row.worker}: ${row.ratio === null ? "" : `${row.ratio.toFixed(1)}x, `}costs ${percent(row.cost)}`,
-    [row.doing === "dead" ? "dead" : "", row.deaths ? `${row.deaths} death${row.deaths > 1 ? "s" : ""}` : "", row.longest ? `${row.longest[0]} ${percent(row.longest[1])} of its step` : ""].filter(Boolean).join(", "),
-    hits.has(row.worker),
-  ]);
-  heat = drawHeat(byId("heat"), state, marked, cursor ?? (state.chosen === null ? null : state.heat.rowOf.get(state.chosen)));
+  heat = drawHeat(byId("heat"), state, state.job.marks, cursor ?? (state.chosen === null ? null : state.heat.rowOf.get(state.chosen)));
 }
 
 function sayRow(row, column) {
