@@ -92,6 +92,8 @@ class JobView:
         self._before: deque[_Before] = deque(maxlen=SAMPLES)
         self.levels: dict[str, Levels] = {}
         """The curves by name."""
+        self._metrics: dict[str, str] = {}
+        """The curves' names of what the script logs, by its names."""
         self.notes: dict[str, str] = {}
         """Sentences about what is shown, by their reason: what is missing, for instance."""
         self.t: Seconds = 0.0
@@ -112,7 +114,9 @@ class JobView:
     def record(self, record: Record) -> None:
         """Take the next record of the journal. One that is not as it should be is counted and passed over."""
         try:
-            self.t = max(self.t, float(record["t"]))
+            if not math.isfinite(t := float(record["t"])):
+                raise ValueError(t)
+            self.t = max(self.t, t)
             if not record.get("optimizer"):
                 self._record(record)
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
@@ -215,13 +219,13 @@ class JobView:
             "samples_per_s": rate if after["samples"] else None,
             "version": float(after["version"]),
             "waiting": waiting,
-            "alive": float(sum(worker["state"] == "alive" for worker in after["per_worker"])),
+            "alive": float(sum(worker["state"] in ("alive", "finished") for worker in after["per_worker"])),
             "loss": _number(after.get("loss")),
         }
         metrics = after.get("metrics") or {}
         for name in metrics:
-            if (known := f"metric {cut(name, NAME_MAX)}") in self.levels or len(self.levels) < len(OWN) + METRICS:
-                values[known] = _number(metrics[name])
+            if name in self._metrics or len(self._metrics) < METRICS:
+                values[self._metrics.setdefault(name, f"metric {len(self._metrics)}")] = _number(metrics[name])
         if values["loss"] is None:
             values["loss"] = next((_number(metrics[name]) for name in LOSSES if name in metrics), None)
         return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
@@ -332,7 +336,7 @@ class JobView:
             "workers": {"rows": rows, "all": len(per_worker), "median": middle},
             "marks": _marks(rows, slow, deaths) if self._heat is not None else [],
             "steps": _histogram(usual) if len(per_worker) > LANES_ALL else None,
-            "metrics": self._metrics(snapshot),
+            "metrics": self._logged(snapshot),
             "notes": [*self.notes.values(), *self._lacks()],
         }
 
@@ -352,11 +356,10 @@ class JobView:
             "cost": worker.get("cost_s", 0.0) / seconds if seconds > 0.0 else 0.0,
         }
 
-    def _metrics(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    def _logged(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
         metrics = snapshot.get("metrics") or {}
-        names = [name.removeprefix("metric ") for name in self.levels if name.startswith("metric ")]
-        cut_names = {cut(name, NAME_MAX): value for name, value in list(metrics.items())[: 4 * METRICS]}
-        return {"values": [[name, _number(cut_names.get(name))] for name in names], "more": max(0, len(metrics) - len(names))}
+        values = [[curve, cut(name, NAME_MAX), _number(metrics.get(name))] for name, curve in self._metrics.items()]
+        return {"values": values, "more": max(0, len(metrics) - len(values))}
 
     def _lacks(self) -> list[str]:
         said = []

@@ -7,6 +7,7 @@ of entries, however fast the steps are.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,23 @@ from offbeat.journal.arrivals import Record
 from offbeat.types import Seconds
 
 WINDOW_S: Final[Seconds] = 15.0
-ORDER: Final = ("wait", "pull", "update", "data", "forward", "backward", "gc", "own", "evaluation", "save", "compute", "push", "dead")
-"""The kinds of time in the order of a step; entries have their places in it."""
+ORDER: Final = (
+    "wait",
+    "pull",
+    "update",
+    "data",
+    "forward",
+    "backward",
+    "gc",
+    "own",
+    "evaluation",
+    "save",
+    "compute",
+    "push",
+    "work",
+    "dead",
+)
+"""The kinds of time in the order of a step; entries have their places in it. ``work``: of a step that has not ended in a push."""
 ENTRY_S: Final[Seconds] = 0.025
 """An entry lasts at least so long: steps that are shorter are brought together."""
 ENTRIES: Final = 60_000
@@ -27,10 +43,9 @@ ENTRIES: Final = 60_000
 STEPS: Final = 31
 """The number of newest pushes from which a worker's usual step is taken."""
 _PLACE: Final = {name: place for place, name in enumerate(ORDER)}
-_DEAD: Final = _PLACE["dead"]
 _AGREE_S: Final[Seconds] = 0.01
 
-assert {*PHASES} == {*ORDER} - {"dead"}
+assert {*PHASES} == {*ORDER} - {"work", "dead"}
 
 
 class Entry(NamedTuple):
@@ -108,7 +123,9 @@ class Lanes:
             self.workers.setdefault(number, Lane())
 
     def lane(self, number: int) -> Lane:
-        """Return a worker's lane."""
+        """Return a worker's lane. Raises ValueError if this is no worker's number."""
+        if type(number) is not int or number < 0:
+            raise ValueError(number)
         return self.workers.setdefault(number, Lane())
 
     def release(self, number: int, t: Seconds) -> None:
@@ -125,6 +142,8 @@ class Lanes:
         covered = self._covered(lane)
         first = not any(what in ("wait", "work") for _, what in lane.tail) or covered == 0.0
         start = t - sum(parts.values())
+        if not math.isfinite(start):
+            raise ValueError(phases)
         if not record.get("phases") and covered < start and lane.tail:  # what is not computing was a wait
             parts[0] = start - covered
             start = covered
@@ -142,15 +161,15 @@ class Lanes:
     def died(self, number: int, t: Seconds) -> None:
         """Note that a worker is dead."""
         lane = self.lane(number)
-        lane.tail = [*lane.tail[-1:], (t, "dead")] if not (lane.tail and lane.tail[-1][1] == "dead") else lane.tail
+        lane.tail = [*lane.tail, (t, "dead")] if not (lane.tail and lane.tail[-1][1] == "dead") else lane.tail
 
     def alive(self, number: int, t: Seconds) -> None:
         """Note that a worker has a new process."""
         lane = self.lane(number)
         if lane.tail and lane.tail[-1][1] == "dead":
-            since = lane.tail[-1][0]
-            self._close(lane)
-            self._add(lane, Entry(since, {_DEAD: t - since}))
+            for (since, what), until in zip(lane.tail, [*(later for later, _ in lane.tail[1:]), t], strict=True):
+                self._close(lane)
+                self._add(lane, Entry(since, {_PLACE[what]: max(0.0, until - since)}))
             self._close(lane)
         lane.tail = []
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import math
 import secrets
 import socket
 import threading
@@ -26,6 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbeat.types import Seconds
 from offbeat.view.job_view import JobView
+
+log = logging.getLogger(__name__)
 
 TICK_S: Final[Seconds] = 0.1
 """Least time between two messages to a browser, in seconds."""
@@ -86,7 +90,10 @@ class Hub:
             now = time.monotonic()
             self._look(now)
             if self.readers and (self.view.dirty or (not self.view.over and now - self._at >= QUIET_S)):
-                self.tick()
+                try:
+                    self.tick()
+                except Exception:  # of a record that nobody has thought of: what comes later is shown all the same
+                    log.exception("a message of the page could not be made")
 
     def tick(self) -> None:
         """Make the next message."""
@@ -142,7 +149,11 @@ class Hub:
 
     def _event(self, message: dict[str, Any]) -> bytes:
         age_s = round(time.monotonic() - self._moved[1], 2)
-        text = json.dumps({"number": self._number, "age": age_s, **message}, separators=(",", ":"), allow_nan=False)
+        message = {"number": self._number, "age": age_s, **message}
+        try:
+            text = json.dumps(message, separators=(",", ":"), allow_nan=False)
+        except ValueError:  # figures of a journal that somebody has changed
+            text = json.dumps(_finite(message), separators=(",", ":"))
         return f"data: {text}\n\n".encode()
 
     async def close(self) -> None:
@@ -153,6 +164,15 @@ class Hub:
         while self.readers and time.monotonic() < deadline:
             self._came.set()
             await asyncio.sleep(TICK_S / 2)
+
+
+def _finite(value: Any) -> Any:
+    """Return a message without what JSON cannot carry."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Secret:
@@ -258,9 +278,10 @@ class PageServer:
         return self.hub
 
     def close(self) -> None:
-        """Tell the readers the end, and end. A reader that does not read is not waited for."""
-        if self._loop is not None and self.hub is not None:
-            asyncio.run_coroutine_threadsafe(self._end(self.hub), self._loop)
+        """Tell the readers the end, and end. A reader that does not read is not waited for. May be called twice."""
+        loop, self._loop = self._loop, None
+        if loop is not None and self.hub is not None and not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self._end(self.hub), loop)
             self._thread.join(LAST_S + 1.0)
 
     def _run(self) -> None:

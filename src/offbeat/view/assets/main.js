@@ -164,11 +164,11 @@ function showMetrics() {
   byId("metrics-card").hidden = values.length === 0;
   byId("metrics-more").textContent = more > 0 ? `the first ${values.length} names; ${count(more)} more are not shown` : "newest values; press one for its curve";
   byId("metrics").replaceChildren(
-    ...values.map(([name, value]) => {
+    ...values.map(([curve, name, value]) => {
       const line = made("li");
       const button = made("button");
       button.append(made("span", name), made("span", figure(value)));
-      button.addEventListener("click", () => openCurve(`metric ${name}`, name));
+      button.addEventListener("click", () => openCurve(curve, name));
       line.append(button);
       return line;
     }),
