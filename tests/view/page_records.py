@@ -25,8 +25,8 @@ def release(worker: int, t: float, version: int = 0, incarnation: int = 1) -> Re
     return {"kind": "release", "t": t, "worker": worker, "incarnation": incarnation, "version": version, "clock": version, "reason": ""}
 
 
-def pushed(worker: int, t: float, version: int = 0, incarnation: int = 1, **phases: float) -> Record:
-    fields = {"worker": worker, "incarnation": incarnation, "version": version, "samples": 8, "leases": [], "nonfinite": None, "loss": 0.5}
+def pushed(worker: int, t: float, version: int = 0, /, **phases: float) -> Record:
+    fields = {"worker": worker, "incarnation": 1, "version": version, "samples": 8, "leases": [], "nonfinite": None, "loss": 0.5}
     return {"kind": "pushed", "t": t, **fields, "compute_s": sum(phases.values()), "phases": phases}
 
 
@@ -40,7 +40,7 @@ def settled(worker: int, t: float, version: int) -> Record:
     return {"kind": "settle", "t": t, **fields}
 
 
-def logged(t: float, version: int = 0, **values: float) -> Record:
+def logged(t: float, version: int = 0, /, **values: float) -> Record:
     return {"kind": "metrics", "t": t, "worker": 0, "version": version, "values": values}
 
 

@@ -99,15 +99,16 @@ def test_a_growing_journal_is_live_and_a_still_one_is_not(tmp_path: Path) -> Non
     view = JobView(live=False)
     page = JournalPage(path, view)
     look(page)
-    assert view.live and notes(view) == []
+    message = view.change()
+    assert message["live"] and message["state"]["notes"] == []
     for record in RECORDS[200:400]:
         journal.write(record)
     journal.flush()
     look(page)
-    before = view.t
     os.utime(path, (0, 0))
     look(page)
-    assert not view.live and "has no end yet; nothing was written to it for" in notes(view)[0] and view.t == before
+    message = view.change()
+    assert not message["live"] and "has no end yet; nothing was written to it for" in message["state"]["notes"][0]
     for record in RECORDS[400:]:
         journal.write(record)
     journal.close()

@@ -176,8 +176,8 @@ def test_a_reader_that_never_reads_holds_up_nobody_and_nothing_is_kept_for_it() 
         began = time.monotonic()
         server.close()
         assert time.monotonic() - began < LAST_S + 5.0
-        for one in stuck:
-            one.close()
+        for unread in stuck:
+            unread.close()
 
 
 def test_the_end_reaches_readers_before_the_server_ends() -> None:

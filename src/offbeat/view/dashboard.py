@@ -62,13 +62,13 @@ def bound(host: str, port: int | None, secret: str) -> socket.socket:
     """
     from offbeat.view.server import listen
 
-    usual = port is None
-    ports = [PORT, 20_000 + int.from_bytes(secret.encode()[:4]) % 10_000, 0] if port is None else [port]
+    own = 20_000 + int.from_bytes(secret.encode()[:4]) % 10_000  # the same for the next process of this page
+    ports = [PORT, own, 0] if port is None else [own, 0] if port == 0 else [port]
     for number in ports:
         try:
             return listen(host, number)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE and usual and number:
+            if error.errno == errno.EADDRINUSE and number != ports[-1]:
                 continue
             raise Lack(_why_not(host, number, error)) from error
     raise AssertionError("port 0 is never in use")

@@ -29,6 +29,7 @@ from offbeat.core.worker_messages import BarrierAsked, Compute, EpochEndWanted, 
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
 from offbeat.runtime.job.loading import frozen
+from offbeat.runtime.job.messages import METRICS_MAX
 from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
@@ -519,9 +520,10 @@ class JobSession(Session):
     @library_call
     def log(self, values: dict[str, float]) -> None:
         super().log(values)
-        rest = {name: value for name, value in values.items() if name != "loss"}
-        if rest and not self.link.closed.is_set():
-            self._coordinator.send({"kind": "metrics", "values": rest})
+        rest = [(name, value) for name, value in values.items() if name != "loss"]
+        for first in range(0, len(rest), METRICS_MAX):
+            if not self.link.closed.is_set():
+                self._coordinator.send({"kind": "metrics", "values": dict(rest[first : first + METRICS_MAX])})
 
     # Checkpoints.
 
