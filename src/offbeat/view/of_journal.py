@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -70,22 +71,22 @@ class JournalPage:
     def _take(self, locked: Callable[[Callable[[], None]], None]) -> None:
         size = max(1, self._path.stat().st_size - self._growing.place)
         records = self._growing.read()
-        going = True
+
+        more = [True]
 
         def some() -> None:
-            nonlocal going
-            for _ in range(LOCKED):
-                record = next(records, None)
-                if record is None:
-                    going = False
-                    return
+            more[0] = False
+            for record in islice(records, LOCKED):
+                more[0] = True
                 self._tally.add(record)
                 self._view.record(record)
                 if record["t"] - self._figures_at >= max(1.0, self._step_s):
                     self._figures()
 
-        while going:
+        while more[0]:
             locked(some)
+            if size > 1 << 20:
+                locked(lambda: self._view.note("journal", f"{self._path.name} is being read, and is at {self._view.t:,.0f} s."))
             # How long the whole will be is not known: the steps are longer, the more has been read.
             self._step_s = max(self._step_s, self._view.t / FIGURES) if size > 1 << 20 else 1.0
 

@@ -79,7 +79,7 @@ function label(pen, colour, text, x, y, width) {
 }
 
 // Returns what is where, for the pointer: a function from (x, y) to a sentence or null.
-export function drawLanes(canvas, state, workers, culprits, costs, clock) {
+export function drawLanes(canvas, state, workers, culprits, clock) {
   const colour = colours();
   const top = 22;
   const [pen, width] = prepared(canvas, top + ROW * workers.length + 22);
@@ -134,7 +134,7 @@ export function drawLanes(canvas, state, workers, culprits, costs, clock) {
   for (let back = 0; back <= state.window; back += 3) {
     const x = at(now - back);
     pen.textAlign = back === 0 ? "right" : back === state.window ? "left" : "center";
-    pen.fillText(back ? `-${back} s` : "now", x, top + ROW * workers.length + 13);
+    pen.fillText(back ? `-${back} s` : state.live ? "now" : state.over ? "end" : `${seconds(now)}`, x, top + ROW * workers.length + 13);
   }
   const find = (x, y) => {
     const row = Math.floor((y - top) / ROW);

@@ -194,8 +194,8 @@ function showHead() {
 
 function showLanes() {
   const extra = state.chosen !== null && !state.shown.includes(state.chosen) ? [state.chosen] : [];
-  lanes = drawLanes(byId("lanes"), state, [...extra, ...state.shown], culprits(), null, performance.now());
-  const kinds = [...state.order.filter((kind) => lanes.seen.has(kind)), ...(lanes.seen.has("work") ? ["work"] : [])];
+  lanes = drawLanes(byId("lanes"), state, [...extra, ...state.shown], culprits(), performance.now());
+  const kinds = state.order.filter((kind) => lanes.seen.has(kind));
   const key = kinds.join() + document.documentElement.dataset.theme;
   if (byId("legend").dataset.key === key) return;
   byId("legend").dataset.key = key;
@@ -266,12 +266,10 @@ async function askLane() {
 // The stream.
 
 const stream = new EventSource("events");
-let stateAt = 0;
 stream.addEventListener("message", (event) => {
   const message = JSON.parse(event.data);
   heardAt = performance.now();
   state.apply(message, heardAt);
-  stateAt += 1;
   draw(Boolean(message.whole || message.state || message.events || message.samples || message.heat));
 });
 stream.addEventListener("error", () => {
