@@ -221,7 +221,7 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
     interval, keep, resume, _ = (given.pop(name) for name in ("every", "keep", "resume", "auto_resume"))
     if resume is None:  # the folder of a job that resumes is not here
         given["checkpoint"] = checkpointing.order_of(given["checkpoint"], interval, keep, None)
-    given["followers"] = followers_of(given.pop("log_to") or [], given.pop("metrics"))
+    given["followers"] = followers_of(given.pop("log_to") or [], given.pop("metrics"), given.pop("dashboard"))
     seconds = {f"{name}_s": given.pop(name) for name in ("timeout", "progress_timeout")}
     check(**{**given, **several, "program": Program(str(SCRIPT)), **seconds})
 

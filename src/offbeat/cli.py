@@ -20,7 +20,9 @@ from rich.console import Console
 from offbeat import __version__
 from offbeat.commands import chaos, simulate
 from offbeat.commands.doctor import doctor
+from offbeat.commands.optional_value import WithDashboard
 from offbeat.commands.rules import rules
+from offbeat.commands.view import view
 from offbeat.errors import FAILED, MISTAKE, ConfigurationError, JobError, OffbeatError
 from offbeat.files import why, write_result
 from offbeat.guarded import expect_job, fail, guarded, only_show, say
@@ -47,6 +49,7 @@ from offbeat.options import (
     AutoResume,
     Batch,
     CheckpointDir,
+    Dashboard,
     Every,
     Grace,
     JournalFile,
@@ -119,6 +122,7 @@ def _main(
 
 
 @app.command(
+    cls=WithDashboard,
     context_settings=_PASSED_ON,
     epilog=f"Rules: {', '.join(sorted(RULES))}.",
 )
@@ -146,6 +150,7 @@ def run(
     summary: SummaryFile = None,
     log_dir: LogDir = None,
     log_to: LogTo = None,
+    dashboard: Dashboard = None,
     quiet: Quiet = False,
     metrics: Metrics = None,
     checkpoint: CheckpointDir = None,
@@ -196,7 +201,7 @@ def run(
         tls_key=tls_key,
         tls_ca=tls_ca,
     )
-    followers = followers_of(log_to or [], metrics)
+    followers = followers_of(log_to or [], metrics, dashboard)
     saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
     workers, servers, sync, wire, batch, seed = checkpointing.taken_over(
         saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, batch=batch, seed=seed
@@ -266,6 +271,7 @@ def run(
 
 
 @app.command(
+    cls=WithDashboard,
     context_settings=_PASSED_ON,
     epilog="Started by torchrun, srun, mpirun or Kubernetes, or by hand on each machine. See docs/clusters.md.",
 )
@@ -298,6 +304,7 @@ def agent(
     summary: SummaryFile = None,
     log_dir: LogDir = None,
     log_to: LogTo = None,
+    dashboard: Dashboard = None,
     quiet: Quiet = False,
     metrics: Metrics = None,
     checkpoint: CheckpointDir = None,
@@ -330,7 +337,7 @@ def agent(
     if not 0.0 < start_timeout < float("inf"):
         raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
-    followers = followers_of(log_to or [], metrics)
+    followers = followers_of(log_to or [], metrics, dashboard)
     report_to = os.environ.pop(SUPERVISES, None)
     saved, order = None, None
     if report_to is None:  # an agent that comes back finds checkpoints of this job in the folder: its supervisor alone looks there
@@ -422,6 +429,7 @@ app.command(epilog=simulate.EPILOG)(simulate.simulate)
 app.command(context_settings=_PASSED_ON, epilog=chaos.EPILOG)(chaos.chaos)
 app.command()(doctor)
 app.command()(rules)
+app.command()(view)
 
 
 @app.command()

@@ -28,7 +28,7 @@ from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
 from offbeat.runtime.job.wire_choice import check_ack, check_replicas, check_rule, wire_format
 from offbeat.types import ACKS, Ack
-from offbeat.view import curves, log_to, metrics
+from offbeat.view import curves, dashboard, job_view, log_to, metrics
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
 Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")]
@@ -95,6 +95,10 @@ LogTo = Annotated[
     typer.Option(
         "--log-to", help="tensorboard\\:DIR, wandb\\[:PROJECT] or mlflow\\[:URI]: write what scripts log there, and the job's figures."
     ),
+]
+Dashboard = Annotated[
+    str | None,
+    typer.Option(metavar="[PORT]", help="Serve a page that shows the job, at PORT of this machine.  \\[default port: 7860, or a free one]"),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print what the scripts print, warnings, errors, and one line at the end.")]
 Metrics = Annotated[
@@ -263,8 +267,8 @@ def _check_ack(ack: str | None, replicas: int, servers: int, sync: str | None) -
     return known
 
 
-def followers_of(targets: Sequence[str], port: str | None) -> tuple[FollowerSpec, ...]:
-    """Return the processes that follow the job, for the values of ``--log-to`` and that of ``--metrics``.
+def followers_of(targets: Sequence[str], port: str | None, page: str | None = None) -> tuple[FollowerSpec, ...]:
+    """Return the processes that follow the job, for the values of ``--log-to``, ``--metrics`` and ``--dashboard``.
 
     Raises:
         ConfigurationError: a value is wrong, or given twice.
@@ -275,6 +279,10 @@ def followers_of(targets: Sequence[str], port: str | None) -> tuple[FollowerSpec
     found = [FollowerSpec(name=f"--log-to {text}", command=log_to.command_of(text), kinds=curves.KINDS) for text in targets]
     if port is not None:
         found.append(FollowerSpec(name=f"--metrics {port}", command=metrics.command_of(port), kinds=metrics.KINDS))
+    if page is not None:
+        name = f"--dashboard {page}".strip()
+        command, environment = dashboard.command_of(page), dashboard.environment()
+        found.append(FollowerSpec(name=name, command=command, kinds=job_view.KINDS, environment=environment))
     return tuple(found)
 
 

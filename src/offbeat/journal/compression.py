@@ -55,17 +55,18 @@ class Lines:
 
     Args:
         path: the file.
+        start: bytes to leave out at the beginning: up to the end of a line or frame.
 
     Raises:
         OSError: from the iteration: the file cannot be read.
         ConfigurationError: from the iteration: the file is compressed with zstd, and there is none.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.nbytes = 0
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self._path, self._start = path, start
+        self.nbytes = start
         """Bytes of the file that have been read."""
-        self.whole = 0
+        self.whole = start
         """Bytes of the file up to the end of the last whole frame, or of the last whole line in a file that is not compressed."""
         self.unit = "line"
         """What the file consists of: "frame" or "line"."""
@@ -73,7 +74,7 @@ class Lines:
     def __iter__(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
             head = file.read(len(ZSTD_MAGIC))
-            file.seek(0)
+            file.seek(self._start)
             if (begin := _decompressor(self._path, head)) is None:
                 for line in file:
                     self.nbytes += len(line)

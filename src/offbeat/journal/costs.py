@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from offbeat.core.phases import Phase
 from offbeat.journal.arrivals import Record
@@ -273,13 +273,11 @@ class Costs:
         if record["role"] == "worker" and " on " in record["detail"]:
             self._worker(record["number"]).host = record["detail"].rpartition(" on ")[2]
 
-    def row(self, number: int) -> dict[str, Any]:
-        """Return a worker's part of the summary: seconds by phase, and what it has cost, with what every worker costs."""
+    def phases(self, number: int) -> dict[str, Seconds]:
+        """Return the seconds of a worker by phase, the first push of each process left out."""
         worker = self.workers.get(number, WorkerCosts())
-        phases = {
-            name: round(seconds, 6) for name, seconds in ((*worker.totals.items(), (Phase.WAIT.label, worker.waited_s))) if seconds > 0
-        }
-        return {"phases": phases, "cost_s": round(sum(worker.causes.values()), 6)}
+        seconds = {**worker.totals, Phase.WAIT.label: worker.waited_s}
+        return {name: round(value, 6) for name, value in seconds.items() if value > 0.0}
 
     @property
     def seconds(self) -> Seconds:

@@ -338,13 +338,13 @@ def _records(path: Path | str, lines: Lines) -> Generator[Record, None, str | No
     t, number, broken = 0.0, 0, False
     try:
         for number, line in enumerate(lines, start=1):
-            entry = _parse(line)
+            entry = parse(line)
             if entry is None:
                 if broken := number > 1 and not line.endswith(b"\n"):
                     break
                 raise ConfigurationError(f"{path}, line {number}: not a journal: {_excerpt(line)} is no record with a kind and a time")
             if number == 1:
-                _check_first(path, entry)
+                check_first(path, entry)
             t = entry["t"]
             yield entry
     except OSError as error:
@@ -357,7 +357,8 @@ def _records(path: Path | str, lines: Lines) -> Generator[Record, None, str | No
     return f"{path} is cut off: its last {missing:,} bytes are no whole {lines.unit}; its records end at {t:.3f} s, and later ones are lost"
 
 
-def _parse(line: bytes) -> Record | None:
+def parse(line: bytes) -> Record | None:
+    """Return the record in a line; None: it is none."""
     try:
         entry = json.loads(line)
     except ValueError:
@@ -367,7 +368,8 @@ def _parse(line: bytes) -> Record | None:
     return None
 
 
-def _check_first(path: Path | str, entry: Record) -> None:
+def check_first(path: Path | str, entry: Record) -> None:
+    """Check the first record of a journal. Raises `ConfigurationError` if it is that of no journal, or of a newer format."""
     if entry["kind"] != "job" or not isinstance(entry.get("format"), int):
         raise ConfigurationError(f"{path}, line 1: not a journal: it begins with kind {entry['kind']!r} instead of 'job' and a format")
     if entry["format"] > FORMAT:

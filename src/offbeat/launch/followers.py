@@ -6,8 +6,8 @@ not confirmed. What it lacks is in the job's summary, and leaves the exit status
 
 To its stdin, JSON lines: the job's records; ``{"kind": "status", "snapshot": ...}`` with the job's figures, once a second;
 ``{"kind": "missed", "records": n}`` where records are missing; ``{"kind": "mark", "number": n}``, which it confirms once it has processed
-what came before. From its stdout, JSON lines: ``{"taken": n}`` confirms; ``{"note": "..."}`` is for the user; ``{"lack": "..."}`` says why
-it ends for good. `view.follow` is the other end.
+what came before. From its stdout, JSON lines: ``{"taken": n}`` confirms; ``{"note": "..."}`` is for the user, with ``"always": true`` even
+for one who has asked for few words; ``{"lack": "..."}`` says why it ends for good. `view.follow` is the other end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from offbeat.launch.lack import Backoff, lack_of
@@ -59,6 +59,8 @@ class FollowerSpec:
     """The interpreter's arguments."""
     kinds: tuple[str, ...]
     """Kinds of records that it reads; ``*``: every kind."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables for its process, beside those of this one: what must not stand on a command line."""
 
 
 def kinds_of(specs: Iterable[FollowerSpec]) -> tuple[str, ...]:
@@ -85,10 +87,12 @@ class Follower:
         spec: what it is.
         note: shows the user a sentence.
         missing: takes what the user does not get.
+        tell: shows a sentence even to a user who has asked for few words.
     """
 
-    def __init__(self, spec: FollowerSpec, note: Callable[[str], None], missing: Missing) -> None:
-        self._spec, self._note, self._missing = spec, note, missing
+    def __init__(self, spec: FollowerSpec, note: Callable[[str], None], missing: Missing, tell: Callable[[str], None]) -> None:
+        self._spec, self._note, self._missing, self._tell = spec, note, missing, tell
+        self._told = ""
         self.child: LocalChild | None = None
         self._pipe: int | None = None
         self._waiting: deque[_Item] = deque()
@@ -204,7 +208,7 @@ class Follower:
             os.set_blocking(self._pipe, False)
             with contextlib.suppress(OSError, AttributeError):
                 fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_NBYTES)
-            self.child = start([sys.executable, *self._spec.command], os.environ, capture=True, stdin=reading)
+            self.child = start([sys.executable, *self._spec.command], {**os.environ, **self._spec.environment}, capture=True, stdin=reading)
         except OSError:
             self._close_pipe()
             raise
@@ -292,6 +296,10 @@ class Follower:
                 while self._given and self._given[0].mark <= number and not (self._rest and len(self._given) == 1):
                     self._given_nbytes -= len(self._given.popleft().data)
                 self._heard_at, self._answers = time.monotonic(), True
+            case {"note": str(text), "always": True}:
+                if text != self._told:  # its next process says the same
+                    self._told = text
+                    self._tell(f"{self._spec.name}: {text[:_WORDS_MAX]}")
             case {"note": str(text)}:
                 self._note(f"{self._spec.name}: {text[:_WORDS_MAX]}")
             case {"lack": str(text)}:
@@ -305,10 +313,17 @@ class Followers:
         specs: what they are.
         note: shows the user a sentence.
         missing: takes what the user does not get.
+        tell: shows a sentence even to a user who has asked for few words; None: as ``note`` does.
     """
 
-    def __init__(self, specs: Sequence[FollowerSpec], note: Callable[[str], None], missing: Missing) -> None:
-        self._all = [Follower(spec, note, missing) for spec in specs]
+    def __init__(
+        self,
+        specs: Sequence[FollowerSpec],
+        note: Callable[[str], None],
+        missing: Missing,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        self._all = [Follower(spec, note, missing, tell or note) for spec in specs]
         self._next = 0
         """The number of the first record that has not come."""
         self._status_at: Seconds = 0.0

@@ -99,7 +99,8 @@ class Supervisor:
         display = self._display = Sheltered(display)
         self._missing = Missing()
         self._output = Output(display, log_dir, self._missing)
-        self._followers = Followers(followers, display.note, self._missing)
+        tell = lambda text: display.lines([text], error=True)  # noqa: E731
+        self._followers = Followers(followers, display.note, self._missing, tell)
         self._token = token
         self._hub = SocketHub(token, maps=False)
         self.checkpoints = Results()

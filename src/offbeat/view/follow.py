@@ -107,11 +107,18 @@ class Feed:
                 self._sink.record(line)
 
 
-def follow(make: Callable[[Callable[[str], None]], Sink]) -> int:
+class Note(Protocol):
+    """Shows the user a sentence."""
+
+    def __call__(self, text: str, *, always: bool = False) -> None:
+        """Show it; ``always``: even to a user who has asked for few words."""
+
+
+def follow(make: Callable[[Note], Sink]) -> int:
     """Follow the job of the supervisor that has started this process, until it ends.
 
     Args:
-        make: makes the sink; gets a function that shows the user a sentence.
+        make: makes the sink.
 
     Returns:
         The exit status.
@@ -122,8 +129,11 @@ def follow(make: Callable[[Callable[[str], None]], Sink]) -> int:
         with contextlib.suppress(OSError):  # without a supervisor there is no more input either
             os.write(answers, json.dumps(said).encode() + b"\n")
 
+    def note(text: str, *, always: bool = False) -> None:
+        answer({"note": text, "always": always})
+
     try:
-        _run(make(lambda text: answer({"note": text})), records, answer)
+        _run(make(note), records, answer)
     except (Lack, ConfigurationError) as error:
         answer({"lack": str(error)})
         return MISTAKE

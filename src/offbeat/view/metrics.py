@@ -90,6 +90,8 @@ class Collector:
         """When workers died whose connection has closed, and of whose process nothing is known yet."""
         self._folded_at: float | None = None
         self._missed = 0
+        self._costs: dict[int, float] = {}
+        """What workers have cost at most so far: a counter never falls, while what all workers cost is taken off each."""
         self._labelled: frozenset[int] = frozenset()
 
     # As a sink.
@@ -217,7 +219,8 @@ class Collector:
         cost = self._counter("worker_cost_seconds", "Seconds for which folds have waited for a worker.", "worker")
         for worker in snapshot["per_worker"]:
             if worker["worker"] in self._labelled:
-                cost.add_metric([str(worker["worker"])], worker["cost_s"])
+                self._costs[worker["worker"]] = max(self._costs.get(worker["worker"], 0.0), worker["cost_s"])
+                cost.add_metric([str(worker["worker"])], self._costs[worker["worker"]])
                 for phase, spent in worker["phases"].items():
                     seconds.add_metric([str(worker["worker"]), phase], spent)
         yield seconds

@@ -40,6 +40,8 @@ WORKERS_MAX: Final = 1 << 20
 SAMPLES_MAX: Final = 1 << 40
 SECONDS_MAX: Final = 1e9
 POOLS_MAX: Final = 1 << 10
+METRICS_MAX: Final = 1000
+"""Most values of a message of a script that logs more."""
 """Most samplers of one script."""
 
 _worker = whole(0, WORKERS_MAX)
@@ -120,7 +122,7 @@ FROM_WORKER: Final = Kinds(
         "got": MessageSchema(),
         "abandoned": MessageSchema(fields({"work": _ABANDONED})),
         "buffers": MessageSchema(fields({"layout": anything}), payload=True),
-        "metrics": MessageSchema(fields({"values": mapping(any_number)})),
+        "metrics": MessageSchema(fields({"values": mapping(any_number, METRICS_MAX)})),
         "met": MessageSchema(),
         "outside": MessageSchema(fields({"incarnation": whole(), "reason": _words})),
         "voided": MessageSchema(fields({"number": whole()})),

@@ -1,0 +1,424 @@
+"""Turn what is known of a job into what its page shows, in bounded memory: the messages of the event stream. Pure.
+
+A message is JSON. The first one that a browser gets is whole; each later one has what has changed since the one before it. Texts of
+scripts go into it as they are: the page shows them as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import Any, Final, NamedTuple
+
+from offbeat.journal.arrivals import Record
+from offbeat.journal.verdicts import LEAST, percent, short
+from offbeat.report.remarks import verdict_sentence
+from offbeat.types import Seconds
+from offbeat.view.happenings import cut, happening
+from offbeat.view.heat import DEAD, FIRST, LAST, Heat
+from offbeat.view.heat import LEAST as HEAT_LEAST
+from offbeat.view.heat import MOST as HEAT_MOST
+from offbeat.view.lanes import ORDER, WINDOW_S, Entry, Lanes, plain_tail
+from offbeat.view.levels import Levels
+
+KINDS: Final = (
+    "job",
+    "pushed",
+    "release",
+    "fold",
+    "state_changed",
+    "process",
+    "fault",
+    "warning",
+    "exception",
+    "checkpoint",
+    "stood_still",
+    "epoch_ended",
+    "end",
+)
+"""The records that the page is made from, beside the job's figures."""
+LANES_ALL: Final = 12
+"""Most workers of which each has a lane;"""
+LANES_SOME: Final = 8
+"""of more workers, those that cost most."""
+ROWS: Final = 50
+"""Most rows of the table of workers."""
+EVENTS: Final = 200
+METRICS: Final = 32
+"""Most names of which the page keeps curves, the first ones; others have only their newest value, in the job's figures."""
+NAME_MAX: Final = 80
+VERDICTS: Final = 8
+MARKS: Final = 4
+"""Most workers that are named beside the map for what they cost, and as many for their deaths;"""
+MARKED: Final = 0.01
+"""those below this share are not."""
+SAMPLES: Final = 5
+"""Rates are those since so many figures ago: at one a second, of five seconds."""
+FOLDS_PER_S: Final = 40.0
+OWN: Final = ("samples_per_s", "version", "waiting", "loss", "alive")
+"""The page's five numbers."""
+LOSSES: Final = ("loss", "train/loss", "train_loss", "training_loss")
+
+
+class _Before(NamedTuple):
+    """The figures of some seconds ago, from which rates are counted."""
+
+    wall_s: Seconds
+    samples: int
+    waited_s: Seconds
+    busy_s: Seconds
+
+
+class JobView:
+    """What the page of one job shows.
+
+    Args:
+        source: what it is about, if not the script's name: a journal's.
+        live: True if the job runs while this is looked at, so that its clock goes on between two records.
+    """
+
+    def __init__(self, source: str = "", *, live: bool = True) -> None:
+        self._source, self.live = source, live
+        self._job: dict[str, Any] = {}
+        self._snapshot: Mapping[str, Any] = {}
+        self._lanes = Lanes()
+        self._heat: Heat | None = None
+        self._hosts: dict[int, str] = {}
+        self._events: deque[tuple[Seconds, str]] = deque(maxlen=EVENTS)
+        self._folds: deque[Seconds] = deque(maxlen=round(WINDOW_S * FOLDS_PER_S))
+        self._before: deque[_Before] = deque(maxlen=SAMPLES)
+        self.levels: dict[str, Levels] = {}
+        """The curves by name."""
+        self._metrics: dict[str, str] = {}
+        """The curves' names of what the script logs, by its names."""
+        self.notes: dict[str, str] = {}
+        """Sentences about what is shown, by their reason: what is missing, for instance."""
+        self.t: Seconds = 0.0
+        """The newest time."""
+        self.over = False
+        """True once the end of the job is known."""
+        self._missed = 0
+        self._unreadable = 0
+        self.dirty = True
+        """True if something has changed since the last message."""
+        self._fresh_events: list[tuple[Seconds, str]] = []
+        self._fresh_folds: list[Seconds] = []
+        self._fresh_samples: list[list[float | None]] = []
+        self._fresh_state = True
+        self._shown: list[int] = []
+        self._width: Seconds = 0.0
+
+    def record(self, record: Record) -> None:
+        """Take the next record of the journal. One that is not as it should be is counted and passed over."""
+        try:
+            if not math.isfinite(t := float(record["t"])):
+                raise ValueError(t)
+            self.t = max(self.t, t)
+            if not record.get("optimizer"):
+                self._record(record)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+            self._unreadable += 1
+        self.dirty = True
+
+    def status(self, snapshot: Mapping[str, Any]) -> None:
+        """Take the job's figures, as `Tally.summary` gives them."""
+        self.t = max(self.t, snapshot["elapsed_s"])
+        if not self._job and snapshot.get("workers"):
+            self._begin(snapshot)
+        self._sample(snapshot)
+        self._snapshot = snapshot
+        self.over = self.over or snapshot.get("ok") is not None
+        self._fresh_state = self.dirty = True
+
+    def missed(self, records: int) -> None:
+        """Note that so many records are missing here."""
+        self._missed += records
+
+    def note(self, about: str, text: str | None) -> None:
+        """Show a sentence about what is shown, or no longer."""
+        if self.notes.get(about) != text:
+            self.notes = {key: value for key, value in {**self.notes, about: text}.items() if value is not None}
+            self._fresh_state = self.dirty = True
+
+    # Records.
+
+    def _record(self, record: Record) -> None:
+        t, kind = float(record["t"]), record["kind"]
+        if kind == "pushed":
+            if not record.get("shard"):
+                own = self._lanes.pushed(record)
+                if own is not None and self._heat is not None:
+                    whole = sum((record.get("phases") or {"": record.get("compute_s", 0.0)}).values())
+                    self._heat.step(record["worker"], t - whole, t, own)
+        elif kind == "release":
+            self._lanes.release(record["worker"], t)
+        elif kind == "fold":
+            if not record.get("shard") and not (self._folds and t - self._folds[-1] < 1.0 / FOLDS_PER_S):
+                self._folds.append(t)
+                self._fresh_folds = [*self._fresh_folds[-self._folds.maxlen :], t] if self._folds.maxlen else []
+        elif kind == "job":
+            self._begin(record)
+        elif kind == "state_changed":
+            self._changed(record, t)
+        elif kind == "process" and record["role"] == "worker" and " on " in record["detail"]:
+            self._hosts[record["number"]] = cut(record["detail"].rpartition(" on ")[2], NAME_MAX)
+            if self._heat is not None:
+                self._heat.by_host(self._hosts)
+        elif kind == "end":
+            self.over = self._fresh_state = True
+        if (said := happening(record)) is not None:
+            self._events.append((t, said))
+            self._fresh_events = [*self._fresh_events[-EVENTS:], (t, said)]
+
+    def _begin(self, job: Mapping[str, Any]) -> None:
+        self._job = {key: job.get(key) for key in ("sync", "workers", "servers", "started", "script")}
+        workers = int(job.get("workers") or 0)
+        self._lanes.begin(workers)
+        if workers > LANES_ALL and self._heat is None:
+            self._heat = Heat(workers)
+        self._fresh_state = True
+
+    def _changed(self, record: Record, t: Seconds) -> None:
+        worker, state = record["worker"], record["state"]
+        if state == "dead":
+            self._lanes.died(worker, t)
+        elif state == "alive":
+            self._lanes.alive(worker, t)
+        elif state == "finished":
+            self._lanes.gone(worker)
+        if self._heat is not None and state == "dead":
+            self._heat.died(worker, t)
+        elif self._heat is not None:
+            self._heat.alive(worker, t)
+
+    # Figures.
+
+    def _sample(self, snapshot: Mapping[str, Any]) -> None:
+        before, t = self._snapshot, float(snapshot["elapsed_s"])
+        if before and t <= before["elapsed_s"]:
+            return
+        values = self._values(snapshot)
+        for name, value in values.items():
+            if value is not None and math.isfinite(value):
+                self.levels.setdefault(name, Levels()).add(t, value)
+        self._fresh_samples = [*self._fresh_samples[-60:], [t, *(values.get(name) for name in OWN)]]
+
+    def _values(self, after: Mapping[str, Any]) -> dict[str, float | None]:
+        rate = waiting = None
+        if self._before:
+            before = self._before[0]
+            seconds = after["wall_s"] - before.wall_s  # up to a fold: samples come with folds
+            rate = (after["samples"] - before.samples) / seconds if seconds > 0.0 else 0.0
+            waited, busy = _sum(after, "wait_s") - before.waited_s, _sum(after, "busy_s") - before.busy_s
+            waiting = waited / (waited + busy) if waited + busy > 0.0 else None
+        self._before.append(_Before(after["wall_s"], after["samples"], _sum(after, "wait_s"), _sum(after, "busy_s")))
+        values: dict[str, float | None] = {
+            "samples_per_s": rate if after["samples"] else None,
+            "version": float(after["version"]),
+            "waiting": waiting,
+            "alive": float(sum(worker["state"] in ("alive", "finished") for worker in after["per_worker"])),
+            "loss": _number(after.get("loss")),
+        }
+        metrics = after.get("metrics") or {}
+        for name in metrics:
+            if name in self._metrics or len(self._metrics) < METRICS:
+                values[self._metrics.setdefault(name, f"metric {len(self._metrics)}")] = _number(metrics[name])
+        if values["loss"] is None:
+            values["loss"] = next((_number(metrics[name]) for name in LOSSES if name in metrics), None)
+        return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
+
+    # Messages.
+
+    def whole(self) -> dict[str, Any]:
+        """Return the whole of what is shown. Call `change` before it: what has not been sent yet is in this message, too."""
+        lanes = {number: self._entries(self._lanes.of(number)) for number in self._shown}
+        recent = {name: [[t, value] for t, value in self.levels[name].recent] for name in OWN if name in self.levels}
+        return {
+            "whole": True,
+            "order": ORDER,
+            "window": WINDOW_S,
+            **self._moment(),
+            "state": self._state(),
+            "lanes": {number: {"entries": entries, "all": True} for number, entries in lanes.items()},
+            "folds": [round(t, 3) for t in self._folds],
+            "events": self._plain(self._events),
+            "recent": recent,
+            "heat": self._heat_columns(whole=True),
+        }
+
+    def change(self) -> dict[str, Any]:
+        """Return what has changed since the last call."""
+        if self._heat is not None and not self.over:
+            self._heat.now(self.t)
+        before, self._shown = self._shown, self._chosen()
+        lanes = {}
+        for number in self._shown:
+            entries = self._lanes.take(number)
+            if number not in before:
+                lanes[number] = {"entries": self._entries(self._lanes.of(number)), "all": True}
+            elif entries:
+                lanes[number] = {"entries": self._entries(entries)}
+        message: dict[str, Any] = {**self._moment(), "lanes": lanes}
+        if self._fresh_folds:
+            message["folds"] = [round(t, 3) for t in self._fresh_folds]
+        if self._fresh_events:
+            message["events"] = self._plain(self._fresh_events)
+        if self._fresh_samples:
+            message["samples"] = self._fresh_samples
+        if self._fresh_state:
+            message["state"] = self._state()
+        if (heat := self._heat_columns()) is not None:
+            message["heat"] = heat
+        self._fresh_folds, self._fresh_events, self._fresh_samples, self._fresh_state, self.dirty = [], [], [], False, False
+        return message
+
+    def lane(self, number: int) -> dict[str, Any] | None:
+        """Return one worker's lane; None: there is no such worker."""
+        if number not in self._lanes.workers:
+            return None
+        return {"entries": self._entries(self._lanes.of(number)), "tail": plain_tail(self._lanes.workers[number]), "t": self.t}
+
+    def _moment(self) -> dict[str, Any]:
+        tails = {number: plain_tail(self._lanes.lane(number)) for number in self._shown}
+        return {"t": round(self.t, 4), "over": self.over, "live": self.live and not self.over, "shown": self._shown, "tails": tails}
+
+    def _entries(self, entries: Sequence[Entry]) -> list[list[float]]:
+        return [entry.plain() for entry in entries if entry.stop >= self.t - WINDOW_S]
+
+    @staticmethod
+    def _plain(events: Sequence[tuple[Seconds, str]] | deque[tuple[Seconds, str]]) -> list[list[Any]]:
+        return [[round(t, 2), text] for t, text in events]
+
+    def _heat_columns(self, *, whole: bool = False) -> dict[str, Any] | None:
+        if self._heat is None:
+            return None
+        resized = self._heat.width != self._width and not whole
+        columns = self._heat.take(whole=whole or resized)
+        if not columns:
+            return None
+        self._width = self._heat.width
+        encoded = {at: b64encode(column).decode() for at, column in columns.items()}
+        scale = {"dead": DEAD, "first": FIRST, "last": LAST, "least": HEAT_LEAST, "most": HEAT_MOST}
+        found = {"width": self._heat.width, "columns": encoded, "all": whole or resized}
+        return {**found, "rows": self._heat.rows, "scale": scale} if found["all"] else found
+
+    def _chosen(self) -> list[int]:
+        """Return the workers whose lanes are shown."""
+        if len(self._lanes.workers) <= LANES_ALL:
+            return sorted(self._lanes.workers)
+        by_cost = sorted(self._snapshot.get("per_worker", ()), key=_by_cost)
+        return [worker["worker"] for worker in by_cost[:LANES_SOME]]
+
+    def _state(self) -> dict[str, Any]:
+        snapshot = self._snapshot
+        per_worker = snapshot.get("per_worker", ())
+        verdicts = snapshot.get("verdicts") or []
+        seconds = next((one["cost_s"] / one["share"] for one in verdicts if one["share"] > 0.0), snapshot.get("wall_s") or 0.0)
+        usual = {number: lane.usual for number, lane in self._lanes.workers.items()}
+        known = [own for own in usual.values() if own is not None]
+        middle = median_low(known) if known else None
+        rows = [self._row(worker, seconds, usual.get(worker["worker"]), middle) for worker in sorted(per_worker, key=_by_cost)[:ROWS]]
+        slow = [verdict for verdict in verdicts if verdict["kind"] != "death"]
+        deaths = [verdict for verdict in verdicts if verdict["kind"] == "death"]
+        return {
+            "job": {**self._job, "script": cut(self._job.get("script") or "", NAME_MAX), "source": self._source},
+            "ok": snapshot.get("ok"),
+            "reason": cut(snapshot.get("reason") or ""),
+            "folds": snapshot.get("version", 0),
+            "seconds": seconds,
+            "verdicts": [_verdict(verdict) for verdict in slow[:VERDICTS]],
+            "deaths": [cut(verdict_sentence(verdict)) for verdict in deaths],
+            "died": sum(worker["deaths"] for worker in per_worker),
+            "least": LEAST,
+            "workers": {"rows": rows, "all": len(per_worker), "median": middle},
+            "marks": _marks(rows, slow, deaths) if self._heat is not None else [],
+            "steps": _histogram(usual) if len(per_worker) > LANES_ALL else None,
+            "metrics": self._logged(snapshot),
+            "notes": [*self.notes.values(), *self._lacks()],
+        }
+
+    def _row(self, worker: Mapping[str, Any], seconds: Seconds, own: Seconds | None, middle: Seconds | None) -> dict[str, Any]:
+        longest = self._lanes.lane(worker["worker"]).longest()
+        whole = worker["wait_s"] + worker["busy_s"]
+        return {
+            "worker": worker["worker"],
+            "host": self._hosts.get(worker["worker"], ""),
+            "doing": worker["doing"] if worker["state"] != "dead" else "dead",
+            "step": own,
+            "ratio": own / middle if own is not None and middle else None,
+            "longest": longest,
+            "waiting": worker["wait_s"] / whole if whole > 0.0 else None,
+            "folded": worker["fates"]["folded"],
+            "deaths": worker["deaths"],
+            "cost": worker.get("cost_s", 0.0) / seconds if seconds > 0.0 else 0.0,
+        }
+
+    def _logged(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
+        metrics = snapshot.get("metrics") or {}
+        values = [[curve, cut(name, NAME_MAX), _number(metrics.get(name))] for name, curve in self._metrics.items()]
+        return {"values": values, "more": max(0, len(metrics) - len(values))}
+
+    def _lacks(self) -> list[str]:
+        said = []
+        if self._missed:
+            said.append(f"{self._missed:,} records are missing here: they came faster than this page reads. The job has lost nothing.")
+        if self._unreadable:
+            said.append(f"{self._unreadable:,} records were not as this version of offbeat expects them, and are left out.")
+        return said
+
+
+def _marks(rows: Sequence[Mapping[str, Any]], slow: Sequence[Mapping[str, Any]], deaths: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the workers that are named beside the map, each with two short lines, and whether it is a culprit."""
+    culprits = {number for verdict in slow if verdict["kind"] == "slow" for number in verdict["workers"]}
+    marks: dict[int, list[Any]] = {}
+    for row in rows[:MARKS]:
+        if row["worker"] in culprits or row["cost"] >= MARKED:
+            step = f"{short(row['step'])} a step, {row['ratio']:.1f} times the others'" if row["ratio"] else "no step yet"
+            marks[row["worker"]] = [f"worker {row['worker']} costs {percent(row['cost'])}", step, row["worker"] in culprits]
+    for verdict in deaths[-MARKS:]:
+        number, away_s = verdict["workers"][0], verdict["details"].get("away_s", 0.0)
+        words = f"dead for {short(away_s)} from {verdict['since_s']:,.0f} s, cost {percent(verdict['share'])}"
+        marks.setdefault(number, [f"worker {number} died", words, False])
+    return [[number, *words] for number, words in marks.items()]
+
+
+def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("kind", "workers", "cause", "since_s", "cost_s", "share", "worth", "confidence")
+    texts = {key: cut(verdict[key]) for key in ("what", "evidence", "remedy")}
+    return {**{key: verdict[key] for key in keys}, **texts, "sentence": cut(verdict_sentence(dict(verdict)))}
+
+
+def _by_cost(worker: Mapping[str, Any]) -> tuple[float, int, int]:
+    return -worker.get("cost_s", 0.0), -worker["deaths"], worker["worker"]
+
+
+def _sum(snapshot: Mapping[str, Any], key: str) -> float:
+    return float(sum(worker[key] for worker in snapshot["per_worker"]))
+
+
+def _number(value: Any) -> float | None:
+    """Return a number of a summary, in which infinities are texts; None: it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _histogram(usual: Mapping[int, Seconds | None], bars: int = 48) -> dict[str, Any] | None:
+    """Return how many workers have steps of which length, and the slowest workers."""
+    known = sorted((own, number) for number, own in usual.items() if own is not None)
+    if len(known) < 2:
+        return None
+    least, most = known[0][0], known[-1][0]
+    width = max(1e-9, (most - least) / bars)
+    counts = [0] * bars
+    for own, _ in known:
+        counts[min(bars - 1, int((own - least) / width))] += 1
+    middle = known[len(known) // 2][0]
+    outside = [[number, own] for own, number in known[-3:] if own > 1.5 * middle]
+    rest = known[: len(known) - len(outside)]
+    return {"least": least, "width": width, "counts": counts, "slowest": outside, "rest": [len(rest), rest[0][0], rest[-1][0]]}

@@ -1,0 +1,151 @@
+"""``--dashboard`` in real jobs: whatever becomes of the page, its port or its readers, the job ends as without it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import urllib.request
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from tests.faults.job import TRAIN, Job
+
+pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'offbeat[view]'")
+
+pytestmark = pytest.mark.faults
+Start = Callable[..., Job]
+ADDRESS = re.compile(r"^--dashboard[^:]*: (http://\S+/)$", re.MULTILINE)
+NAMED = """
+import sys, pathlib, torch, offbeat
+model = torch.nn.Linear(4, 1)
+optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+data = torch.utils.data.TensorDataset(torch.randn(256, 4))
+while not pathlib.Path(sys.argv[1]).exists():
+    for (x,) in torch.utils.data.DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=4)):
+        optimizer.zero_grad(); loss = model(x).square().mean(); loss.backward(); optimizer.step()
+        offbeat.log(**{"loss": loss.item(), "<script>": 1.0, **{f"metric {n}": float(n) for n in range(9_000)}})
+"""
+
+
+def address(job: Job) -> str:
+    found: re.Match[str] = job.wait("address of the page", lambda: ADDRESS.search(job._err.read_text()))
+    return found[1]
+
+
+def stream(url: str) -> socket.socket:
+    """A connection that has asked for the events."""
+    parts = urlsplit(url)
+    connection = socket.create_connection((parts.hostname or "", parts.port or 0), timeout=30)
+    connection.sendall(f"GET {parts.path}events HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return connection
+
+
+def first(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}events", timeout=30) as answer:
+        for line in answer:
+            if line.startswith(b"data: "):
+                found: dict[str, Any] = json.loads(line[6:])
+                return found
+    raise EOFError
+
+
+def page_of(job: Job) -> psutil.Process | None:
+    return next((one for one in job.processes() if "offbeat.view.dashboard" in one.cmdline()), None)
+
+
+@pytest.mark.smoke
+def test_the_page_shows_a_running_job_and_its_end(start: Start, tmp_path: Path) -> None:
+    until = tmp_path / "enough"
+    job = start("--workers", "2", "--quiet", "--dashboard", "0", TRAIN, "--until", str(until))
+    url = address(job)
+    job.record("fold", version=20)
+    message = job.wait("figures on the page", lambda: (found := first(url))["state"]["folds"] >= 20 and found)
+    assert message["whole"] and message["live"] and set(message["lanes"]) == {"0", "1"}
+    page = page_of(job)
+    assert page is not None and urlsplit(url).path.strip("/") not in " ".join(page.cmdline()), "other users read command lines"
+    with closing(stream(url)) as reader:
+        until.touch()
+        ended = job.ended()
+        data = b"".join(iter(lambda: reader.recv(1 << 16), b""))
+    last = [json.loads(line[6:]) for line in data.split(b"\n") if line.startswith(b"data: ") and line.endswith(b"}")][-1]
+    assert ended.status == 0 and last["over"] and not last["live"]
+    assert last["state"]["ok"] is True and "its server has ended with the job" in last["state"]["notes"][0]
+    assert ended.tally().problems() == []
+
+
+def test_names_of_scripts_and_many_metrics_reach_the_page(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "<b>.py"
+    script.write_text(NAMED)
+    job = start("--workers", "2", "--dashboard", "0", str(script), str(tmp_path / "enough"))
+    url = address(job)
+    state = job.wait("metrics", lambda: (state := first(url)["state"])["metrics"]["values"] and state)
+    names = [name for _, name, _ in state["metrics"]["values"]]
+    assert "<script>" in names and len(names) == 32 and state["metrics"]["more"] > 900
+    assert state["job"]["script"].endswith("<b>.py")
+    (tmp_path / "enough").touch()
+    assert job.ended().status == 0
+
+
+def test_a_port_in_use_is_one_sentence(start: Start) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        ended = start("--workers", "2", "--dashboard", str(port), TRAIN).ended()
+    assert ended.status == 0
+    (line,) = [line for line in ended.out.splitlines() if "in use" in line]
+    assert f"--dashboard {port}: port {port} of 127.0.0.1 is in use by another program" in line and "training goes on without it" in line
+
+
+def test_a_killed_page_comes_back_at_its_address_and_the_job_goes_on(start: Start, tmp_path: Path) -> None:
+    until = tmp_path / "enough"
+    job = start("--workers", "2", "--dashboard", "0", TRAIN, "--until", str(until))
+    url = address(job)
+    page = page_of(job)
+    assert page is not None
+    page.kill()
+    job.wait("the note", lambda: "is started again; training goes on" in job.printed())
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError):
+            return bool(first(url)["state"]["folds"])
+        return False
+
+    job.wait("a page at the same address", answers)
+    before = job.records()[-1]["t"]
+    job.record("fold", after=before)
+    until.touch()
+    ended = job.ended()
+    assert ended.status == 0 and ended.tally().problems() == []
+    assert len(ADDRESS.findall(ended.err)) == 1, "it is said once"
+
+
+def test_a_stopped_page_and_readers_that_never_read_cost_nothing(start: Start, tmp_path: Path) -> None:
+    until = tmp_path / "enough"
+    job = start("--workers", "2", "--dashboard", "0", TRAIN, "--until", str(until))
+    url = address(job)
+    readers = [stream(url) for _ in range(40)]
+    page = page_of(job)
+    assert page is not None
+    job.record("fold", version=50)
+    page.suspend()
+    before = job.records()[-1]["t"]
+    job.record("fold", after=before + 1.0)
+    until.touch()
+    ended = job.ended()
+    for reader in readers:
+        reader.close()
+    assert ended.status == 0 and ended.tally().problems() == []
+    assert "--dashboard 0: it had not ended 10 s after the job" in ended.out
+
+
+def test_without_the_extra_training_goes_on(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')")
+    ended = start("--workers", "1", "--dashboard", TRAIN, environment={"PYTHONPATH": str(tmp_path)}).ended()
+    assert ended.status == 0
+    assert "--dashboard: uvicorn is not installed: pip install 'offbeat[view]'; training goes on without it" in ended.out

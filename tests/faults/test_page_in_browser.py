@@ -1,0 +1,135 @@
+"""The page in a real browser: it draws, updates, is reloaded, shows the end, and asks no other host. Skipped where no browser is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.view.page_records import died, joined, logged, pushed, release, steps
+from tests.view.test_server import page
+
+from offbeat.journal.records import Record, end_record
+from offbeat.journal.summary import Tally
+from offbeat.view.job_view import JobView
+from offbeat.view.server import PageServer
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [pytest.mark.faults, pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome is installed")]
+SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+
+
+class Shown:
+    """A page with what happens in it."""
+
+    def __init__(self, server: PageServer, tab: Any) -> None:
+        self.server, self.tab = server, tab
+        address = server.address
+        self.complaints: list[str] = []
+        self.elsewhere: list[str] = []
+        tab.on("console", lambda message: self.complaints.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        tab.on("dialog", lambda dialog: self.complaints.append(f"dialog {dialog.message}"))
+        tab.on("request", lambda request: None if request.url.startswith(address) else self.elsewhere.append(request.url))
+        tab.goto(address)
+
+    def text(self, selector: str, holds: str) -> None:
+        sync_api.expect(self.tab.locator(selector)).to_contain_text(holds, timeout=30_000)
+
+    def ink(self, selector: str) -> int:
+        """How many colours a canvas has."""
+        colours: int = self.tab.locator(selector).evaluate(
+            "canvas => { const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;"
+            "const seen = new Set();"
+            "for (let at = 0; at < data.length; at += 4) seen.add(data.slice(at, at + 3).join());"
+            "return seen.size; }"
+        )
+        return colours
+
+
+@contextmanager
+def browser(view: JobView, **options: Any) -> Iterator[Shown]:
+    with page(view) as server, sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        shown = Shown(server, chromium.new_context(viewport={"width": 1280, "height": 1000}, **options).new_page())
+        yield shown
+        assert shown.elsewhere == [], "no request to any other address"
+        assert [one for one in shown.complaints if "ERR_CONNECTION_REFUSED" not in one] == []
+        chromium.close()
+
+
+def view_of(records: list[Record]) -> tuple[JobView, Tally]:
+    view, tally = JobView(), Tally()
+    for record in records:
+        view.record(record)
+        tally.add(record)
+    view.status(tally.summary(brief=True))
+    return view, tally
+
+
+def take(shown: Shown, tally: Tally, *records: Record) -> None:
+    hub = shown.server.hub
+    assert hub is not None
+    with hub.lock:
+        for record in records:
+            hub.view.record(record)
+            tally.add(record)
+        hub.view.status(tally.summary(brief=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_four_workers_live_reloaded_and_ended(scheme: str) -> None:
+    view, tally = view_of([*steps(4, 60, slow=2), logged(18.0, 60, **{SCRIPT: 3.5})])
+    with browser(view, color_scheme=scheme) as shown:
+        shown.text("h1", "Worker 2 costs this job 6")
+        shown.text("#life", "live")
+        shown.text("#workers tr:first-child", "worker 2")
+        shown.text("#metrics", SCRIPT)
+        assert shown.ink("#lanes") > 5
+        background = shown.tab.evaluate("() => getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(251, 251, 250)") == (scheme == "light")
+        take(shown, tally, died(1, 19.5, SCRIPT), joined(1, 20.5, 2), release(1, 20.6, 60), pushed(1, 21.0, 60, own=0.4))
+        shown.text("#events", f"Worker 1 died: {SCRIPT}.")
+        shown.tab.reload()
+        shown.text("#events", "Worker 1 is back as its second process.")
+        shown.tab.keyboard.press("t")
+        assert shown.tab.evaluate("() => document.documentElement.dataset.theme") == ("dark" if scheme == "light" else "light")
+        shown.tab.locator(".kpi").nth(1).focus()
+        shown.tab.keyboard.press("Enter")
+        sync_api.expect(shown.tab.locator("#curve canvas")).to_be_visible()
+        shown.tab.keyboard.press("Escape")
+        sync_api.expect(shown.tab.locator("#curve")).to_be_hidden()
+        take(shown, tally, end_record(22.0, False, f"worker 1 failed: {SCRIPT}"))
+        shown.text("#life", "failed")
+        shown.server.close()
+        shown.text("#why", f"The job failed: worker 1 failed: {SCRIPT}.")
+        shown.text("#life", "failed")
+
+
+def test_a_thousand_workers_are_a_map_that_keys_and_pointer_read() -> None:
+    view, _ = view_of(list(steps(1000, 8, slow=417)))
+    with browser(view) as shown:
+        shown.text("h1", "Worker 417 costs this job")
+        sync_api.expect(shown.tab.locator("#heat")).to_be_visible()
+        assert shown.ink("#heat") > 3 and shown.ink("#steps") > 2
+        assert shown.tab.locator("#workers tr").count() == 50
+        shown.tab.locator("#heat").focus()
+        shown.tab.keyboard.press("PageDown")
+        shown.tab.keyboard.press("ArrowDown")
+        shown.text("#heat-said", "workers 75, 76, 77 at")
+        shown.tab.keyboard.press("Enter")
+        shown.tab.locator("#workers button", has_text="worker 417").click()
+        assert shown.tab.locator("tr.chosen").count() == 1
+        shown.tab.set_viewport_size({"width": 600, "height": 900})
+        assert shown.tab.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), "a narrow window needs no scrolling"
+
+
+def test_a_page_whose_server_is_gone_says_so() -> None:
+    view, _ = view_of(list(steps(4, 30)))
+    with browser(view) as shown:
+        shown.text("#life", "live")
+        shown.server.close()
+        shown.text("#life", "no answer")
