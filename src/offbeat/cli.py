@@ -19,12 +19,11 @@ from rich.console import Console
 from offbeat import __version__
 from offbeat.commands import chaos, simulate
 from offbeat.commands.doctor import doctor
+from offbeat.commands.report import report
 from offbeat.commands.rules import rules
 from offbeat.errors import FAILED, MISTAKE, ConfigurationError, JobError, OffbeatError
 from offbeat.files import why, write_result
 from offbeat.guarded import expect_job, fail, guarded, only_show, say
-from offbeat.journal.file import Records, read
-from offbeat.journal.summary import Tally
 from offbeat.launch import checkpointing
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
@@ -77,16 +76,13 @@ from offbeat.options import (
     UseTls,
     Wire,
     check,
-    check_files,
     followers_of,
     ray_options,
 )
 from offbeat.policies import RULES
-from offbeat.report.chrome import write as write_trace
 from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
-from offbeat.report.table import comparison, console, job_tables
-from offbeat.report.why import story
+from offbeat.report.table import console, job_tables
 from offbeat.runtime.job.settings import take_token
 
 app = typer.Typer(
@@ -409,39 +405,7 @@ app.command(epilog=simulate.EPILOG)(simulate.simulate)
 app.command(context_settings=_PASSED_ON, epilog=chaos.EPILOG)(chaos.chaos)
 app.command()(doctor)
 app.command()(rules)
-
-
-@app.command()
-def report(
-    journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
-    picture: Annotated[Path | None, typer.Option(help="Draw a timeline of the workers' states to this PNG file.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write the timeline of one journal to this file, for Perfetto or Chrome.")] = None,
-    why: Annotated[
-        str | None,
-        typer.Option(help="List the causes, the latest first, of push=WORKER@CLOCK, of the end of wait=WORKER@SECONDS, or of a record."),
-    ] = None,
-) -> None:
-    """Summarize the journals of finished jobs."""
-    screen = console()
-    if trace is not None and len(journals) > 1:
-        raise ConfigurationError(f"--trace {trace}: a trace is of one job, but {len(journals)} journals are given; give one")
-    if why is not None:
-        for path in journals:
-            screen.print(*story(Records(path), why), sep="\n", markup=False, highlight=False, soft_wrap=True)
-        return
-    summaries = [Tally.of(read(path)).summary() for path in journals]
-    for one in summaries:
-        screen.print(*job_tables(one, screen.width), sep="\n")
-    if len(summaries) > 1:
-        screen.print(comparison(summaries, screen.width))
-    if trace is not None:
-        write_trace(journals[0], trace)
-        screen.print(f"trace: {trace}")
-    if picture is not None:
-        from offbeat.report.timeline import draw  # matplotlib is optional, and slow to load
-
-        draw(list(zip(summaries, journals, strict=True)), picture)
-        screen.print(f"picture: {picture}")
+app.command()(report)
 
 
 def finish(screen: Console, outcome: Outcome, summary: Path | None, *, quiet: bool = False) -> int:

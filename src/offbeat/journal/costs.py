@@ -196,7 +196,7 @@ class Costs:
         if record.get("shard"):
             return
         worker, t = self._worker(record["worker"]), record["t"]
-        seconds, waited = _seconds(record)
+        seconds, waited = spent(record)
         own = sum(seconds.values())
         if (link := t - worker.released_at - own) > 0.0 and "phases" in record:
             seconds[LINK] = link
@@ -297,7 +297,7 @@ class Costs:
         return costs
 
 
-def _seconds(record: Record) -> tuple[Causes, Seconds]:
+def spent(record: Record) -> tuple[Causes, Seconds]:
     """Return the seconds of a push by phase and cause, without the wait, and the wait."""
     phases: Mapping[str, Seconds] | None = record.get("phases")
     if not phases:

@@ -317,16 +317,51 @@ def read(path: Path | str) -> Iterator[Record]:
 
 
 class Records:
-    """The records of a journal, read anew each time that they are iterated over. Errors are those of `read`."""
+    """The records of a journal, read anew each time that they are iterated over. Errors are those of `read`.
 
-    def __init__(self, path: Path | str) -> None:
-        self._path = path
-        self._told = False
-        """True if what is missing has been said."""
+    Args:
+        path: the file.
+        tolerant: what follows a line that is no record is passed over, and said in `cut`, if there are records before it.
+    """
+
+    def __init__(self, path: Path | str, *, tolerant: bool = False) -> None:
+        self.cut: str | None = None
+        """After an iteration: what is missing of the journal, a sentence; None: nothing is."""
+        self.nbytes = 0
+        """Bytes of the file that the last iteration has read."""
+        self._path, self._tolerant = path, tolerant
+        self._told = tolerant
+        """True if what is missing has been said, or is the caller's to say."""
 
     def __iter__(self) -> Iterator[Record]:
         told, self._told = self._told, True
-        return _records(self._path, Lines(Path(self._path))) if told else read(self._path)
+        lines, count = Lines(Path(self._path)), 0
+        source = _records(self._path, lines)
+        try:
+            while True:
+                yield next(source)
+                count += 1
+        except StopIteration as end:
+            self.cut = end.value
+        except ConfigurationError as error:
+            if not (self._tolerant and count):
+                raise
+            self.cut = str(error)
+        finally:
+            self.nbytes = lines.nbytes
+        if self.cut is not None and not told:
+            log.warning("%s", self.cut)
+
+    def feed(self, add: Callable[[Record], None]) -> None:
+        """Hand each record to a function, up to one that it cannot take because a field is missing or of another type: see `cut`."""
+        count, entry = 0, {"kind": ""}
+        source = iter(self)
+        try:
+            for count, entry in enumerate(source, start=1):
+                add(entry)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            self.cut = f"{self._path}, record {count:,}: not what offbeat writes in a record of kind {entry['kind']!r} ({what})"
 
 
 def _records(path: Path | str, lines: Lines) -> Generator[Record, None, str | None]:
