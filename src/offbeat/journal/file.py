@@ -355,9 +355,9 @@ class Records:
     def feed(self, add: Callable[[Record], None]) -> None:
         """Hand each record to a function, up to one that it cannot take because a field is missing or of another type: see `cut`."""
         count, entry = 0, {"kind": ""}
-        source = iter(self)
         try:
-            for count, entry in enumerate(source, start=1):
+            for entry in self:
+                count += 1
                 add(entry)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from offbeat.journal.verdicts import short
 from offbeat.report.figures import waiting_share
 
-Worker = Mapping[str, Any]
+FEW: Final = 0.05
+"""Workers that cost less than this part of the costliest one's cost need no row."""
 
 
 def chosen(
@@ -23,10 +24,11 @@ def chosen(
         costs: what each costs the job, in seconds; the costliest come next.
 
     >>> workers = [
-    ...     {"worker": n, "state": "alive", "deaths": 0, "busy_s": 1.0 + (n == 7), "wait_s": 0.5, "pushes": 4, "reason": ""} for n in range(9)
+    ...     {"worker": n, "state": "alive", "deaths": 0, "busy_s": 1.0 + (n == 7), "wait_s": 0.5, "pushes": 4}
+    ...     for n in range(9)
     ... ]
-    >>> [worker["worker"] for worker in chosen(workers, [3], 3)[0]]
-    [0, 3, 7]
+    >>> [worker["worker"] for worker in chosen(workers, [3], 4)[0]]
+    [0, 3, 7, 8]
     """
     if len(workers) <= rows:
         return list(workers), []
@@ -37,8 +39,7 @@ def chosen(
     order += [one["worker"] for one in workers if one["state"] == "dead"][: rows // 4]
     order += [one["worker"] for one in workers if one["deaths"]][: rows // 4]
     if costs:
-        order += sorted(costs, key=lambda number: -costs[number])
-    order += [one["worker"] for one in workers]
+        order += [number for number in sorted(costs, key=lambda number: -costs[number]) if costs[number] >= FEW * max(costs.values()) > 0.0]
     shown = set(list(dict.fromkeys(order))[:rows])
     return [one for one in workers if one["worker"] in shown], [one for one in workers if one["worker"] not in shown]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
+from offbeat.journal.verdicts import percent
 from offbeat.policies import rule
-from offbeat.report.figures import Summary, share, short, waiting_share
+from offbeat.report.figures import Summary, short, waiting_share
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.latency.traces import Trace
 from offbeat.sim.run import check_rule, simulate
@@ -65,14 +66,14 @@ def other_rules(path: Path, measured: Summary, say: Callable[[str], None], *, bu
             notes.append(f"{spelling}: {error}.")
             continue
         ratio = found["samples_per_s"] / base["samples_per_s"] if base["samples_per_s"] > 0.0 else None
-        rows.append(_row(spelling, found, ratio) | {"measured": False, "best": False})
+        row = _row(spelling, found, ratio) | {"measured": False, "best": False}
+        row["rate"] = "-" if ratio is None else _rate(ratio * measured["samples_per_s"])
+        rows.append(row)
     if base["samples_per_s"] > 0.0 and measured["samples_per_s"] > 0.0:
         off = base["samples_per_s"] / measured["samples_per_s"]
-        notes.insert(
-            0,
-            f"Simulated on the computing times of this run, {pushes:,} pushes of each rule, without deaths, links and folds. For the rule that ran "
-            f"the simulator gives {off:.2f} times the measured rate; the ratios are between simulations, so that this is in none of them.",
-        )
+        said = f"Simulated on the computing times of this run, about {pushes:,} pushes of each rule, without deaths, links and folds."
+        said += f" For the rule that ran the simulator gives {off:.2f} times the measured rate; ratios are between simulations, without this."
+        notes.insert(0, said)
     notes.append("Speed is not accuracy: a stale or missing gradient is worth less.")
     better = [row for row in rows[1:] if row["ratio"] and row["ratio"] >= 1.05]
     if better:  # the gentlest first: the rule with the least staleness and the fewest dropped gradients that is worth it
@@ -81,18 +82,16 @@ def other_rules(path: Path, measured: Summary, say: Callable[[str], None], *, bu
 
 
 def _simulated(spelling: str, cluster: Cluster, batch: int, pushes: int) -> Summary:
+    """Return the summary of a simulation of about so many pushes: a short one tells how many a version has."""
     policy = rule(spelling)
-    work = Work(versions=max(3, pushes), time_s=None, batch=batch)
-    check_rule(policy, cluster, work)
-    result = simulate(policy, cluster, Work(versions=_versions(policy, cluster, batch, pushes), batch=batch))
-    return dict(result.summary)
-
-
-def _versions(policy: Any, cluster: Cluster, batch: int, pushes: int) -> int:
-    """Return how many versions take about so many pushes: a short simulation tells how many pushes a version has."""
+    check_rule(policy, cluster, Work(versions=3, batch=batch))
     trial = simulate(policy, cluster, Work(versions=3, batch=batch)).summary
-    each = max(1.0, trial["pushes"] / max(1, trial["version"]))
-    return max(3, int(pushes / each))
+    versions = int(pushes * max(1, trial["version"]) / max(1, trial["pushes"]))
+    return dict(simulate(policy, cluster, Work(versions=max(3, versions), batch=batch)).summary)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10.0 else f"{rate:.2g}"
 
 
 def _row(name: str, summary: Summary, ratio: float | None) -> dict[str, Any]:
@@ -100,10 +99,10 @@ def _row(name: str, summary: Summary, ratio: float | None) -> dict[str, Any]:
     mean, most = summary["staleness_mean"], summary["staleness_max"]
     return {
         "name": name,
-        "rate": f"{summary['samples_per_s']:,.0f}" if summary["samples_per_s"] >= 10 else f"{summary['samples_per_s']:.2g}",
+        "rate": _rate(summary["samples_per_s"]),
         "ratio": ratio,
-        "waiting": share(waiting_share(summary["per_worker"])),
-        "dropped": share(lost),
+        "waiting": percent(waiting_share(summary["per_worker"]) or 0.0),
+        "dropped": percent(lost) if lost else "0",
         "staleness": f"mean {mean:.1f}, max {most}" if most else "0",
         "stale": mean,
         "lost": lost,

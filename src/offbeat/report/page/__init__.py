@@ -9,7 +9,7 @@ Who calls whom::
       |    \\
       |     steps.py   pushes in columns, excerpts of a long job's     levels.py   shares of time of every worker, whatever the length
       v         |                                                        |
-    content.py  |  words and bars                                        |
+    content.py  |  words; bars.py, accounts.py: bars and tables            |
       |         v                                                        v
       |       data.py   the columns, packed (pack.py) for the page's scripts
       v         |
@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from offbeat.report.page.bars import lanes
 from offbeat.report.page.content import Content, Source
 from offbeat.report.page.data import packed
 from offbeat.report.page.gather import Gathered
@@ -52,11 +53,12 @@ def render(gathered: Gathered, source: Source, simulated: Sequence[dict[str, Any
     )
     script = "".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    context = Content(gathered, source, simulated).all()
+    content = Content(gathered, source, simulated)
+    context, shown = content.all(), lanes(gathered, content.summary)
     style = (HERE / "style.css").read_text(encoding="utf-8")
     template = environment.get_template("page.html")
     while True:
-        head, data = packed(gathered, source.name)
+        head, data = packed(gathered, source.name, shown)
         page = template.render(**context, style=style, script=script, digest=digest, head=head, data=data)
         # Lone surrogates come from file names that are not UTF-8.
         page = page.encode("utf-8", "replace").decode("utf-8")

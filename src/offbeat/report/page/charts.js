@@ -30,8 +30,9 @@ class Heat {
     if (D.hosts.length) this.order.sort((a, b) => D.hosts[a] < D.hosts[b] ? -1 : D.hosts[a] > D.hosts[b] ? 1 : a - b);
     this.place = new Int32Array(D.workers); this.order.forEach((n, i) => { this.place[n] = i; });
     this.height = Math.min(420, Math.max(160, D.workers));
-    this.named = D.costs.map((cost, n) => [cost, n]).filter(([cost]) => cost > 0).sort((a, b) => b[0] - a[0]).slice(0, 6).map(([, n]) => n);
+    this.named = D.costs.map((cost, n) => [cost, n]).filter(([cost]) => cost > .01 * D.seconds).sort((a, b) => b[0] - a[0]).slice(0, 6).map(([, n]) => n);
     this.mark[0] = this.place[this.named[0] ?? 0];
+    this.cycle = (D.end - D.began) * D.workers / Math.max(1, D.pushes);
     this.canvas.addEventListener("mousemove", e => this.moved(e)); this.canvas.addEventListener("mouseleave", e => tip(e, ""));
     this.canvas.addEventListener("click", e => { const [i, t] = this.under(e); if (i >= 0) { this.mark = [i, .5]; this.open(this.order[i], t); } });
     this.canvas.addEventListener("keydown", e => this.key(e));
@@ -45,7 +46,8 @@ class Heat {
   }
   columns() {
     const [from, to] = this.timeline.view, low = Math.max(0, Math.floor(from / D.width)), high = Math.min(D.parts - 1, Math.ceil(to / D.width) - 1);
-    const width = Math.max(100, (this.canvas.clientWidth || 600) - LEFT - 190), n = Math.max(1, Math.min(high - low + 1, Math.floor(width / 2)));
+    const width = Math.max(100, (this.canvas.clientWidth || 600) - LEFT - 190), whole = Math.ceil((to - from) / (1.5 * this.cycle));
+    const n = Math.max(1, Math.min(high - low + 1, Math.floor(width / 2), whole));  // a column has a step of nearly every worker
     return { low, high, n, width, count: high - low + 1 };
   }
   ratios() {
@@ -74,7 +76,7 @@ class Heat {
       for (let j = 0; j < n; j++) {
         let most = 0;
         for (let i = a; i < b; i++) most = Math.max(most, ratios[i * n + j]);
-        const part = Math.min(1, Math.max(0, (most - 1.05) / 1.5)), c = most ? cold.map((v, k) => v + (hot[k] - v) * part) : none, at = 4 * (r * n + j);
+        const part = Math.min(1, Math.max(0, (most - 1.15) / 1.35)), c = most ? cold.map((v, k) => v + (hot[k] - v) * part) : none, at = 4 * (r * n + j);
         image.data[at] = c[0]; image.data[at + 1] = c[1]; image.data[at + 2] = c[2]; image.data[at + 3] = 255;
       }
     }
@@ -109,7 +111,7 @@ class Heat {
     for (const { n, y, at } of found) {
       x.strokeStyle = css("mute"); x.beginPath(); x.moveTo(left + 1, y); x.lineTo(left + 12, at); x.lineTo(left + 17, at); x.stroke();
       x.fillStyle = D.slow.includes(n) ? css("bad") : css("ink"); x.font = (D.slow.includes(n) ? "600 " : "") + FONT;
-      x.fillText(`worker ${n}: ${brief(D.costs[n])}, ${D.seconds ? (100 * D.costs[n] / D.seconds).toFixed(D.costs[n] / D.seconds < .01 ? 1 : 0) : 0} %`, left + 21, at); x.font = FONT;
+      x.fillText(`worker ${n}: ${brief(D.costs[n])}, ${D.seconds ? (100 * D.costs[n] / D.seconds).toFixed(0) : 0} %`, left + 21, at); x.font = FONT;
     }
   }
   under(e) {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from offbeat.report.page.content import LANES, WORDS
+from offbeat.report.page.bars import WORDS
 from offbeat.report.page.gather import Gathered
 from offbeat.report.page.levels import KIND_OF, KINDS, ORDER, OWN
 from offbeat.report.page.pack import Packed
@@ -15,16 +15,14 @@ from offbeat.report.page.steps import FATES
 from offbeat.report.remarks import culprits
 from offbeat.report.turns import ENDED_BY
 
-COSTLY: Final = 12
-"""Workers that a job without a lane for each shows first."""
 
-
-def packed(gathered: Gathered, name: str) -> tuple[str, str]:
+def packed(gathered: Gathered, name: str, lanes: list[int]) -> tuple[str, str]:
     """Return the description, as JSON in which nothing can end a script element, and the packed columns.
 
     Args:
         gathered: the job.
         name: of the journal's file.
+        lanes: the workers that have a lane at first.
     """
     steps, levels = gathered.steps, gathered.steps.levels
     columns, packs = steps.columns(), Packed()
@@ -54,7 +52,7 @@ def packed(gathered: Gathered, name: str) -> tuple[str, str]:
     if gathered.steps.losses:
         packs.add_floats("loss", columns["loss"])
     some = columns["phases"].any(axis=0)
-    for place in np.flatnonzero(some):
+    for place in np.flatnonzero(some).tolist():
         packs.add(f"phase {OWN[place]}", ticks(columns["phases"][:, place]))
 
     levels.totals()  # takes what has not been added yet
@@ -70,7 +68,6 @@ def packed(gathered: Gathered, name: str) -> tuple[str, str]:
     costs = {worker: sum(causes.values()) for worker, causes in gathered.tally.costs.by_worker().items()}
     workers, slow = gathered.tally.costs.workers, culprits(gathered.tally.summary())
     count = len(levels.longest)
-    lanes = list(range(count)) if count <= LANES else _costliest(costs, slow, count)
     head = {
         "name": name,
         "began": gathered.turns.began or 0.0,
@@ -100,11 +97,6 @@ def packed(gathered: Gathered, name: str) -> tuple[str, str]:
         "columns": packs.columns,
     }
     return json.dumps(head, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"), packs.text()
-
-
-def _costliest(costs: dict[int, float], slow: list[int], count: int) -> list[int]:
-    order = [*slow, *sorted(costs, key=lambda number: -costs[number]), *range(count)]
-    return sorted(list(dict.fromkeys(order))[:COSTLY])
 
 
 def _curves(gathered: Gathered) -> list[dict[str, Any]]:

@@ -31,6 +31,8 @@ class Gathered:
         self.waits = Waits()
         self.turns = Turns((self.steps, self.waits))
         self.records = 0
+        self.job: Record = {}
+        """The first record."""
         self.folds = Curve()
         """Staleness by time."""
         self.staleness: Counter[int] = Counter()
@@ -42,13 +44,6 @@ class Gathered:
         """True if the workers have measured their phases."""
         self._parts: dict[tuple[int, int], int] = {}
         """The staleness of parts of folds whose fate has not come, by worker and clock."""
-
-    @property
-    def job(self) -> Record:
-        """The first record."""
-        return self._job
-
-    _job: Record = {}
 
     def add(self, record: Record) -> None:
         """Take the next record."""
@@ -73,8 +68,8 @@ class Gathered:
                 self.phases = True
         elif kind == "metrics":
             self._logged(record)
-        elif kind == "job" and not self._job:
-            self._job = record
+        elif kind == "job" and not self.job:
+            self.job = record
 
     def end(self) -> None:
         """Close what is under way at the last record."""

@@ -1,6 +1,7 @@
 // The story of one push: its phases, its fate, who waited for it, and what led to it, as `offbeat report --why` tells it.
 class Story {
   constructor(pushes) { this.p = pushes; this.box = $("story"); this.go = () => {}; }
+  words(phase) { return phase === "link" ? "messages under way" : phase === "compute" ? "computing" : D.words[phase] || phase; }
   line(list, t, ...content) {
     const li = document.createElement("li"), time = document.createElement("time"), text = document.createElement("span");
     time.textContent = t.toFixed(3) + " s"; text.append(...content); li.append(time, text); list.append(li);
@@ -38,16 +39,16 @@ class Story {
     const bar = document.createElement("div");
     bar.className = "bar";
     for (const [kind, start, stop, phase] of parts) {
-      const s = document.createElement("span"), name = phase === "link" ? "messages under way" : phase === "compute" ? "computing" : D.words[phase] || phase, share = (stop - start) / (arrived - begun);
+      const s = document.createElement("span"), name = this.words(phase), share = (stop - start) / (arrived - begun);
       s.className = kind + (share < .1 ? " thin" : ""); s.style.width = 100 * share + "%"; s.textContent = s.title = `${name} ${brief(stop - start)}`; bar.append(s);
     }
-    const told = parts.slice().sort((a, b) => (b[2] - b[1]) - (a[2] - a[1])).slice(0, 4).map(part => `${part[3] === "link" ? "messages" : part[3]} ${brief(part[2] - part[1])}`).join(", ");
+    const told = parts.slice().sort((a, b) => (b[2] - b[1]) - (a[2] - a[1])).slice(0, 4).map(part => `${this.words(part[3])} ${brief(part[2] - part[1])}`).join(", ");
     this.line(list, arrived, `it pushed ${c.samples[i] ? c.samples[i] + " samples " : ""}after ${brief(arrived - begun)}: ${told}` + (c.loss && !Number.isNaN(c.loss[i]) ? `; loss ${c.loss[i].toPrecision(4)}` : ""));
     this.line(list, c.settled[i] ? arrived + (c.settled[i] - 1) * D.tick : arrived, this.fate(i));
     const waits = this.waits(i);
     if (waits.count) this.line(list, arrived, `it ended ${waits.count} wait${waits.count === 1 ? "" : "s"} of ${brief(waits.seconds)} together, the longest of worker ${waits.longest}`);
     const why = document.createElement("ol"), chain = this.chain(i);
-    for (const [row, text] of chain) this.line(why, p.begun(row), "because ", ...this.opened(row), text);
+    for (const [row, text] of chain) this.line(why, p.arrived(row), "because ", this.link(row), text);
     const command = document.createElement("code");
     command.textContent = `offbeat report ${D.name} --why push=${w}@${clock}`;
     const note = document.createElement("p");
@@ -73,7 +74,7 @@ class Story {
     const found = [];
     for (let row = this.p.opener(i); row >= 0 && found.length < 8; row = this.p.opener(row)) {
       const largest = this.p.parts(row).filter(part => part[0] !== "wait").sort((a, b) => (b[2] - b[1]) - (a[2] - a[1]))[0];
-      found.push([row, `, and worker ${this.p.c.worker[row]} took ${brief(this.p.arrived(row) - this.p.begun(row))}` + (largest ? `, most of it ${largest[3] === "link" ? "messages under way" : largest[3]} (${brief(largest[2] - largest[1])})` : "")]);
+      found.push([row, ` of worker ${this.p.c.worker[row]} came then, after ${brief(this.p.arrived(row) - this.p.begun(row))}` + (largest ? `, most of it ${this.words(largest[3])} (${brief(largest[2] - largest[1])})` : "")]);
     }
     return found;
   }

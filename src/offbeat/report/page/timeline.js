@@ -59,8 +59,8 @@ class Timeline {
       const [a, b] = [X(this.drag[1]), X(this.drag[2])].sort((p, q) => p - q);
       x.fillStyle = css("focus"); x.globalAlpha = .16; x.fillRect(a, 0, b - a, height); x.globalAlpha = 1;
     }
-    const kept = this.p.kept(this.view[0]) && this.p.kept(this.view[1]) ? "" : "; single steps of this stretch are not in the page, only shares";
-    $("span").textContent = `${brief(this.view[0])} to ${brief(this.view[1])}, ${single ? "single steps" : "shares of time"}${kept}`;
+    const span = this.view[1] - this.view[0], kept = this.p.kept(this.view[0]) && this.p.kept(this.view[1]) ? "" : "; single steps of this stretch are not in the page, only shares";
+    $("span").textContent = `${this.view.map(t => t.toFixed(span < .1 ? 4 : span < 10 ? 3 : 1)).join(" to ")} s, ${single ? "single steps" : "shares of time"}${kept}`;
   }
   folds(x, X) {
     x.textAlign = "right"; x.fillStyle = css("mute"); x.fillText("new version", LEFT - 9, 9);
@@ -69,7 +69,8 @@ class Timeline {
     while (low < high) { const m = (low + high) >> 1; if (this.p.arrived(m) < from) low = m + 1; else high = m; }
     const seen = new Set();
     x.strokeStyle = css("mute"); x.beginPath();
-    for (let i = low, n = 0; i < this.p.count && this.p.arrived(i) <= to && n < 60000; i++, n++) {
+    const step = Math.max(1, Math.floor((to - from) / (D.end - D.began) * this.p.count / 60000));
+    for (let i = low; i < this.p.count && this.p.arrived(i) <= to; i += step) {
       if (c.fate[i] !== 1) continue;
       const a = Math.round(X(this.p.arrived(i) + (c.settled[i] - 1) * D.tick)) + .5;
       if (seen.has(a) || a < LEFT || a > LEFT + this.width) continue;
