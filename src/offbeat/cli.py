@@ -419,7 +419,7 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None, *, quiet: bo
         except JobError as error:
             status, reason = status or FAILED, f"{reason}; but the summary {error}"
     if figures and figures["pushes"] and not quiet:
-        only_show("the table", lambda: screen.print(*job_tables(figures, screen.width), sep="\n"))
+        only_show("the table", lambda: screen.print(*job_tables(figures, screen.width), sep="\n", highlight=False))
     if status != 0:
         fail(reason)
     return status

@@ -75,7 +75,7 @@ def report(
             failures.append(str(error))
     if html is None:
         for one in summaries:
-            screen.print(*job_tables(one, screen.width), sep="\n")
+            screen.print(*job_tables(one, screen.width), sep="\n", highlight=False)
         if len(summaries) > 1:
             screen.print(comparison(summaries, screen.width))
     if trace is not None and readable:

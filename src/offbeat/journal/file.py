@@ -359,6 +359,8 @@ class Records:
             for entry in self:
                 count += 1
                 add(entry)
+        except ConfigurationError:
+            raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
             self.cut = f"{self._path}, record {count:,}: not what offbeat writes in a record of kind {entry['kind']!r} ({what})"

@@ -8,6 +8,7 @@ from typing import Any, Final
 from offbeat.journal.verdicts import short
 from offbeat.report.figures import waiting_share
 
+SLOWEST: Final = 3
 FEW: Final = 0.05
 """Workers that cost less than this part of the costliest one's cost need no row."""
 
@@ -28,14 +29,14 @@ def chosen(
     ...     for n in range(9)
     ... ]
     >>> [worker["worker"] for worker in chosen(workers, [3], 4)[0]]
-    [0, 3, 7, 8]
+    [3, 6, 7, 8]
     """
     if len(workers) <= rows:
         return list(workers), []
     busy = sorted((one for one in workers if one["pushes"]), key=lambda one: one["busy_s"] / one["pushes"])
     waiting = sorted(workers, key=lambda one: waiting_share([one]) or 0.0)
     order = list(slow[: max(1, rows // 2)])
-    order += [one["worker"] for one in (busy[-1:] + busy[:1] + waiting[-1:])]
+    order += [one["worker"] for one in (busy[-SLOWEST:] + busy[:1] + waiting[-1:])]
     order += [one["worker"] for one in workers if one["state"] == "dead"][: rows // 4]
     order += [one["worker"] for one in workers if one["deaths"]][: rows // 4]
     if costs:

@@ -72,7 +72,9 @@ def other_rules(path: Path, measured: Summary, say: Callable[[str], None], *, bu
     if base["samples_per_s"] > 0.0 and measured["samples_per_s"] > 0.0:
         off = base["samples_per_s"] / measured["samples_per_s"]
         said = f"Simulated on the computing times of this run, about {pushes:,} pushes of each rule, without deaths, links and folds."
-        said += f" For the rule that ran the simulator gives {off:.2f} times the measured rate; ratios are between simulations, without this."
+        said += (
+            f" For the rule that ran the simulator gives {off:.2f} times the measured rate; ratios are between simulations, without this."
+        )
         notes.insert(0, said)
     notes.append("Speed is not accuracy: a stale or missing gradient is worth less.")
     better = [row for row in rows[1:] if row["ratio"] and row["ratio"] >= 1.05]
