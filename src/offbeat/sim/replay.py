@@ -103,7 +103,7 @@ def _row(name: str, summary: Summary, ratio: float | None) -> dict[str, Any]:
         "name": name,
         "rate": _rate(summary["samples_per_s"]),
         "ratio": ratio,
-        "waiting": percent(waiting_share(summary["per_worker"]) or 0.0),
+        "waiting": percent(waiting) if (waiting := waiting_share(summary["per_worker"])) else "0",
         "dropped": percent(lost) if lost else "0",
         "staleness": f"mean {mean:.1f}, max {most}" if most else "0",
         "stale": mean,

@@ -112,7 +112,7 @@ def samples(gathered: Gathered, summary: Summary) -> Plain:
 
 def share_of(part: float | None) -> str:
     """Return a share in per cent; "-" where there is none."""
-    return "-" if part is None else percent(part)
+    return "-" if part is None else percent(part) if part else "0 %"
 
 
 def _adds_up(epoch: Plain) -> bool:

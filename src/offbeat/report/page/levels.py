@@ -24,6 +24,7 @@ ORDER: Final = ("pull", "data", "forward", "backward", "own", "queued", "compute
 STRETCHES: Final = {"waiting": "wait", "idle": "idle", "dead": "dead", "computing": "computing"}
 CELLS: Final = 1 << 19
 """Most workers times parts of the time."""
+MOST_WORKERS: Final = 20_000
 PARTS: Final = 2048
 FEWEST: Final = 128
 WAIT, EXCHANGE = KINDS.index("wait"), KINDS.index("exchange")
@@ -110,6 +111,8 @@ class Levels:
         self.seconds += sums.reshape(self.seconds.shape).astype(np.float32)
 
     def _grow(self, workers: int, until: Seconds) -> None:
+        if not 0 < workers <= MOST_WORKERS:
+            raise ValueError(f"worker {workers - 1} of a journal that can have {MOST_WORKERS:,}")
         workers = max(workers, self.seconds.shape[0])
         most = min(PARTS, max(FEWEST, CELLS // workers)) & ~1
         old_workers, parts = self.longest.shape

@@ -165,6 +165,8 @@ class Steps:
     def end(self) -> None:
         """Take what is left into the levels."""
         self._flush()
+        if self.window:
+            self._select()
 
     def columns(self) -> dict[str, Column]:
         """Return the kept pushes, a column for each of `WHOLE` and `REAL`, and ``phases``: pushes by phases of `OWN`."""
@@ -175,14 +177,23 @@ class Steps:
 
     def thin(self) -> None:
         """Keep the pushes of every second window of time that is kept now."""
-        columns = self.columns()
-        arrived = columns["arrived"]
+        arrived = self._real["arrived"]
         if not self.window:
-            self.window = max(1e-9, float(arrived[-1] - arrived[0])) / WINDOWS
+            self.window = max(1e-9, arrived[-1] - arrived[0]) / WINDOWS
+        before = len(self)
         self.stride *= 2
-        if self.stride > WINDOWS // 8:
-            self.window, self.stride = self.window * self.stride / 2, 2
-        kept = (arrived / self.window).astype(np.int64) % self.stride == 0
+        self._select()
+        if len(self) == before:  # all of them are in windows that stay: a burst
+            self.window, self.stride = max(1e-9, self._real["arrived"][-1] - self._real["arrived"][0]) / WINDOWS, 2
+            self._select()
+        if len(self) == before:
+            self._select(np.arange(before) < before // 2)
+
+    def _select(self, kept: Column | None = None) -> None:
+        """Keep these pushes; by default those in the windows that stay."""
+        columns = self.columns()
+        if kept is None:
+            kept = (columns["arrived"] / self.window).astype(np.int64) % self.stride == 0
         for name in WHOLE:
             self._whole[name] = array("q", columns[name][kept].tobytes())
         for name in REAL:
@@ -204,7 +215,7 @@ class Steps:
             phases = np.array(self._phases[-new * len(OWN) :]).reshape(new, len(OWN))
             self.levels.pushes(worker, begun, arrived, waited, phases)
             self._new = 0
-        if len(self) > self._most:
+        while len(self) > self._most:
             self.thin()
 
 
