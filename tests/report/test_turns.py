@@ -81,7 +81,7 @@ def test_the_cause_of_waits_is_a_phase() -> None:
         records.append(record)
     lines = list(told(records))
     assert lines[0].startswith("16 waits of 4.8 s together")
-    assert lines[1] == "16 of 16 waits ended with worker 2: its DataLoader (4.8 s)"
+    assert lines[1] == "14 of 16 waits ended with worker 2: its DataLoader (4.2 s)"
 
 
 def test_no_waits_and_waits_that_nobody_ended() -> None:

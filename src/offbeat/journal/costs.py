@@ -198,7 +198,7 @@ class Costs:
         worker, t = self._worker(record["worker"]), record["t"]
         seconds, waited = spent(record)
         own = sum(seconds.values())
-        if (link := t - worker.released_at - own) > 0.0 and "phases" in record:
+        if "phases" in record and "held" not in record and (link := t - worker.released_at - own) > 0.0:  # with blocks no release says when
             seconds[LINK] = link
         worker.pushed_at, worker.last = t, seconds
         worker.pushes += 1

@@ -29,6 +29,7 @@ BLOCK_NBYTES: Final = 1 << 16
 """Bytes of lines that are written at once, whatever the time; in a compressed journal they are one frame."""
 
 log = logging.getLogger(__name__)
+_decode = json.JSONDecoder().raw_decode
 
 
 def seal(path: Path | str, reason: str) -> None:
@@ -392,7 +393,10 @@ def _records(path: Path | str, lines: Lines) -> Generator[Record, None, str | No
 
 def _parse(line: bytes) -> Record | None:
     try:
-        entry = json.loads(line)
+        text = line.decode()
+        entry, end = _decode(text)  # json.loads would look for the encoding of each line
+        if end < len(text) and not text[end:].isspace():
+            return None
     except ValueError:
         return None
     if isinstance(entry, dict) and isinstance(entry.get("kind"), str) and isinstance(entry.get("t"), int | float):

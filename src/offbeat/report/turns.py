@@ -24,7 +24,7 @@ ENDED_BY: Final = {
     "joined": "a worker that joins",
 }
 """Events that end waits of other workers, in words."""
-OTHER: Final = "time alone"
+OTHER: Final = "without an event of another worker"
 NOBODY: Final = -1
 PAIRS_KEPT: Final = 4096
 DEATHS: Final = frozenset({"kill", "vanish"})

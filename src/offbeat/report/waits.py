@@ -24,7 +24,7 @@ def told(records: Iterable[Record]) -> Iterator[str]:
     ...     *({"kind": "release", "t": 4.0, "worker": worker, "incarnation": 1, "clock": 1, "cause": 2} for worker in (0, 1)),
     ... ]
     >>> print(*told(records), sep="\\n")
-    1 wait of 2.5 s together, 45 % of the workers' time
+    1 wait of 2.5 s together, 42 % of the workers' time
     1 of 1 wait ended with worker 1 (2.5 s)
     """
     waits, costs = Waits(), Costs()
@@ -56,7 +56,7 @@ def told(records: Iterable[Record]) -> Iterator[str]:
 def _by(worker: int, kind: str, costs: Costs) -> str:
     """Return with what waits ended, and why that came late."""
     if worker == NOBODY:
-        return f" by {OTHER}"
+        return f" {OTHER}"
     if kind != "pushed":
         return f" with {ENDED_BY[kind]}: worker {worker}"
     causes = costs.workers[worker].causes if worker in costs.workers else {}

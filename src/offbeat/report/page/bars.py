@@ -59,7 +59,7 @@ def whole(gathered: Gathered, summary: Summary) -> Plain:
         if kind == "pushed":
             pushers[worker] = pushers.get(worker, 0.0) + seconds
         else:
-            words = f"until {ENDED_BY[kind]}" if kind in ENDED_BY else "for the rule"
+            words = f"until {ENDED_BY[kind]}" if kind in ENDED_BY else "for no worker"
             by_ender[words] = by_ender.get(words, 0.0) + seconds
     for worker, seconds in sorted(pushers.items(), key=lambda item: -item[1])[:ENDERS]:
         parts.append(_part("wait", seconds, whole, f"waiting for worker {worker}"))

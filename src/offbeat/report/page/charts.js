@@ -1,6 +1,17 @@
 // Curves, the heat map of many workers, the theme, and the beginning of everything.
+function joined(points, columns) {  // fewer points than there are: least, mean and greatest of each column
+  const from = points[0][0], width = (points[points.length - 1][0] - from) / columns || 1, found = [];
+  let last = -1;
+  for (const [t, least, mean, most] of points) {
+    const at = Math.floor((t - from) / width), q = found[found.length - 1];
+    if (at !== last) { found.push([t, least, mean, most, 1]); last = at; continue; }
+    q[1] = Math.min(q[1], least); q[2] += (mean - q[2]) / ++q[4]; q[3] = Math.max(q[3], most);
+  }
+  return found;
+}
 function chart(curve) {
-  const [x, width] = fit($("chart"), 190), left = 56, right = 58, bottom = 22, top = 8, p = curve.points;
+  const [x, width] = fit($("chart"), 190), left = 56, right = 58, bottom = 22, top = 8;
+  const p = joined(curve.points, Math.max(20, Math.floor(width / 5)));
   const from = D.began, to = Math.max(D.end, from + 1e-6), values = p.flatMap(q => [q[1], q[3]]);
   let low = Math.min(...values), high = Math.max(...values);
   if (low > 0 && low < high * .4) low = 0;

@@ -96,7 +96,6 @@ class Content:
                 rate_words(summary, summary["samples_per_s"]),
                 f"version {summary['version']:,}",
                 "" if waiting is None else f"{share_of(waiting)} waiting",
-                "" if summary["loss"] is None else f"loss {float(summary['loss']):.4g}",
             )
             if text
         ]

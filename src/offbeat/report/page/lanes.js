@@ -57,7 +57,7 @@ class Painter {
   }
   shares(x, w, y, height, view, left, width, rows, colour) {
     const n = Math.max(1, Math.floor(width / COLUMN)), dt = (view[1] - view[0]) / n, sums = {};
-    for (const kind of STACK.concat("idle", "dead")) sums[kind] = new Float64Array(n);
+    for (const kind of STACK.concat("idle", "dead", "wait")) sums[kind] = new Float64Array(n);
     const fine = rows && (dt < D.width || rows[1] - rows[0] < 4000);
     const add = (kind, start, stop) => {
       if (!sums[kind]) return;
@@ -66,7 +66,7 @@ class Painter {
     };
     if (fine) {
       for (let k = rows[0]; k < rows[1]; k++) for (const [kind, start, stop] of this.p.parts(this.p.of[k])) add(kind, start, stop);
-      for (const s of this.p.stretchesOf[w]) if (s.doing === "idle") add("idle", s.start, s.stop);
+      for (const s of this.p.stretchesOf[w]) add(s.doing === "waiting" ? "wait" : s.doing, s.start, s.stop);
     } else {
       const low = Math.max(0, Math.floor(view[0] / D.width)), high = Math.min(D.parts - 1, Math.floor(view[1] / D.width));
       for (const kind in sums) {
@@ -79,10 +79,10 @@ class Painter {
       for (let j = Math.max(0, Math.floor((start - view[0]) / dt)); j < n && view[0] + j * dt < stop; j++)
         sum[j] += part * Math.max(0, Math.min(stop, view[0] + (j + 1) * dt) - Math.max(start, view[0] + j * dt));
     }
-    const from = Math.max(left, left + (D.began - view[0]) / (view[1] - view[0]) * width);
-    x.fillStyle = colour.wait; x.fillRect(from, y, Math.min(left + width, left + (D.end - view[0]) / (view[1] - view[0]) * width) - from, height);
     for (let j = 0; j < n; j++) {
-      let z = y + height;
+      let z = y + height, whole = 0;
+      for (const kind in sums) whole += sums[kind][j];
+      if (whole > dt * .01) { x.fillStyle = colour.wait; x.fillRect(left + j * COLUMN, y, COLUMN, height); }
       const idle = sums.idle[j] / dt;
       if (idle > .02) { x.fillStyle = css("card"); x.fillRect(left + j * COLUMN, y, COLUMN, Math.min(1, idle) * height); }
       for (const kind of STACK) {

@@ -42,7 +42,7 @@ class Levels:
 
     >>> levels = Levels()
     >>> levels.stretch(0, "dead", 1.0, 3.5)
-    >>> levels.totals()[0, KINDS.index("dead")]
+    >>> round(float(levels.totals()[0, KINDS.index("dead")]), 3)
     2.5
     """
 
