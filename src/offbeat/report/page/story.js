@@ -16,6 +16,7 @@ class Story {
     const other = this.p.c.other[i] - 1, by = D.enders[this.p.c.ended_by[i]];
     if (other < 0) return ["it was released"];
     const row = this.p.opener(i);
+    if (row >= 0 && other === this.p.c.worker[i]) return ["it went on at once after its own push (", this.link(row), ")"];
     if (row >= 0) return [`it was released when worker ${other} had pushed (`, this.link(row), ")"];
     return [`it was released by ${by || "an event"} of worker ${other}`];
   }
