@@ -48,10 +48,9 @@ def report(
 ) -> None:
     """Summarize the journals of jobs: finished ones, running ones, and what is left of others."""
     screen = console()
-    for option, path in (("--trace", trace), ("--html", html)):
+    for option, path, what in (("--trace", trace, "a trace is"), ("--html", html, "a page is")):
         if path is not None and len(journals) > 1:
-            kind = "trace" if option == "--trace" else "page"
-            raise ConfigurationError(f"{option} {path}: a {kind} is of one job, but {len(journals)} journals are given; give one")
+            raise ConfigurationError(f"{option} {path}: {what} of one job, but {len(journals)} journals are given; give one")
     if replay and html is None:
         raise ConfigurationError("--replay: the simulated rules are a part of the page; give --html FILE, or see offbeat simulate --replay")
     if html is not None and any(path.exists() and html.exists() and html.samefile(path) for path in journals):
@@ -64,10 +63,8 @@ def report(
     if html is not None:
         _page(journals[0], html, replay=replay)
         screen.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
-        if picture is None and trace is None:
-            return
     summaries, readable, failures = [], [], []
-    for path in journals:
+    for path in journals if html is None or picture is not None else ():
         try:
             summaries.append(_summary(path))
             readable.append(path)
@@ -78,8 +75,8 @@ def report(
             screen.print(*job_tables(one, screen.width), sep="\n", highlight=False)
         if len(summaries) > 1:
             screen.print(comparison(summaries, screen.width))
-    if trace is not None and readable:
-        write_trace(readable[0], trace)
+    if trace is not None:
+        write_trace(journals[0], trace)
         screen.print(f"trace: {trace}")
     if picture is not None and readable:
         from offbeat.report.timeline import draw  # matplotlib is optional, and slow to load
