@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -152,6 +153,22 @@ def test_what_is_cut_growing_or_contradictory_is_said_and_the_rest_is_shown(jour
     assert "No worker has pushed anything" in made(path)[0]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_is_in_a_record_the_page_is_made(journal: Path, tmp_path: Path, seed: int) -> None:
+    """A hostile journal: fields of other types, negative and huge numbers, no worker of that number, time that runs backwards."""
+    drawn, lines = random.Random(seed), [json.loads(line) for line in journal.read_text().splitlines()]
+    for _ in range(4):
+        record = drawn.choice(lines[len(lines) // 2 :])
+        record[drawn.choice(list(record))] = drawn.choice([None, "x", -1, 1e308, [], {}, EVIL, True, 10**12])
+    path = tmp_path / "run.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    page, said = made(path)
+    assert "<h1>" in page and "Traceback" not in said and len(re.findall(r"<script\b", page)) == 3
+    unpacked(page)
+    for option in ([], ["--why", "wait"]):
+        assert CliRunner().invoke(app, ["report", str(path), *option], catch_exceptions=False).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -194,12 +211,12 @@ def test_of_a_long_job_excerpts_are_kept_and_all_is_in_the_levels(journal: Path)
 
 
 def test_memory_and_size_are_bounded_whatever_the_length() -> None:
-    steps, random = Steps(kept=20_000), np.random.default_rng(0)
+    steps, drawn = Steps(kept=20_000), np.random.default_rng(0)
     turn = Turn(incarnation=1)
     names = ("data", "forward", "backward", "own", "gc", "push")
     for number in range(150_000):
         t = 1.0 + number * 0.01
-        phases = dict(zip(names, random.uniform(0.0, 0.01, 6).round(6).tolist(), strict=True))
+        phases = dict(zip(names, drawn.uniform(0.0, 0.01, 6).round(6).tolist(), strict=True))
         record = {"kind": "pushed", "t": t, "worker": number % 8, "incarnation": 1, "version": number, "samples": 8, "phases": phases}
         turn.clock = number + 1
         steps.push(turn, record, t - 0.07)

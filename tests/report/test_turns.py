@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from tests.journal.test_verdicts import STEP, barrier, with_more
 
 from offbeat.journal.file import read
+from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
 from offbeat.report.page.gather import Gathered
 from offbeat.report.turns import NOBODY, Waits
-from offbeat.report.waits import told
+from offbeat.report.waits import WaitStory
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
+
+
+def told(records: Iterable[Record]) -> list[str]:
+    story = WaitStory()
+    for record in records:
+        story.add(record)
+    return list(story.lines())
+
 
 RANDOM = "per_worker(law='shifted_exponential(shift=0.3, scale=0.5)', factors=(1, 1, 3))"
 FAULTS = "kill worker=1 at=3.2; restart worker=1 at=6"
@@ -66,7 +76,7 @@ def test_waits_are_the_tables_and_end_with_the_slow_worker(tmp_path: Path) -> No
     assert ended == {(2, "pushed"): [12, 36.0]}
     assert sum(worker["wait_s"] for worker in summary["per_worker"]) == pytest.approx(36.0)
     assert waits.pairs[0, 2] == waits.pairs[1, 2] == 18.0
-    assert list(told(read(path)))[1] == "12 of 12 waits ended with worker 2: its computing (36.0 s)"
+    assert told(read(path))[1] == "12 of 12 waits ended with worker 2: its computing (36.0 s)"
 
 
 def test_the_cause_of_waits_is_a_phase() -> None:
@@ -79,13 +89,13 @@ def test_the_cause_of_waits_is_a_phase() -> None:
             number += 1
             record = {**record, "incarnation": 1, "version": 0, "id": number}
         records.append(record)
-    lines = list(told(records))
+    lines = told(records)
     assert lines[0].startswith("16 waits of 4.8 s together")
     assert lines[1] == "14 of 16 waits ended with worker 2: its DataLoader (4.2 s)"
 
 
 def test_no_waits_and_waits_that_nobody_ended() -> None:
-    assert list(told([{"kind": "job", "t": 0.0, "workers": 1}])) == [
+    assert told([{"kind": "job", "t": 0.0, "workers": 1}]) == [
         "no worker waited for another: under this rule, or in this run, each went on at once"
     ]
     release = {"kind": "release", "t": 1.0, "worker": 0, "incarnation": 1, "clock": 0}

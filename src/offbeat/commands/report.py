@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from offbeat.report.page import render
 from offbeat.report.page.content import Source
 from offbeat.report.page.gather import Gathered
 from offbeat.report.table import comparison, console, job_tables
-from offbeat.report.waits import told
+from offbeat.report.waits import WaitStory
 from offbeat.report.why import story
 from offbeat.sim.replay import other_rules
 
@@ -57,7 +58,7 @@ def report(
         raise ConfigurationError(f"--html {html}: this is the journal itself; choose another file for the page")
     if why is not None:
         for path in journals:
-            lines = told(Records(path)) if why == WAIT else story(Records(path), why)
+            lines = _waits(path) if why == WAIT else story(Records(path), why)
             screen.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
         return
     if html is not None:
@@ -99,6 +100,15 @@ def _summary(path: Path) -> dict[str, Any]:
     if found["ok"] is None:
         say(f"warning: {path} has no end: the job goes on, or was killed; its last record is of {found['elapsed_s']:,.1f} s")
     return found
+
+
+def _waits(path: Path) -> Iterator[str]:
+    """Tell for whom workers waited, according to what can be read of a journal."""
+    records, waits = Records(path, tolerant=True), WaitStory()
+    records.feed(waits.add)
+    if records.cut is not None:
+        say(f"warning: {records.cut}")
+    return waits.lines()
 
 
 def _page(path: Path, html: Path, *, replay: bool) -> None:

@@ -359,6 +359,8 @@ class Records:
         try:
             for entry in self:
                 count += 1
+                if type(entry.get("worker", 0)) is not int:
+                    raise TypeError(f"worker {entry['worker']!r}")
                 add(entry)
         except ConfigurationError:
             raise

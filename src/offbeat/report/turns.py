@@ -130,6 +130,8 @@ class Turns:
     def _turn(self, number: int) -> Turn:
         turn = self.workers.get(number)
         if turn is None:
+            if number < 0:
+                raise ValueError(f"worker {number}")
             turn = self.workers[number] = Turn()
         return turn
 

@@ -16,6 +16,7 @@ from offbeat.report.remarks import culprits
 from offbeat.report.turns import ENDED_BY
 
 
+@np.errstate(all="ignore")  # numbers of a journal may be out of any range
 def packed(gathered: Gathered, name: str, lanes: list[int]) -> tuple[str, str]:
     """Return the description, as JSON in which nothing can end a script element, and the packed columns.
 
@@ -75,7 +76,7 @@ def packed(gathered: Gathered, name: str, lanes: list[int]) -> tuple[str, str]:
         "tick": tick,
         "workers": count,
         "hosts": [workers[n].host if n in workers else "" for n in range(count)] if any(w.host for w in workers.values()) else [],
-        "lanes": lanes,
+        "lanes": [number for number in lanes if number < count],
         "slow": slow,
         "costs": [round(costs.get(n, 0.0), 4) for n in range(count)],
         "seconds": gathered.tally.costs.seconds,

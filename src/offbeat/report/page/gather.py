@@ -7,7 +7,7 @@ from typing import Final
 
 from offbeat.journal.arrivals import Record
 from offbeat.journal.summary import Tally
-from offbeat.report.page.levels import Curve
+from offbeat.report.page.levels import MOST_WORKERS, Curve
 from offbeat.report.page.steps import PUSHES_KEPT, Steps
 from offbeat.report.turns import Turns, Waits
 
@@ -48,6 +48,8 @@ class Gathered:
     def add(self, record: Record) -> None:
         """Take the next record."""
         self.records += 1
+        if not -1 <= record.get("worker", 0) < MOST_WORKERS:
+            raise ValueError(f"worker {record['worker']}")
         self.tally.add(record)
         if record.get("optimizer"):
             return

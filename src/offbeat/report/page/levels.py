@@ -55,6 +55,7 @@ class Levels:
         self._waiting: list[tuple[int, int, Seconds, Seconds]] = []
         """Stretches that have not been added yet."""
 
+    @np.errstate(all="ignore")
     def pushes(self, worker: Wholes, begun: Reals, arrived: Reals, waited: Reals, phases: Reals) -> None:
         """Add pushes: from ``begun`` to ``arrived``, after a wait of ``waited``; ``phases`` is pushes by phases."""
         if not len(worker):
@@ -96,6 +97,7 @@ class Levels:
     def _part(self, t: Reals) -> Wholes:
         return np.clip((t / self.width).astype(np.int64), 0, self.seconds.shape[1] - 1)
 
+    @np.errstate(all="ignore")  # what a journal that offbeat has not written holds may be out of any range
     def _add(self, worker: Wholes, kind: Wholes, start: Reals, stop: Reals) -> None:
         """Divide stretches among the parts of the time that they lie in."""
         start = np.maximum(start, 0.0)

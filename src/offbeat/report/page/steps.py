@@ -94,32 +94,28 @@ class Steps:
         """Keep a push or an abandoned computation. Return its number, from 1."""
         if self._new >= CHUNK:
             self._flush()
-        self.count += 1
-        number, t, worker = self.count, record["t"], record["worker"]
+        number, t, worker = self.count + 1, record["t"], record["worker"]
         abandoned = record["kind"] == "abandoned"
         loss = record.get("loss")
         self.losses += loss is not None
         clock = 0 if turn.incarnation != record["incarnation"] else turn.clock
-        whole = self._whole
-        whole["number"].append(number)
-        whole["worker"].append(worker)
-        whole["clock"].append(clock)
-        whole["version"].append(record["version"])
-        whole["staleness"].append(-1)
-        whole["samples"].append(0 if abandoned else record["samples"])
-        whole["fate"].append(5 if abandoned else 0)
-        whole["reason"].append(0)
-        whole["into"].append(0)
-        whole["opener"].append(turn.ended_push)
-        whole["ended_by"].append(self.kinds.of(turn.ended_by))
-        whole["other"].append(turn.ended)
-        real = self._real
-        real["begun"].append(begun)
-        real["arrived"].append(t)
-        real["waited"].append(turn.waited)
-        real["settled"].append(t if abandoned else np.nan)
-        real["loss"].append(np.nan if loss is None else float(loss))
-        self._phases.extend(_phases(record, t - begun))
+        ended_by, samples = self.kinds.of(turn.ended_by), 0 if abandoned else record["samples"]
+        whole = (number, worker, clock, record["version"], -1, samples, 5 if abandoned else 0, 0, 0, turn.ended_push, ended_by, turn.ended)
+        real = (begun, t, turn.waited, t if abandoned else np.nan, np.nan if loss is None else float(loss))
+        phases, kept = _phases(record, t - begun), len(self)
+        try:
+            for column, value in zip(self._whole.values(), whole, strict=True):
+                column.append(value)
+            for floats, number_ in zip(self._real.values(), real, strict=True):
+                floats.append(number_)
+            self._phases.extend(phases)
+        except (TypeError, OverflowError):  # a journal that offbeat has not written: the columns stay of one length
+            for columns in (self._whole, self._real):
+                for one in columns.values():
+                    del one[kept:]
+            del self._phases[kept * len(OWN) :]
+            raise
+        self.count = number
         self._new += 1
         if not abandoned:
             self._pending[worker, record["incarnation"], clock] = number
