@@ -19,15 +19,15 @@ from rich.console import Console
 
 from offbeat import __version__
 from offbeat.commands import chaos, simulate
+from offbeat.commands.compare import compare
 from offbeat.commands.doctor import doctor
 from offbeat.commands.optional_value import WithDashboard
+from offbeat.commands.report import report
 from offbeat.commands.rules import rules
 from offbeat.commands.view import view
 from offbeat.errors import FAILED, MISTAKE, ConfigurationError, JobError, OffbeatError
 from offbeat.files import why, write_result
 from offbeat.guarded import expect_job, fail, guarded, only_show, say
-from offbeat.journal.file import Records, read
-from offbeat.journal.summary import Tally
 from offbeat.launch import checkpointing
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
@@ -88,13 +88,9 @@ from offbeat.options import (
     ray_options,
 )
 from offbeat.policies import RULES
-from offbeat.report import perfetto, tables_csv
-from offbeat.report.chrome import write as write_trace
-from offbeat.report.compare import Run, compared
 from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
-from offbeat.report.table import comparison, console, job_tables
-from offbeat.report.why import story
+from offbeat.report.table import console, job_tables
 from offbeat.runtime.job.settings import take_token
 
 app = typer.Typer(
@@ -430,62 +426,8 @@ app.command(context_settings=_PASSED_ON, epilog=chaos.EPILOG)(chaos.chaos)
 app.command()(doctor)
 app.command()(rules)
 app.command()(view)
-
-
-@app.command()
-def report(
-    journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
-    picture: Annotated[Path | None, typer.Option(help="Draw a timeline of the workers' states to this PNG file.")] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Write the timeline of one journal to this file: FILE.pftrace for Perfetto, with flows; else JSON, for Chrome."),
-    ] = None,
-    tables: Annotated[Path | None, typer.Option("--csv", help="Write one journal as CSV tables into this folder (docs/tools.md).")] = None,
-    why: Annotated[
-        str | None,
-        typer.Option(help="List the causes, the latest first, of push=WORKER@CLOCK, of the end of wait=WORKER@SECONDS, or of a record."),
-    ] = None,
-) -> None:
-    """Summarize the journals of finished jobs."""
-    screen = console()
-    for option, path, what in (("--trace", trace, "a trace is"), ("--csv", tables, "tables are")):
-        if path is not None and len(journals) > 1:
-            raise ConfigurationError(f"{option} {path}: {what} of one job, but {len(journals)} journals are given; give one")
-    if why is not None:
-        for journal in journals:
-            screen.print(*story(Records(journal), why), sep="\n", markup=False, highlight=False, soft_wrap=True)
-        return
-    summaries = [Tally.of(read(path)).summary() for path in journals]
-    for one in summaries:
-        screen.print(*job_tables(one, screen.width), sep="\n")
-    if len(summaries) > 1:
-        screen.print(comparison(summaries, screen.width))
-    if trace is not None:
-        if trace.suffix == perfetto.SUFFIX:
-            perfetto.write(Records(journals[0]), trace)
-        else:
-            write_trace(journals[0], trace)
-        screen.print(f"trace: {trace}")
-    if tables is not None:
-        names = tables_csv.write(Records(journals[0]), tables)
-        screen.print(f"tables: {tables}: {', '.join(names)}")
-    if picture is not None:
-        from offbeat.report.timeline import draw  # matplotlib is optional, and slow to load
-
-        draw(list(zip(summaries, journals, strict=True)), picture)
-        screen.print(f"picture: {picture}")
-
-
-@app.command()
-def compare(
-    first: Annotated[Path, typer.Argument(help="The journal of a run.", show_default=False)],
-    second: Annotated[Path, typer.Argument(help="The journal of another run.", show_default=False)],
-) -> None:
-    """Show two runs side by side: their figures, their losses at equal times and samples, who differs, and what is not comparable."""
-    screen = console()
-    names = [str(path) for path in (first, second)] if first.name == second.name else [first.name, second.name]
-    runs = [Run.of(name, Records(path)) for name, path in zip(names, (first, second), strict=True)]
-    screen.print(*compared(*runs), sep="\n", highlight=False)
+app.command()(report)
+app.command()(compare)
 
 
 def finish(screen: Console, outcome: Outcome, summary: Path | None, display: Display | None = None) -> int:
@@ -504,7 +446,7 @@ def finish(screen: Console, outcome: Outcome, summary: Path | None, display: Dis
     if figures and figures["pushes"] and isinstance(display, QuietProgress):
         only_show("the last line", partial(display.finish, figures))
     elif figures and figures["pushes"]:
-        only_show("the table", lambda: screen.print(*job_tables(figures, screen.width), sep="\n"))
+        only_show("the table", lambda: screen.print(*job_tables(figures, screen.width), sep="\n", highlight=False))
     if status != 0:
         fail(reason)
     return status

@@ -75,6 +75,13 @@ def test_most_workers_are_slow() -> None:
     assert verdict.what == "Workers 1, 2 and 3 cost this job 48 % of its time: their DataLoaders"
 
 
+def test_a_worker_that_folds_leave_out_makes_nobody_else_slow() -> None:
+    steps = [[with_more(forward=0.004 * ((number + worker) % 3)) for worker in range(3)] for number in range(40)]
+    records = [record | ({"workers": 4} if record["kind"] == "job" else {}) for record in barrier(steps)]
+    slow = [{"kind": "pushed", "t": t, "worker": 3, "samples": 8, "compute_s": 0.5, "phases": {"data": 0.5}} for t in (2.0, 2.5, 3.0)]
+    assert found(sorted([*records, *slow], key=lambda record: record["t"])) == []
+
+
 def test_two_workers_with_two_causes() -> None:
     said = found(barrier([[STEP, with_more(data=0.1), with_more(gc=0.06), STEP]] * 30))
     assert [(verdict.workers, verdict.cause) for verdict in said] == [((1,), "data"), ((2,), "gc")]

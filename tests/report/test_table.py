@@ -46,6 +46,11 @@ def shown(renderable: RenderableType, width: int = 160) -> str:
     return console.file.getvalue()
 
 
+def page(summary: dict[str, Any], width: int = 160) -> str:
+    """Return all that is said of a job, as it is printed."""
+    return "".join(shown(part, width) for part in job_tables(summary, width))
+
+
 def test_the_slow_worker_is_named_with_its_price_and_a_cause(run_job: RunJob) -> None:
     summary = Tally.of(run_job(BSP(), [0.1, 0.1, 0.1, 0.4])).summary()
     assert culprits(summary) == [3]
@@ -78,7 +83,7 @@ def test_a_worker_whose_machine_has_not_come_has_not_died() -> None:
     absent = [{**state(1.0, worker, "dead", incarnation=0), "reason": NOT_COME} for worker in (2, 3)]
     records = [{**JOB, "workers": 4}, state(0.5, 0, "alive"), state(0.5, 1, "alive"), *absent]
     summary = Tally.of(records).summary()
-    assert remarks(summary) == "Workers 2, 3 took no part: no machine came that would start one."
+    assert remarks(summary) == "Workers 2 and 3 took no part: no machine came that would start one."
     assert [state_words(worker) for worker in summary["per_worker"]] == ["alive", "alive", "awaited", "awaited"]
     came = Tally.of([*records, state(2.0, 2, "alive"), state(2.0, 3, "alive")]).summary()
     assert remarks(came) == "" and [worker["deaths"] for worker in came["per_worker"]] == [0] * 4
@@ -87,7 +92,7 @@ def test_a_worker_whose_machine_has_not_come_has_not_died() -> None:
 
 def test_a_job_has_a_row_for_each_worker(run_job: RunJob) -> None:
     summary = Tally.of(run_job(Backup(b=1), [0.1, 0.1, 0.3], kill={0: 0.5})).summary()
-    text = shown(job_table(summary))
+    text = page(summary)
     assert "backup(b=1): version" in text
     assert "finished, back 1x" in text
     for worker in summary["per_worker"]:
@@ -102,13 +107,11 @@ def test_no_word_is_broken_on_a_narrow_terminal(run_job: RunJob) -> None:
     for worker in summary["per_worker"]:
         worker |= {"abandoned": 12, "abandoned_s": 3.2, "staleness_mean": 3.1, "staleness_max": 10}
     for width in (80, 100, 120):
-        text = shown(job_table(summary, width), width)
+        text = page(summary, width)
         assert all(len(line) <= width for line in text.splitlines()) and "…" not in text
         assert {"/push", "abandoned", "staleness", "lead", "1x"} <= set(text.split()) and "max 10" in text and "3.20 s" in text
-    assert "(A terminal wider than 80 characters shows also: pushes, samples, dropped, rejected.)" in " ".join(
-        shown(job_table(summary, 80), 120).split()
-    )
-    assert "wider than" not in shown(job_table(summary, 120), 120)
+    assert "(A terminal wider than 80 characters shows also: pushes, samples.)" in " ".join(page(summary, 80).split())
+    assert "wider than" not in page(summary, 120)
     several = [summary] * 3
     narrow, wide = (shown(comparison(several, width), width) for width in (80, 140))
     assert len(narrow.splitlines()) > len(wide.splitlines()) and "…" not in narrow + wide
@@ -127,7 +130,7 @@ def test_the_lead_is_in_iterations_and_staleness_in_versions(run_job: RunJob) ->
 
 def test_what_was_logged_stands_below_the_table(run_job: RunJob) -> None:
     summary = Tally.of(run_job(BSP(), [0.1, 0.2])).summary()
-    _, *logged = job_tables(summary, 80)
+    logged = job_tables(summary, 80)[3:]
     assert logged == [f"{name}: {value:.6g}" for name, value in summary["metrics"].items()] and "test_accuracy" in str(logged[0])
 
 
@@ -144,7 +147,7 @@ def test_jobs_side_by_side(run_job: RunJob) -> None:
 
 def test_a_job_that_has_not_begun_can_be_shown() -> None:
     summary = Tally().summary()
-    assert "?: version 0" in shown(job_table(summary))
+    assert "?: version 0" in page(summary)
     assert shown(comparison([summary]))
 
 
@@ -166,21 +169,23 @@ def columns(renderable: Table) -> list[str]:
 
 def test_columns_are_there_where_they_say_something() -> None:
     summary = Tally.of(round_of_two()).summary()
-    always = {"worker", "state", "pushes", "samples", "waiting", "folded", "dropped", "staleness"}
+    always = {"worker", "state", "pushes", "samples", "waiting", "folded"}
     assert set(columns(job_table(summary))) == always | {"compute\n/push"}
     again = [interrupt(2.75, 1), abandoned(3.0, 1, 1), release(3.25, 1, 1, 1, plan=plan(batch=16)), push(3.5, 1, 1, steps=3)]
     again += [settle(3.5, 1, 2, "rejected"), epoch_ended(3.5, 0, 0, 1)]
-    table = job_table(Tally.of([*round_of_two()[:-1], *again]).summary())
+    summary = Tally.of([*round_of_two()[:-1], *again]).summary()
+    table = job_table(summary)
     assert {"steps", "compute\n/step", "rejected", "abandoned", "batch\nby\nepoch"} < set(columns(table))
     assert "1, 500.0 ms" in shown(table)
-    assert "3 pushes of 5 steps" in shown(table)
+    assert "3 pushes of 5 steps" in page(summary)
 
 
 def test_blocks_are_told_from_whole_gradients() -> None:
     summary = Tally.of(two_shards()).summary()
-    text = shown(job_table(summary))
+    text = page(summary)
     assert "psp(c=1, b=0.5): versions 1..2 in 5.0 s" in text
-    assert "block\nstaleness" in columns(job_table(summary))
+    assert not any("staleness" in name for name in columns(job_table(summary))), "all of it is 0"
+    assert "block\nstaleness\n(versions)" in columns(job_table(summary | {"staleness_max": 2}))
     assert "Learning rate times 2.00..4.00, mean 2.667." in remarks(summary)
     assert "Versions of the shards, and the staleness of the blocks folded there: 2 (0.0, max 0); 1 (0.0, max 0)." in remarks(summary)
     summary["shards"] = [{"shard": one, "version": 20 - one, "staleness_mean": one / 2, "staleness_max": one} for one in range(12)]
@@ -211,11 +216,11 @@ def test_simulated_jobs_are_compared_by_their_rates() -> None:
     summary = Tally.of(two_shards()).summary() | {"started": "simulated"}
     table = comparison({"mine": summary, "theirs": summary | {"metrics": {"test_acc": 0.9}}})
     first = ["rule", "training", "versions", "versions/s", "samples/s"]
-    assert columns(table) == [*first, "result", "staleness", "waiting", "dropped", "per fold"]
+    assert columns(table) == [*first, "result", "waiting", "dropped", "per fold"]
     assert list(table.columns[0].cells) == ["mine", "theirs"]
     assert list(table.columns[3].cells) == ["0.2", "0.2"]
     assert list(table.columns[-2].cells) == ["33%", "33%"]
-    assert "in 5.0 simulated s" in shown(job_table(summary))
+    assert "in 5.0 simulated s" in page(summary)
 
 
 def test_a_long_spelling_is_shown_without_what_is_at_its_default() -> None:
@@ -231,7 +236,7 @@ def test_samples_that_nobody_knows_are_not_called_none_and_warnings_are_read_bel
     summary = Tally.of([*pushed, warning]).summary()
     assert summary["warnings"] == [{key: value for key, value in warning.items() if key != "kind"}]
     assert Tally.of([*pushed, {**warning, "optimizer": 1}]).summary()["warnings"] == summary["warnings"]
-    text = shown(job_table(summary))
+    text = page(summary)
     assert "samples not known" in text and "samples/s" not in text and f"Warning: {detail}." in text
 
 

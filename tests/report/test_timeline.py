@@ -21,7 +21,7 @@ from offbeat.journal.summary import Tally
 from offbeat.policies import ASP, BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import share, waiting_share
 from offbeat.report.lanes import Chart, LaneSpan, shares
-from offbeat.report.table import job_table
+from offbeat.report.table import job_tables
 from offbeat.report.timeline import draw
 
 Record: TypeAlias = dict[str, Any]
@@ -155,7 +155,7 @@ def test_the_pictures_figures_are_the_tables(run_job: RunJob, tmp_path: Path) ->
     draw([(summary, records)], tmp_path / "one.svg")
     facts = f"{summary['version']} folds in {summary['wall_s']:.1f} s of training, {share(waiting_share(summary['per_worker']))} waiting"
     assert facts in (tmp_path / "one.svg").read_text() and "seconds since the job began" in (tmp_path / "one.svg").read_text()
-    title = str(job_table(summary).title)
+    title = str(job_tables(summary, 120)[0])
     assert f"in {summary['wall_s']:.1f} s of training" in title and f"{share(waiting_share(summary['per_worker']))} waiting" in title
     chart = Chart.of(records)
     waited, busy = (sum(spent(chart, worker, what) for worker in range(3)) for what in ("waiting", "computing"))

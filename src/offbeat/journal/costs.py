@@ -96,6 +96,8 @@ class WorkerCosts:
     """What it has cost, by cause."""
     series: Series = field(default_factory=Series)
     """Its whole cost in parts of the job's time."""
+    folds: int = 0
+    """Folds that contain a push of it."""
     late: int = 0
     """Folds for which it was the last to arrive."""
     pushes: int = 0
@@ -205,9 +207,9 @@ class Costs:
         if record.get("shard"):
             return
         worker, t = self._worker(record["worker"]), record["t"]
-        seconds, waited = _seconds(record)
+        seconds, waited = spent(record)
         own = sum(seconds.values())
-        if (link := t - worker.released_at - own) > 0.0 and "phases" in record:
+        if "phases" in record and "held" not in record and (link := t - worker.released_at - own) > 0.0:  # with blocks no release says when
             seconds[LINK] = link
         worker.pushed_at, worker.last = t, seconds
         worker.pushes += 1
@@ -243,6 +245,8 @@ class Costs:
         workers = {part["worker"]: self.workers[part["worker"]] for part in record["parts"] if part["worker"] in self.workers}
         self.folds += 1
         self.parts += len(workers)
+        for worker in workers.values():
+            worker.folds += 1
         if len(workers) < 2 or any(worker.fresh for worker in workers.values()):
             return
         arrivals = sorted((max(before, worker.pushed_at), number) for number, worker in workers.items())
@@ -295,7 +299,9 @@ class Costs:
         if len(counted) < 2:
             return {}
         costs = {number: dict(worker.causes) for number, worker in counted.items()} if self.together else self._alone(counted)
-        least = min(sum(causes.values()) for causes in costs.values())
+        # Of workers that most folds leave out, nothing is known: the rule waits for others.
+        most = max(worker.folds for worker in counted.values())
+        least = min(sum(causes.values()) for number, causes in costs.items() if 2 * counted[number].folds >= most)
         queues = {number: worker.queue for number, worker in counted.items()}
         usual = min(queues.values())
         return {number: _less(_due(causes, queues[number], usual), least) for number, causes in costs.items()}
@@ -317,7 +323,7 @@ class Costs:
         return costs
 
 
-def _seconds(record: Record) -> tuple[Causes, Seconds]:
+def spent(record: Record) -> tuple[Causes, Seconds]:
     """Return the seconds of a push by phase and cause, without the wait, and the wait."""
     phases: Mapping[str, Seconds] | None = record.get("phases")
     if not phases:

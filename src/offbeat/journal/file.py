@@ -29,6 +29,7 @@ BLOCK_NBYTES: Final = 1 << 16
 """Bytes of lines that are written at once, whatever the time; in a compressed journal they are one frame."""
 
 log = logging.getLogger(__name__)
+_decode = json.JSONDecoder().raw_decode
 
 
 def seal(path: Path | str, reason: str, began_at: float = 0.0) -> None:
@@ -321,16 +322,55 @@ def read(path: Path | str) -> Iterator[Record]:
 
 
 class Records:
-    """The records of a journal, read anew each time that they are iterated over. Errors are those of `read`."""
+    """The records of a journal, read anew each time that they are iterated over. Errors are those of `read`.
 
-    def __init__(self, path: Path | str) -> None:
-        self._path = path
-        self._told = False
-        """True if what is missing has been said."""
+    Args:
+        path: the file.
+        tolerant: what follows a line that is no record is passed over, and said in `cut`, if there are records before it.
+    """
+
+    def __init__(self, path: Path | str, *, tolerant: bool = False) -> None:
+        self.cut: str | None = None
+        """After an iteration: what is missing of the journal, a sentence; None: nothing is."""
+        self.nbytes = 0
+        """Bytes of the file that the last iteration has read."""
+        self._path, self._tolerant = path, tolerant
+        self._told = tolerant
+        """True if what is missing has been said, or is the caller's to say."""
 
     def __iter__(self) -> Iterator[Record]:
         told, self._told = self._told, True
-        return _records(self._path, Lines(Path(self._path))) if told else read(self._path)
+        lines, count = Lines(Path(self._path)), 0
+        source = _records(self._path, lines)
+        try:
+            while True:
+                yield next(source)
+                count += 1
+        except StopIteration as end:
+            self.cut = end.value
+        except ConfigurationError as error:
+            if not (self._tolerant and count):
+                raise
+            self.cut = str(error)
+        finally:
+            self.nbytes = lines.nbytes
+        if self.cut is not None and not told:
+            log.warning("%s", self.cut)
+
+    def feed(self, add: Callable[[Record], None]) -> None:
+        """Hand each record to a function, up to one that it cannot take because a field is missing or of another type: see `cut`."""
+        count, entry = 0, {"kind": ""}
+        try:
+            for entry in self:
+                count += 1
+                if type(entry.get("worker", 0)) is not int:
+                    raise TypeError(f"worker {entry['worker']!r}")
+                add(entry)
+        except ConfigurationError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            self.cut = f"{self._path}, record {count:,}: not what offbeat writes in a record of kind {entry['kind']!r} ({what})"
 
 
 def _records(path: Path | str, lines: Lines) -> Generator[Record, None, str | None]:
@@ -360,7 +400,10 @@ def _records(path: Path | str, lines: Lines) -> Generator[Record, None, str | No
 def parse(line: bytes) -> Record | None:
     """Return the record in a line; None: it is none."""
     try:
-        entry = json.loads(line)
+        text = line.decode()
+        entry, end = _decode(text)  # json.loads would look for the encoding of each line
+        if end < len(text) and not text[end:].isspace():
+            return None
     except ValueError:
         return None
     if isinstance(entry, dict) and isinstance(entry.get("kind"), str) and isinstance(entry.get("t"), int | float):

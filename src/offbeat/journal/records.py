@@ -105,18 +105,29 @@ def _converter(cls: type[Any]) -> Callable[[Any], Any]:
     return lambda value: value
 
 
-def job_record(*, sync: str, workers: int, servers: int, seed: int, started: str, script: str, resumed: Version | None = None) -> Record:
+def job_record(
+    *,
+    sync: str,
+    workers: int,
+    servers: int,
+    seed: int,
+    started: str,
+    script: str,
+    resumed: Version | None = None,
+    machine: Mapping[str, Any] | None = None,
+) -> Record:
     """Return the first record of every journal.
 
-    ``sync`` is the rule's spelling, ``started`` an ISO 8601 time, ``resumed`` the version of the checkpoint from which the job resumes, and
-    left out if it resumes from none.
+    ``sync`` is the rule's spelling, ``started`` an ISO 8601 time, ``resumed`` the version of the checkpoint from which the job resumes,
+    ``machine`` what server 0 runs on; the last two are left out if they are None.
     """
     try:
         version = metadata.version("offbeat")
     except metadata.PackageNotFoundError:
         version = "unknown"
     fields = {"sync": sync, "workers": workers, "servers": servers, "seed": seed, "started": started, "script": script}
-    more = {} if resumed is None else {"resumed": resumed}
+    more: Record = {} if resumed is None else {"resumed": resumed}
+    more |= {} if machine is None else {"machine": dict(machine)}
     return {"kind": "job", "t": 0.0, "format": FORMAT, "offbeat": version, **fields, **more}
 
 

@@ -46,18 +46,20 @@ class Fitted(NamedTuple):
     def of(cls, columns: Sequence[Column], width: int | None) -> Fitted:
         """Return as many of the columns as fit into ``width`` characters; None: there is room for all.
 
+        A column that others imply is left out before a cell of another needs a second line.
+
         >>> columns = [Column("state", ["finished, back 1x"]), Column("pushes", ["12"], implied=True)]
-        >>> Fitted.of(columns, 20).widths, Fitted.of(columns, 12).left_out, Fitted.of(columns, None).widths
-        ([12, 6], ['pushes'], [17, 6])
+        >>> Fitted.of(columns, 25).widths, Fitted.of(columns, 12).widths, Fitted.of(columns, 12).left_out
+        ([17, 6], [12], ['pushes'])
         """
         kept, implied, gap = list(columns), [column for column in columns if column.implied], GAP
 
-        def too_wide() -> bool:
-            return width is not None and sum(column.least + gap for column in kept) - gap > width
+        def too_wide(*, wrapped: bool) -> bool:
+            return width is not None and sum((column.least if wrapped else column.most) + gap for column in kept) - gap > width
 
-        while implied and too_wide():
+        while implied and too_wide(wrapped=False):
             kept.remove(implied.pop())
-        if too_wide():
+        if too_wide(wrapped=True):
             gap = 1
         widths = [column.most for column in kept]
         while width is not None and sum(widths) + gap * (len(kept) - 1) > width:

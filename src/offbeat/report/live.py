@@ -184,7 +184,8 @@ def _columns(snapshot: Summary, workers: Sequence[dict[str, Any]]) -> list[Colum
     ]
     for fate in ("folded", "dropped", "rejected"):
         counts = [worker["fates"][fate] for worker in workers]
-        columns.append(Column(fate, [f"{count:,}" for count in counts], implied=not any(counts)))
+        if any(counts) or fate == "folded":
+            columns.append(Column(fate, [f"{count:,}" for count in counts]))
     if snapshot["abandoned"]:
         columns.append(Column("abandoned", [f"{worker['abandoned']:,}" for worker in workers]))
     return columns

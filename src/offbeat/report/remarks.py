@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from offbeat.journal.verdicts import percent
+from offbeat.journal.verdicts import named, percent
 from offbeat.report.figures import Summary, chooses, is_awaited, per_fold, short, spread
 
 SHARDS_LISTED: Final = 8
@@ -17,8 +17,8 @@ def remarks(summary: Summary) -> str:
         said.append(
             f"There were {untold:,} more deaths, which have cost less." if untold > 1 else "There was one more death, which has cost less."
         )
-    if awaited := [str(worker["worker"]) for worker in summary["per_worker"] if is_awaited(worker)]:
-        said.append(f"Worker{'s' * (len(awaited) > 1)} {', '.join(awaited)} took no part: no machine came that would start one.")
+    if awaited := [worker["worker"] for worker in summary["per_worker"] if is_awaited(worker)]:
+        said.append(f"{named(awaited, capital=True)} took no part: no machine came that would start one.")
     said += _exceptions(summary)
     said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
     said += [_optimizer_sentence(one) for one in summary["optimizers"] or ()]
@@ -35,8 +35,7 @@ def _exceptions(summary: Summary) -> list[str]:
     for one in summary.get("exceptions", ()):
         alike.setdefault(one["reason"] + (f" ({one['place']})" if one["place"] else ""), []).append(one["worker"])
     return [
-        f"The script of worker{'s' * (len(set(workers)) > 1)} {', '.join(map(str, sorted(set(workers))))} raised"
-        f"{'' if len(workers) == 1 else f', {len(workers)} times in all'}: {text}."
+        f"The script of {named(sorted(set(workers)))} raised{'' if len(workers) == 1 else f', {len(workers)} times in all'}: {text}."
         for text, workers in alike.items()
     ]
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from offbeat.report.chosen import chosen, extent
 from offbeat.report.columns import Column, Fitted, unbroken
 from offbeat.report.figures import (
     Summary,
@@ -37,6 +37,10 @@ from offbeat.report.figures import (
 from offbeat.report.remarks import culprits, remarks
 
 EPOCHS_SHOWN: Final = 6
+ROWS: Final = 12
+"""Workers that have a row each, where a job has more than twice as many."""
+NOTHING: Final = frozenset({"0", "0%", "-"})
+"""A column of a comparison in which all cells are among these is left out."""
 SIDE_BY_SIDE: Final = 4
 """Most jobs of a comparison that have a column each, where there is no room for a column for each figure."""
 
@@ -60,44 +64,74 @@ def _has_size(terminal: IO[str]) -> bool:
 
 
 def job_tables(summary: Summary, width: int) -> list[Table | str]:
-    """Return all that is said of one job at its end, live, simulated or reported: its table, and the last value of each metric."""
-    logged = [f"{name}: {float(value):.6g}" for name, value in summary["metrics"].items()]
-    return [job_table(summary, width), *(escape(line) for line in logged)]
-
-
-def job_table(summary: Summary, width: int | None = None) -> Table:
-    """Return the table of one job: the totals, a row for each worker, and remarks.
+    """Return all that is said of one job at its end: the totals, its table, remarks, and the last value of each metric.
 
     Args:
         summary: of the job.
-        width: characters that a line has: of the columns that do not fit those are left out that others imply, and are named below. None:
-            there is room for all.
+        width: characters that a line has: of the columns that do not fit those are left out that others imply, and are named below.
     """
-    fitted = Fitted.of(_columns(summary), width)
-    said = remarks(summary)
-    if fitted.left_out:
-        said += ("\n" if said else "") + f"(A terminal wider than {width} characters shows also: {', '.join(fitted.left_out)}.)"
-    table = Table(
-        title=escape(_title(summary)),
-        title_justify="left",
-        caption=escape(said),
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, fitted.gap - 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-    fitted.add_to(table)
     slow = culprits(summary)
-    for row, worker in enumerate(summary["per_worker"]):
+    few = len(summary["per_worker"]) <= 2 * ROWS
+    shown, hidden = (summary["per_worker"], []) if few else chosen(summary["per_worker"], slow, ROWS, _costs(summary))
+    fitted = Fitted.of(_columns(summary, shown), width)
+    said = [rest_words(summary, hidden), remarks(summary)]
+    if fitted.left_out:
+        said.append(f"(A terminal wider than {width} characters shows also: {', '.join(fitted.left_out)}.)")
+    logged = [f"{name}: {float(value):.6g}" for name, value in summary["metrics"].items()]
+    return [escape(_title(summary)), _table(fitted, shown, slow), *(escape(text) for text in (*said, *logged) if text)]
+
+
+def job_table(summary: Summary, width: int | None = None) -> Table:
+    """Return the table of one job with a row for each worker, without totals and remarks.
+
+    Args:
+        summary: of the job.
+        width: see `job_tables`; None: there is room for all columns.
+    """
+    return _table(Fitted.of(_columns(summary, summary["per_worker"]), width), summary["per_worker"], culprits(summary))
+
+
+def _table(fitted: Fitted, workers: Sequence[dict[str, Any]], slow: Sequence[int]) -> Table:
+    table = Table(box=None, padding=(0, fitted.gap, 0, 0), pad_edge=False, show_edge=False)
+    fitted.add_to(table)
+    for row, worker in enumerate(workers):
         style = "red" if worker["state"] == "dead" and not is_awaited(worker) else "yellow" if worker["worker"] in slow else None
         table.add_row(*fitted.row(row), style=style)
     return table
 
 
-def _columns(summary: Summary) -> list[Column]:
-    """Return the columns that do not say the same of everybody."""
-    workers = summary["per_worker"]
+def rest_words(summary: Summary, workers: Sequence[dict[str, Any]]) -> str:
+    """Return a line on the workers that have no row: how many, and between what their figures are."""
+    if not workers:
+        return ""
+    ranges = [("pushes", [f"{count:,}" for count in _extremes(worker["pushes"] for worker in workers)])]
+    if steps := [seconds for worker in workers if (seconds := per_step(worker)) is not None]:
+        ranges.append(("compute", extent(steps).split(" to ")))
+    if waits := [part for worker in workers if (part := waiting_share([worker])) is not None]:
+        ranges.append(("waiting", [share(part) for part in _extremes(waits)]))
+    if summary["staleness_max"]:
+        ranges.append(("staleness", [f"{mean:.1f}" for mean in _extremes(worker["staleness_mean"] for worker in workers)]))
+    told = ", ".join(f"{name} {' to '.join(dict.fromkeys(values))}" for name, values in ranges)
+    return f"and {len(workers):,} more: {told}"
+
+
+def _extremes(values: Iterable[float]) -> tuple[float, float]:
+    found = list(values)
+    return min(found), max(found)
+
+
+def _costs(summary: Summary) -> dict[int, float]:
+    """Return the share of the job's time that each worker of a verdict costs."""
+    found: dict[int, float] = {}
+    for verdict in summary["verdicts"]:
+        if verdict["kind"] == "slow":
+            for number, cost in verdict["details"].items():
+                found[int(number)] = found.get(int(number), 0.0) + cost
+    return found
+
+
+def _columns(summary: Summary, workers: Sequence[dict[str, Any]]) -> list[Column]:
+    """Return the columns that do not say the same of everybody, with a cell for each of these workers."""
     steps = local(summary)
     known = summary["samples"] or not summary["fates"]["folded"]
     batches = batches_by_epoch(summary)
@@ -110,17 +144,17 @@ def _columns(summary: Summary) -> list[Column]:
     if steps:
         columns.append(Column("steps", [f"{worker['steps']:,}" for worker in workers]))
     columns += [
-        Column("samples", [f"{worker['samples']:,}" if known else "-" for worker in workers], implied=True),
+        *([Column("samples", [f"{worker['samples']:,}" for worker in workers], implied=True)] if known else []),
         Column("compute /step" if steps else "compute /push", [unbroken(per_step(worker)) for worker in workers]),
         Column("waiting", [share(waiting_share([worker])) for worker in workers]),
     ]
-    for fate in ("folded", "dropped", *(fate for fate in ("rejected", "carried") if summary["fates"][fate])):
-        counts = [worker["fates"][fate] for worker in workers]
-        columns.append(Column(fate, [f"{count:,}" for count in counts], implied=not any(counts) and fate != "folded"))
+    for fate in ("folded", *(fate for fate in ("dropped", "rejected", "carried") if summary["fates"][fate])):
+        columns.append(Column(fate, [f"{worker['fates'][fate]:,}" for worker in workers]))
     if summary["abandoned"]:
         columns.append(Column("abandoned", [_abandoned(worker) for worker in workers]))
-    name = "staleness" if summary["shards"] is None else "block staleness"
-    columns.append(Column(name, [_mean_and_most(worker["staleness_mean"], worker["staleness_max"]) for worker in workers]))
+    name = "staleness (versions)" if summary["shards"] is None else "block staleness (versions)"
+    if summary["staleness_max"]:
+        columns.append(Column(name, [_mean_and_most(worker["staleness_mean"], worker["staleness_max"]) for worker in workers]))
     if summary["lead_max"] is not None:
         columns.append(Column("lead", [_mean_and_most(worker["lead_mean"], worker["lead_max"]) for worker in workers]))
     if planned:
@@ -147,8 +181,9 @@ def comparison(summaries: Sequence[Summary] | Mapping[str, Summary], width: int 
             columns[name] = [f"{count:,}" for count in counts]
     if any(per_fold(job) for job in jobs):
         columns["per fold"] = [f"{job['parts']['mean']:.1f}" if job["parts"] else "-" for job in jobs]
-    table = Table()
-    whole = max(map(len, names), default=4) + sum(max(map(len, [name, *cells])) + 3 for name, cells in columns.items()) + 4
+    columns = {name: cells for name, cells in columns.items() if not set(cells) <= NOTHING}
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    whole = max(map(len, names), default=4) + sum(max(map(len, [name, *cells])) + 2 for name, cells in columns.items())
     if width is not None and width < whole and len(jobs) <= SIDE_BY_SIDE:
         table.add_column("")
         for name in names:
@@ -188,7 +223,9 @@ def _simulated(jobs: Sequence[Summary]) -> dict[str, list[str]]:
         "versions/s": [f"{versions_per_s(job):,.3g}" for job in jobs],
         "samples/s": [f"{job['samples_per_s']:,.3g}" for job in jobs],
         **({"result": [_result(job, found, named=False) for job, found in zip(jobs, results, strict=True)]} if any(results) else {}),
-        "staleness": [f"{job['staleness_mean']:.2f}, max {job['staleness_max']}" if job["staleness_max"] else "0" for job in jobs],
+        "staleness (versions)": [
+            f"{job['staleness_mean']:.2f}, max {job['staleness_max']}" if job["staleness_max"] else "0" for job in jobs
+        ],
         **_leads(jobs),
         "waiting": [share(waiting_share(job["per_worker"])) for job in jobs],
         "dropped": [share(job["fates"]["dropped"] / job["blocks"] if job["blocks"] else None) for job in jobs],

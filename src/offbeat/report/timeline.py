@@ -10,11 +10,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
 from offbeat.journal.file import of_optimizer, read
 from offbeat.report.figures import Summary, share, short, training_words, waiting_share
 from offbeat.report.lanes import SPANS, Chart, Lane, LaneSpan, shares
+from offbeat.report.remarks import culprits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,6 +45,12 @@ DENSE_PIXELS: Final = 4.0
 """A lane whose spans are narrower than this on average is drawn as shares of time, computing below and waiting above."""
 EDGED_PIXELS: Final = 8.0
 """Spans at least this wide get white edges, which tell one iteration from the next."""
+MANY, HEAT_LANES = 64, 30
+"""With more lanes than this a job is drawn as a heat map, as high as so many lanes."""
+HEAT_PIXELS: Final = 500
+PALE, HOT = np.array([0xEE, 0xF2, 0xF5]) / 255, np.array([0xD5, 0x5E, 0x00]) / 255
+NAMED: Final = 6
+"""Workers of a heat map that have a label: those that the verdicts name, and the ends."""
 BAR: Final = 0.74
 """The height of a lane's bar; lanes are 1 apart."""
 
@@ -63,7 +72,7 @@ def draw(jobs: Sequence[tuple[Summary, Path | str | Iterable[Record]]], picture:
     except ImportError as error:
         raise ConfigurationError(f'drawing a timeline needs matplotlib ({error}); pip install "offbeat[plots]"') from error
     charts = [(job, Chart.of(of_optimizer(read(source) if isinstance(source, Path | str) else source))) for job, source in jobs]
-    heights = [max(1, len(chart.lanes)) + 1.0 for _, chart in charts]
+    heights = [min(HEAT_LANES, max(1, len(chart.lanes))) + 1.0 for _, chart in charts]
     inches = sum(0.30 * lanes + 0.45 for lanes in heights) + 1.0
     figure = Figure(figsize=(WIDTH_INCHES, inches), dpi=DPI, facecolor="white")
     rows = figure.subplots(len(charts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
@@ -84,6 +93,9 @@ def draw(jobs: Sequence[tuple[Summary, Path | str | Iterable[Record]]], picture:
 def _job(axes: Axes, job: Summary, chart: Chart, span: tuple[float, float]) -> bool:
     numbers = sorted(chart.lanes)
     start_s, stop_s = span
+    if len(numbers) > MANY:
+        _heat(axes, job, chart, span)
+        return False
     dense = [_lane(axes, row, chart.lanes[number], stop_s - start_s) for row, number in enumerate(numbers)]
     strip = -0.85
     folds, barriers = chart.times("fold"), chart.times("barrier")
@@ -104,6 +116,34 @@ def _job(axes: Axes, job: Summary, chart: Chart, span: tuple[float, float]) -> b
     axes.set_title(short(job["sync"]), loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
     axes.set_title(_facts(chart, job), loc="right", fontsize=9, color="#666666", pad=4)
     return any(dense)
+
+
+def _heat(axes: Axes, job: Summary, chart: Chart, span: tuple[float, float]) -> None:
+    """Draw a row for each worker: its longest step at each time against the median worker; of a row of pixels the slowest shows."""
+    numbers = sorted(chart.lanes)
+    spans = [np.array([one[:2] for one in chart.lanes[number].spans if one.what == "computing"]).reshape(-1, 2) for number in numbers]
+    steps_s = (span[1] - span[0]) * len(numbers) / max(1, sum(map(len, spans)))
+    columns = int(max(1, min(AXIS_PIXELS / 2, (span[1] - span[0]) / (1.5 * steps_s))))
+    longest = np.zeros((len(numbers), columns))
+    for row, times in enumerate(spans):
+        column = ((times[:, 1] - span[0]) / (span[1] - span[0]) * columns).astype(int).clip(0, columns - 1)
+        np.maximum.at(longest[row], column, times[:, 1] - times[:, 0])
+    median = np.nanmedian(np.where(longest > 0.0, longest, np.nan), axis=0) if longest.any() else np.ones(columns)
+    heat = ((longest / np.nan_to_num(median, nan=1.0) - 1.15) / 1.35).clip(0.0, 1.0)
+    edges = np.arange(0, len(numbers), max(1, len(numbers) // HEAT_PIXELS))
+    heat = np.maximum.reduceat(heat, edges, axis=0)
+    image = np.where((np.maximum.reduceat(longest, edges, axis=0) > 0.0)[:, :, None], PALE + heat[:, :, None] * (HOT - PALE), 1.0)
+    axes.imshow(image, extent=(*span, len(numbers) - 0.5, -0.5), aspect="auto", interpolation="nearest")
+    slow = [number for number in culprits(job) if number in chart.lanes][:NAMED]
+    gap = len(numbers) / HEAT_LANES
+    ends = [number for number in (numbers[0], numbers[-1]) if all(abs(number - other) > gap for other in slow)]
+    ticks = {numbers.index(number): f"worker {number}" for number in (*slow, *ends)}
+    axes.set_yticks([*ticks], [*ticks.values()])
+    axes.tick_params(axis="y", length=3, labelsize=9, labelcolor=INK)
+    axes.tick_params(axis="x", labelsize=9, color="#AAAAAA", labelcolor=INK)
+    axes.set_title(short(job["sync"]), loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
+    legend = f"{len(numbers):,} workers: longest step, pale 1x the median worker's, dark 2.5x"
+    axes.set_title(f"{legend}; {_facts(chart, job)}", loc="right", fontsize=9, color="#666666", pad=4)
 
 
 def _lane(axes: Axes, row: int, lane: Lane, shown_s: float) -> bool:
@@ -170,7 +210,7 @@ def _legend(figure: Figure, charts: Sequence[Chart]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    lanes = [lane for chart in charts for lane in chart.lanes.values()]
+    lanes = [lane for chart in charts if len(chart.lanes) <= MANY for lane in chart.lanes.values()]
     spans = {span.what for lane in lanes for span in lane.spans}
     marks = {mark.what for lane in lanes for mark in lane.marks}
     handles: list[Any] = [Patch(label=LABELS[what], **_face(what)) for what in SPANS if what in spans]

@@ -124,7 +124,8 @@ class _Sought:
         found = WHAT.fullmatch(what)
         if found is None:
             raise ConfigurationError(
-                f"--why {what}: expected push=WORKER@CLOCK, wait=WORKER@SECONDS or the number of a record, for instance push=2@17"
+                f"--why {what}: expected push=WORKER@CLOCK, wait=WORKER@SECONDS or the number of a record, for instance push=2@17; "
+                "wait alone tells all waits in groups"
             )
         pusher, clock, waiter, since, number = found.groups()
         if pusher is not None:

@@ -5,7 +5,10 @@ Each event passes `LiveJob.feed`: it is journaled, handed to the pure `Coordinat
 
 from __future__ import annotations
 
+import os
+import platform
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from typing import Any
 
 from offbeat.core.effects import Effect, StateChanged
@@ -186,7 +189,8 @@ class LiveJob:
         settings = self.settings
         job = {"workers": settings.workers, "servers": settings.servers, "seed": settings.seed}
         resumed = None if self.resumed is None else self.resumed.version(0)
-        self.journal.write(job_record(sync=sync, started=self._started, script=settings.script, resumed=resumed, **job))
+        head = job_record(sync=sync, started=self._started, script=settings.script, resumed=resumed, machine=this_machine(), **job)
+        self.journal.write(head)
         for entry in announced(settings, now):
             self.journal.write(entry)
 
@@ -195,3 +199,9 @@ class LiveJob:
         for worker in self._kills.due(self.core.version):
             self.journal.write(fault_record(now, worker, "kill", f"at version {self.core.version}"))
             self.supervisor.send({"kind": "kill", "worker": worker})
+
+
+def this_machine() -> dict[str, Any]:
+    """Return what this process runs on, for the journal: the machine's name, the cores that it may use, versions of Python and PyTorch."""
+    found = {"host": platform.node(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    return {**found, "torch": metadata.version("torch")}

@@ -143,7 +143,7 @@ def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
         screen.print(escape(line), highlight=False)
     alone = len(results) == 1 and simulation.cluster.total <= ROWS
     if alone:
-        screen.print(*job_tables(dict(results[0][1].summary), screen.width), sep="\n")
+        screen.print(*job_tables(dict(results[0][1].summary), screen.width), sep="\n", highlight=False)
     rows = {name: dict(result.summary) for name, result in results}
     if simulation.measured is not None:
         measured = simulation.measured

@@ -1,0 +1,145 @@
+"""``offbeat report``: its options, and what is shown of journals that are cut, growing, contradictory or not there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from offbeat import __version__
+from offbeat.errors import MISTAKE, ConfigurationError
+from offbeat.files import write_result
+from offbeat.guarded import fail, say
+from offbeat.journal.file import Records
+from offbeat.journal.summary import Tally
+from offbeat.report import perfetto, tables_csv
+from offbeat.report.chrome import write as write_trace
+from offbeat.report.page import render
+from offbeat.report.page.content import Source
+from offbeat.report.page.gather import Gathered
+from offbeat.report.table import comparison, console, job_tables
+from offbeat.report.waits import WaitStory
+from offbeat.report.why import story
+from offbeat.sim.replay import other_rules
+
+WAIT = "wait"
+
+
+def report(
+    journals: Annotated[list[Path], typer.Argument(help="Journals of one or more jobs.", show_default=False)],
+    html: Annotated[
+        Path | None, typer.Option(help="Write one journal as a page to this file, for any browser; it needs no network.")
+    ] = None,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Add to the page what other rules would have done, simulated on this run's times, in about 10 s."),
+    ] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw a timeline of the workers' states to this PNG file.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write the timeline of one journal to this file: FILE.pftrace for Perfetto, with flows; else JSON, for Chrome."),
+    ] = None,
+    tables: Annotated[Path | None, typer.Option("--csv", help="Write one journal as CSV tables into this folder (docs/tools.md).")] = None,
+    why: Annotated[
+        str | None,
+        typer.Option(
+            help="wait: for whom workers waited, in groups; or the causes, the latest first, of push=WORKER@CLOCK, of the end of "
+            "wait=WORKER@SECONDS, or of a record."
+        ),
+    ] = None,
+) -> None:
+    """Summarize the journals of jobs: finished ones, running ones, and what is left of others."""
+    screen = console()
+    for option, path, what in (("--trace", trace, "a trace is"), ("--csv", tables, "tables are"), ("--html", html, "a page is")):
+        if path is not None and len(journals) > 1:
+            raise ConfigurationError(f"{option} {path}: {what} of one job, but {len(journals)} journals are given; give one")
+    if replay and html is None:
+        raise ConfigurationError("--replay: the simulated rules are a part of the page; give --html FILE, or see offbeat simulate --replay")
+    if html is not None and any(path.exists() and html.exists() and html.samefile(path) for path in journals):
+        raise ConfigurationError(f"--html {html}: this is the journal itself; choose another file for the page")
+    if why is not None:
+        for path in journals:
+            lines = _waits(path) if why == WAIT else story(Records(path), why)
+            screen.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+        return
+    if html is not None:
+        _page(journals[0], html, replay=replay)
+        screen.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
+    summaries, readable, failures = [], [], []
+    for path in journals if html is None or picture is not None else ():
+        try:
+            summaries.append(_summary(path))
+            readable.append(path)
+        except ConfigurationError as error:
+            failures.append(str(error))
+    if html is None:
+        for one in summaries:
+            screen.print(*job_tables(one, screen.width), sep="\n", highlight=False)
+        if len(summaries) > 1:
+            screen.print(comparison(summaries, screen.width))
+    if trace is not None:
+        if trace.suffix == perfetto.SUFFIX:
+            perfetto.write(Records(journals[0]), trace)
+        else:
+            write_trace(journals[0], trace)
+        screen.print(f"trace: {trace}")
+    if tables is not None:
+        names = tables_csv.write(Records(journals[0]), tables)
+        screen.print(f"tables: {tables}: {', '.join(names)}")
+    if picture is not None and readable:
+        from offbeat.report.timeline import draw  # matplotlib is optional, and slow to load
+
+        draw(list(zip(summaries, readable, strict=True)), picture)
+        screen.print(f"picture: {picture}")
+    for failure in failures:
+        fail(failure)
+    if failures:
+        raise typer.Exit(MISTAKE)
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    """Return the summary of a journal, or of what can be read of it; what is missing is said."""
+    records, tally = Records(path, tolerant=True), Tally()
+    records.feed(tally.add)
+    found = tally.summary()
+    if records.cut is not None:
+        say(f"warning: {records.cut}")
+    if found["ok"] is None:
+        say(f"warning: {path} has no end: the job goes on, or was killed; its last record is of {found['elapsed_s']:,.1f} s")
+    return found
+
+
+def _waits(path: Path) -> Iterator[str]:
+    """Tell for whom workers waited, according to what can be read of a journal."""
+    records, waits = Records(path, tolerant=True), WaitStory()
+    records.feed(waits.add)
+    if records.cut is not None:
+        say(f"warning: {records.cut}")
+    return waits.lines()
+
+
+def _page(path: Path, html: Path, *, replay: bool) -> None:
+    """Write the page of a journal."""
+    records, gathered = Records(path, tolerant=True), Gathered()
+    records.feed(gathered.add)
+    gathered.end()
+    if records.cut is not None:
+        say(f"warning: {records.cut}")
+    made = f"offbeat {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    source = Source(path.name, records.nbytes, _digest(path, records.nbytes), records.cut, made)
+    simulated = other_rules(path, gathered.tally.summary(), say) if replay else []
+    write_result(html, render(gathered, source, simulated))
+
+
+def _digest(path: Path, nbytes: int) -> str:
+    """Return the SHA-256 of the first bytes of a file: those that were read, though the job may go on to write."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while nbytes > 0 and (data := file.read(min(nbytes, 1 << 20))):
+            found.update(data)
+            nbytes -= len(data)
+    return found.hexdigest()

@@ -1,0 +1,121 @@
+"""Work out the tables of the page: the workers, the deaths, and the account of samples."""
+
+from __future__ import annotations
+
+from statistics import median_low
+
+from offbeat.journal.verdicts import percent
+from offbeat.journal.verdicts import short as brief
+from offbeat.journal.worker_summary import NOT_COME
+from offbeat.report.figures import Summary, state_words, waiting_share
+from offbeat.report.page.bars import Plain, costs_of, mean_of, more_of, rows_of
+from offbeat.report.page.gather import Gathered
+from offbeat.report.remarks import culprits
+
+
+def workers(gathered: Gathered, summary: Summary) -> Plain:
+    """Return the table of workers."""
+    shown, slow, by_worker = rows_of(gathered, summary), culprits(summary), costs_of(gathered)
+    usual = median_low([mean_of(one) for one in summary["per_worker"] if one["pushes"]] or [0.0])
+    used = [fate for fate in ("folded", "carried", "dropped", "rejected") if summary["fates"][fate] or fate == "folded"]
+    stale, hosts = summary["staleness_max"] > 0, {worker.host for worker in gathered.tally.costs.workers.values()}
+    steps = any(one["steps"] != one["pushes"] for one in summary["per_worker"])
+    names = ["worker", *(["host"] if len(hosts) > 1 else []), "state", "pushes", *(["steps"] if steps else [])]
+    names += [
+        "samples",
+        "busy a push",
+        "against median",
+        "waiting",
+        *used,
+        *(["staleness (versions)"] if stale else []),
+        "costs the job",
+    ]
+    rows = []
+    for one in shown[0]:
+        number, cost, mean = one["worker"], by_worker.get(one["worker"], 0.0), mean_of(one)
+        costs = gathered.tally.costs.workers.get(number)
+        rows.append(
+            {
+                "culprit": number in slow,
+                "dead": one["state"] == "dead",
+                "cells": [
+                    str(number),
+                    *([costs.host if costs else ""] if len(hosts) > 1 else []),
+                    state_words(one),
+                    f"{one['pushes']:,}",
+                    *([f"{one['steps']:,}"] if steps else []),
+                    f"{one['samples']:,}",
+                    brief(mean) if one["pushes"] else "-",
+                    f"{mean / usual:.1f}x" if usual > 0.0 and one["pushes"] else "-",
+                    share_of(waiting_share([one])),
+                    *(f"{one['fates'][fate]:,}" for fate in used),
+                    *([f"{one['staleness_mean']:.1f}, max {one['staleness_max']}"] if stale else []),
+                    f"{cost:,.1f} s" if cost >= 0.05 else "0 s",
+                ],
+            }
+        )
+    others = [by_worker.get(one["worker"], 0.0) for one in shown[1]]
+    return {"names": names, "rows": rows, "more": more_of(shown[1], f"they cost at most {max(others):,.1f} s each" if others else "")}
+
+
+def deaths(gathered: Gathered, summary: Summary) -> Plain:
+    costs = gathered.tally.costs
+    rows: list[Plain] = []
+    for number, worker in costs.workers.items():
+        for death in worker.deaths:
+            away_s = (costs.now if death.back is None else death.back) - death.t
+            rows.append(
+                {
+                    "worker": number,
+                    "t": death.t,
+                    "at": f"{death.t:,.1f} s",
+                    "away": f"{brief(away_s)}" + ("" if death.back is not None else ", not back"),
+                    "reason": death.reason,
+                    "samples": f"{death.samples:,}",
+                    "stalled": brief(death.stalled_s) if death.stalled_s >= 1e-3 else "0 s",
+                    "cost_s": death.stalled_s + away_s / (death.others + 1),
+                    "cost": brief(death.stalled_s + away_s / (death.others + 1)),
+                }
+            )
+    rows.sort(key=lambda row: -row["cost_s"])
+    count = sum(one["deaths"] for one in summary["per_worker"])
+    absent = sum(one["state"] == "dead" and one["reason"] == NOT_COME for one in summary["per_worker"])
+    shown = sorted(rows[:20], key=lambda row: row["t"])
+    return {"rows": shown, "count": count, "more": max(0, count - len(shown)), "absent": absent}
+
+
+def samples(gathered: Gathered, summary: Summary) -> Plain:
+    """Return the account of samples: each epoch's, and that it adds up."""
+    names = ["indices", "folded", "dropped", "rejected", "skipped", "unused", "kept", "brought", "returned"]
+    epochs = [epoch for epoch in summary["epochs"] if epoch["pool"] == 0]
+    earlier = summary["earlier_epochs"]
+    sums = {name: sum(epoch.get(name, 0) for epoch in epochs) + (earlier or {}).get(name, 0) for name in names}
+    used = [name for name in names if sums[name] or name in ("indices", "folded")]
+    shown = epochs[-8:]
+    hidden = len(epochs) - len(shown) + (earlier or {"epochs": 0})["epochs"]
+    wrong = [epoch["epoch"] for epoch in epochs if not _adds_up(epoch)]
+    lost = [text for epoch in epochs for text in epoch.get("exceptions", ())]
+    return {
+        "names": used,
+        "rows": [
+            {"epoch": epoch["epoch"], "t": f"{epoch['t']:,.1f} s", "cells": [f"{epoch.get(n, 0):,}" for n in used]} for epoch in shown
+        ],
+        "hidden": hidden,
+        "sums": [f"{sums[name]:,}" for name in used],
+        "epochs": len(epochs) + (earlier or {"epochs": 0})["epochs"],
+        "wrong": wrong[:5],
+        "exceptions": [f"{one['start']:,} to {one['stop']:,}: {one['why']}" for one in lost[:5]],
+        "more": max(0, len(lost) - 5),
+        "folded": f"{summary['samples']:,}",
+    }
+
+
+def share_of(part: float | None) -> str:
+    """Return a share in per cent; "-" where there is none."""
+    return "-" if part is None else percent(part) if part else "0 %"
+
+
+def _adds_up(epoch: Plain) -> bool:
+    """Return True if every index of an epoch is accounted for."""
+    parts = sum(epoch.get(name, 0) for name in ("folded", "dropped", "rejected", "skipped", "unused", "kept"))
+    return bool(parts == epoch["indices"] + epoch.get("brought", 0))

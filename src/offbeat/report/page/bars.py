@@ -1,0 +1,215 @@
+"""Work out the bars of the page: where all time went, a step of each worker, how many workers are how fast, how stale folds are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+from typing import Any, Final, TypeAlias
+
+from offbeat.journal.costs import LINK, QUEUED, WorkerCosts
+from offbeat.journal.verdicts import percent
+from offbeat.journal.verdicts import short as brief
+from offbeat.report.chosen import chosen, extent
+from offbeat.report.figures import Summary
+from offbeat.report.page.gather import Gathered
+from offbeat.report.page.levels import KIND_OF, KINDS
+from offbeat.report.remarks import culprits
+from offbeat.report.turns import ENDED_BY, NOBODY
+
+Plain: TypeAlias = dict[str, Any]
+
+WORDS: Final = {
+    "data": "loading data",
+    "forward": "forward",
+    "backward": "backward",
+    "computing": "computing",
+    "own": "own code",
+    "evaluation": "evaluation, saving",
+    "gc": "garbage collection",
+    "queued": "no core free",
+    "exchange": "push, pull, messages",
+    "wait": "waiting",
+    "idle": "no samples left",
+    "dead": "dead",
+}
+ROWS: Final = 12
+"""Workers that have a row each, where a job has more than twice as many."""
+LANES: Final = 32
+"""A job with more workers has a heat map in place of a lane each."""
+BARS, LABEL_BARS = 40, 4
+"""Bars of the histogram, and how far from each other those with a label are."""
+SMALL: Final = 0.004
+NAMED: Final = 0.01
+"""A worker's cost stands beside its bar from this share of the job's time on."""
+ENDERS: Final = 5
+"""Workers that are named as those for whom the others waited."""
+
+
+def whole(gathered: Gathered, summary: Summary) -> Plain:
+    """Return where all worker-seconds went: kinds of work, waiting by whom the others waited for."""
+    totals = gathered.steps.levels.totals().sum(axis=0)
+    whole = float(totals.sum()) or 1.0
+    waits = float(totals[KINDS.index("wait")])
+    parts = [_part(kind, float(totals[place]), whole) for place, kind in enumerate(KINDS) if kind not in ("wait", "idle", "dead")]
+    by_ender: dict[str, float] = {}
+    groups = sorted(gathered.waits.groups.items(), key=lambda item: -item[1][1])
+    told = 0.0
+    pushers: dict[int, float] = {}
+    for (worker, kind), (_, seconds) in groups:
+        if kind == "pushed":
+            pushers[worker] = pushers.get(worker, 0.0) + seconds
+        else:
+            words = f"until {ENDED_BY[kind]}" if kind in ENDED_BY else "for no worker"
+            by_ender[words] = by_ender.get(words, 0.0) + seconds
+    for worker, seconds in sorted(pushers.items(), key=lambda item: -item[1])[:ENDERS]:
+        parts.append(_part("wait", seconds, whole, f"waiting for worker {worker}"))
+        told += seconds
+    for words, seconds in by_ender.items():
+        parts.append(_part("wait", seconds, whole, f"waiting {words}"))
+        told += seconds
+    parts.append(_part("wait", max(0.0, waits - told), whole, "waiting for others" if told else "waiting"))
+    parts += [_part(kind, float(totals[KINDS.index(kind)]), whole) for kind in ("idle", "dead")]
+    return {"seconds": f"{whole:,.0f}" if whole >= 10 else f"{whole:.2g}", "parts": [part for part in parts if part["share"] > SMALL]}
+
+
+def steps(gathered: Gathered, summary: Summary) -> Plain:
+    """Return the mean step of each worker by phases, and its wait, and for whom."""
+    costs, shown, slow = gathered.tally.costs, rows_of(gathered, summary), culprits(summary)
+    by_worker, pairs = costs_of(gathered), gathered.waits.pairs
+    rows: list[Plain] = []
+    for one in shown[0]:
+        number = one["worker"]
+        worker = costs.workers.get(number, WorkerCosts())
+        steps = max(1, worker.steps)
+        seconds = _by_kind(worker, steps)
+        wait_s = one["wait_s"] / max(1, one["steps"])
+        cost = by_worker.get(number, 0.0)
+        for_whom = sorted(((seconds_, other) for (waiter, other), seconds_ in pairs.items() if waiter == number), reverse=True)
+        whom = f"worker {for_whom[0][1]}" if for_whom and for_whom[0][1] != NOBODY else ""
+        rows.append(
+            {
+                "worker": number,
+                "culprit": number in slow,
+                "own": sum(seconds.values()),
+                "wait": wait_s,
+                "seconds": seconds,
+                "for": whom,
+                "for_share": percent(for_whom[0][0] / max(1e-9, one["wait_s"])) if whom else "",
+                "cost": f"{cost:,.1f} s, {percent(cost / costs.seconds)}" if costs.seconds > 0.0 and cost >= NAMED * costs.seconds else "",
+                "pushes": one["pushes"],
+            }
+        )
+    longest = max((row["own"] + row["wait"] for row in rows), default=0.0) or 1.0
+    for row in rows:
+        row["own_text"], row["wait_text"] = brief(row["own"]), brief(row["wait"])
+        row["parts"] = [_part(kind, value, longest, text=brief(value)) for kind, value in row["seconds"].items() if value > 0.0]
+        waits = f"waits for {row['for']}" if row["for"] else "waits"
+        row["parts"].append(_part("wait", row["wait"], longest, waits, text=brief(row["wait"])))
+    kinds = {part["kind"] for row in rows for part in row["parts"] if part["share"] > SMALL}
+    others = [mean_of(one) for one in shown[1] if one["pushes"]]
+    return {
+        "rows": rows,
+        "kinds": [kind for kind in WORDS if kind in kinds],
+        "more": more_of(shown[1], f"a step {extent(others)}" if others else ""),
+        "together": costs.together,
+    }
+
+
+def histogram(gathered: Gathered, summary: Summary) -> Plain | None:
+    """Return how many workers have which mean step, of a job that has too many for a row each; the far ones are named."""
+    means = {one["worker"]: mean_of(one) for one in summary["per_worker"] if one["pushes"]}
+    if len(summary["per_worker"]) <= LANES or not means:
+        return None
+    least, most, median = min(means.values()), max(means.values()), median_low(means.values())
+    width = (most - least) / BARS or 1.0
+    bars: list[list[int]] = [[] for _ in range(BARS)]
+    for number, mean in means.items():
+        bars[min(BARS - 1, int((mean - least) / width))].append(number)
+    tallest = max(map(len, bars))
+    far = [number for number, mean in means.items() if mean > 1.25 * median]
+    found: list[Plain] = []
+    labelled = -BARS
+    for place, workers in enumerate(bars):
+        start = least + place * width
+        outside = bool(workers) and len(far) <= 100 and all(number in far for number in workers)
+        label = ""
+        if outside and len(workers) <= 3 and place - labelled >= LABEL_BARS:
+            label, labelled = f"worker {workers[0]}" if len(workers) == 1 else f"{len(workers)} workers", place
+        height = max(2.0, 100 * len(workers) / tallest) if workers else 0.0
+        title = f"{brief(start)} to {brief(start + width)}: {len(workers):,} workers"
+        found.append({"height": f"{height:.1f}", "far": outside, "label": label, "title": title})
+    slowest = sorted(means, key=lambda number: -means[number])[:3]
+    text = f"Half of the workers need at most {brief(median)}; the slowest: " + ", ".join(
+        f"worker {number} {brief(means[number])} ({means[number] / median:.1f}x)" if median else f"worker {number}" for number in slowest
+    )
+    return {"bars": found, "least": brief(least), "most": brief(most), "median": brief(median), "count": len(means), "text": text + "."}
+
+
+def staleness(gathered: Gathered, summary: Summary) -> Plain:
+    """Return how many parts of folds had which staleness, in at most a dozen rows."""
+    counts = gathered.staleness
+    whole, most = sum(counts.values()), max(counts, default=0)
+    width = max(1, -(-(most + 1) // 12))
+    rows: list[Plain] = []
+    for start in range(0, most + 1, width):
+        count = sum(value for at, value in counts.items() if start <= at < start + width)
+        rows.append(
+            {
+                "name": str(start) if width == 1 else f"{start} to {start + width - 1}",
+                "count": f"{count:,}",
+                "share": count / max(1, whole),
+            }
+        )
+    tallest = max((row["share"] for row in rows), default=0.0) or 1.0
+    for row in rows:
+        row["width"] = f"{100 * row['share'] / tallest:.2f}"
+        row["percent"] = percent(row["share"]) if row["count"] != "0" else ""
+    return {"rows": rows if most else [], "mean": f"{summary['staleness_mean']:.1f}", "most": f"{summary['staleness_max']:,}"}
+
+
+def rows_of(gathered: Gathered, summary: Summary) -> tuple[list[Plain], list[Plain]]:
+    """Return the workers that have a row, and the others."""
+    workers = summary["per_worker"]
+    return chosen(workers, culprits(summary), ROWS if len(workers) > 2 * ROWS else len(workers), costs_of(gathered))
+
+
+def lanes(gathered: Gathered, summary: Summary) -> list[int]:
+    """Return the workers that have a lane at first."""
+    workers = summary["per_worker"]
+    return [one["worker"] for one in (workers if len(workers) <= LANES else rows_of(gathered, summary)[0])]
+
+
+def costs_of(gathered: Gathered) -> dict[int, float]:
+    """Return what each worker costs the job, in seconds."""
+    return {number: sum(causes.values()) for number, causes in gathered.tally.costs.by_worker().items()}
+
+
+def _part(kind: str, seconds: float, whole: float, name: str = "", *, text: str = "") -> Plain:
+    part = seconds / whole
+    return {
+        "kind": kind,
+        "share": part,
+        "width": f"{100 * part:.3f}",
+        "name": name or WORDS[kind],
+        "text": text or percent(part),
+        "seconds": brief(seconds) if seconds < 1000 else f"{seconds:,.0f} s",
+    }
+
+
+def _by_kind(worker: WorkerCosts, steps: int) -> dict[str, float]:
+    """Return the mean seconds of a step by kind, without the wait."""
+    found = dict.fromkeys(WORDS, 0.0)
+    for cause, seconds in worker.totals.items():
+        kind = "exchange" if cause == LINK else "queued" if cause == QUEUED else KIND_OF.get(cause, "own")
+        found[kind] += seconds / steps
+    return {kind: seconds for kind, seconds in found.items() if seconds > 0.0}
+
+
+def mean_of(worker: Plain) -> float:
+    """Return the mean busy seconds of a push."""
+    return float(worker["busy_s"] / worker["pushes"]) if worker["pushes"] else 0.0
+
+
+def more_of(hidden: Sequence[Plain], range_: str) -> str:
+    """Return how many are not shown, and their range."""
+    return f"and {len(hidden):,} more" + (f": {range_}" if range_ else "") if hidden else ""

@@ -1,0 +1,263 @@
+"""Say what each worker of a job does at each moment, and who ends its waits: one pass over the records of one optimizer.
+
+A worker is *busy* from a release to the push after it, and *waits* from the push to the next release: the definition of every table
+(``journal/worker_summary.py``). A release follows from an event, whose number is its cause: the wait ended with the worker of that event.
+`Turns` tells a `Watcher` of each push and of each stretch without one; what these keep of it is their business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from offbeat.journal.arrivals import JournalArrivals, Record
+from offbeat.types import Seconds
+
+ENDED_BY: Final = {
+    "pushed": "a push",
+    "abandoned": "an abandoned computation",
+    "lost": "a death",
+    "left": "the end of a script",
+    "epoch_wanted": "the end of an epoch",
+    "barrier_wanted": "a barrier",
+    "joined": "a worker that joins",
+}
+"""Events that end waits of other workers, in words."""
+OTHER: Final = "without an event of another worker"
+NOBODY: Final = -1
+PAIRS_KEPT: Final = 4096
+DEATHS: Final = frozenset({"kill", "vanish"})
+"""Faults made on purpose that end a process."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one worker does. Times are the journal's."""
+
+    doing: str = "absent"
+    """``absent``, ``computing``, ``waiting``, ``idle`` or ``dead``."""
+    since: Seconds = 0.0
+    waited: Seconds = 0.0
+    """How long it waited immediately before ``since``."""
+    ended: int = NOBODY
+    """The worker whose event ended this wait."""
+    ended_by: str = ""
+    """The kind of this event; empty: none did."""
+    ended_push: int = 0
+    """The number of that worker's push, from 1; 0: the event was no push."""
+    incarnation: int = 0
+    clock: int = 0
+
+
+class Watcher(Protocol):
+    """What `Turns` tells of a job."""
+
+    def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
+        """Take a push, or an abandoned computation, that the worker has computed since ``begun``. Return its number, from 1; 0: none."""
+
+    def more(self, turn: Turn, record: Record) -> None:
+        """Take a further record of the worker's last push: its arrival at another shard."""
+
+    def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
+        """Take a stretch of time without a push: ``waiting``, ``idle``, ``dead``, or ``computing`` of which no push came."""
+
+    def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
+        """Take a wait that ended at ``stop``; ``turn`` says how long it was and who ended it."""
+
+
+@dataclass
+class Turns:
+    """Follows the workers of a job.
+
+    Args:
+        watchers: are told of pushes, stretches and waits.
+    """
+
+    watchers: tuple[Watcher, ...]
+    workers: dict[int, Turn] = field(default_factory=dict)
+    began: Seconds | None = None
+    """The first release; None: none has come."""
+    now: Seconds = 0.0
+    blocks: bool = False
+    """True if the rule has shard scope: workers go on without a release."""
+    _arrivals: JournalArrivals = field(default_factory=JournalArrivals)
+    _event: tuple[int, str, int, int] = (0, "", NOBODY, 0)
+    """The newest event: its number, kind, worker, and the number of its push."""
+
+    def add(self, record: Record) -> None:
+        """Take the next record; kinds that say nothing of a worker's time are passed over."""
+        kind, t = record["kind"], record["t"]
+        if t > self.now:
+            self.now = t
+        if kind == "release":
+            self._released(self._turn(record["worker"]), record)
+        elif kind == "pushed" or kind == "abandoned":
+            self._finished(self._turn(record["worker"]), record)
+        elif kind in ENDED_BY:
+            self._event = record.get("id", 0), kind, record["worker"], 0
+        elif kind == "paused":
+            turn = self._turn(record["worker"])
+            if self.blocks and turn.doing == "waiting":
+                self._close(record["worker"], turn, t)
+            if turn.doing != "dead":
+                turn.doing, turn.since = "idle", t if turn.doing in ("absent", "computing") or self.blocks else turn.since
+        elif kind == "state_changed":
+            if record["state"] == "dead":
+                self._die(record["worker"], t)
+            elif record["state"] == "finished":
+                turn = self._turn(record["worker"])
+                turn.doing = "absent" if turn.doing != "dead" else turn.doing
+        elif kind == "process":
+            if record["role"] == "worker" and record["what"] == "killed":
+                self._die(record["number"], t)
+        elif kind == "fault":
+            if record["what"] in DEATHS and record["worker"] in self.workers:
+                self._die(record["worker"], t)
+        elif kind == "stood_still":
+            for turn in self.workers.values():
+                turn.since = min(t, turn.since + record["seconds"])
+        elif kind == "job":
+            for number in range(record["workers"]):
+                self._turn(number)
+
+    def end(self) -> None:
+        """Close what is under way at the last record."""
+        for number, turn in self.workers.items():
+            self._close(number, turn, self.now)
+            turn.doing = "absent"
+
+    def _turn(self, number: int) -> Turn:
+        turn = self.workers.get(number)
+        if turn is None:
+            if number < 0:
+                raise ValueError(f"worker {number}")
+            turn = self.workers[number] = Turn()
+        return turn
+
+    def _released(self, turn: Turn, record: Record) -> None:
+        t, incarnation = record["t"], record["incarnation"]
+        if self.began is None:
+            self.began = t
+        if turn.doing == "dead" and incarnation <= turn.incarnation:
+            return  # sent to a process that was already gone
+        turn.incarnation = max(turn.incarnation, incarnation)
+        turn.clock = record["clock"]
+        if turn.doing == "computing" or (self.blocks and turn.doing == "waiting"):
+            return  # parameters that were asked for in the middle of an iteration do not begin a new one
+        turn.ended, turn.ended_by, turn.ended_push, turn.waited = NOBODY, "", 0, 0.0
+        if turn.doing == "waiting":
+            turn.waited = t - turn.since
+            number, kind, worker, push = self._event
+            if number and record.get("cause") == number:
+                turn.ended, turn.ended_by, turn.ended_push = worker, kind, push
+            for watcher in self.watchers:
+                watcher.waited(record["worker"], turn, t)
+        else:
+            self._close(record["worker"], turn, t)
+        turn.doing, turn.since = "computing", t
+
+    def _finished(self, turn: Turn, record: Record) -> None:
+        t, kind, number = record["t"], record["kind"], record["worker"]
+        if record.get("shard") is not None:
+            self.blocks = True
+        if kind == "pushed" and not self._arrivals.begins(record):
+            for watcher in self.watchers:
+                watcher.more(turn, record)
+            self._event = record.get("id", 0), kind, number, 0
+            return
+        listened = record["incarnation"] == turn.incarnation and turn.doing in ("computing", "idle", "waiting")
+        begun = turn.since
+        if not listened:
+            begun = t
+        elif turn.doing != "computing":
+            begun = max(turn.since, t - record["compute_s"])
+            if turn.doing == "waiting":
+                turn.waited, turn.ended, turn.ended_by, turn.ended_push = begun - turn.since, NOBODY, "", 0
+                for watcher in self.watchers:
+                    watcher.waited(number, turn, begun)
+            else:
+                self._close(number, turn, begun)
+        if listened and kind == "pushed":
+            turn.clock += 1
+        push = 0
+        for watcher in self.watchers:
+            push = watcher.push(turn, record, begun) or push
+        self._event = record.get("id", 0), kind, number, push
+        if listened:
+            turn.doing, turn.since, turn.waited = "waiting", t, 0.0
+
+    def _die(self, number: int, t: Seconds) -> None:
+        """Begin the time in which no process of a worker runs. A kill often has two records; the first counts."""
+        turn = self._turn(number)
+        if turn.doing in ("dead", "absent"):
+            return
+        self._close(number, turn, t)
+        turn.doing, turn.since = "dead", t
+
+    def _close(self, number: int, turn: Turn, t: Seconds) -> None:
+        if turn.doing != "absent" and t > turn.since:
+            for watcher in self.watchers:
+                watcher.stretch(number, turn.doing, turn.since, t)
+
+
+@dataclass
+class Waits:
+    """Adds up the waits of a job by the worker that ended them.
+
+    >>> waits = Waits()
+    >>> turns = Turns((waits,))
+    >>> for record in (
+    ...     *({"kind": "release", "t": 1.0, "worker": worker, "incarnation": 1, "clock": 0} for worker in (0, 1)),
+    ...     {"kind": "pushed", "t": 1.5, "worker": 0, "incarnation": 1, "id": 1},
+    ...     {"kind": "pushed", "t": 4.0, "worker": 1, "incarnation": 1, "id": 2},
+    ...     *({"kind": "release", "t": 4.0, "worker": worker, "incarnation": 1, "clock": 1, "cause": 2} for worker in (0, 1)),
+    ... ):
+    ...     turns.add(record)
+    >>> waits.groups
+    {(1, 'pushed'): [1, 2.5]}
+    """
+
+    groups: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    """By the worker of the event that ended the waits, and its kind: how many, and their seconds."""
+    busy_s: Seconds = 0.0
+    """The time of all workers from each release to the push after it."""
+    pairs: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Seconds by the worker that waited and the worker that ended it, in a job of few workers."""
+
+    def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
+        """Count a wait, unless it took no time."""
+        if turn.waited <= 0.0:
+            return
+        group = self.groups.setdefault((turn.ended, turn.ended_by), [0, 0.0])
+        group[0] += 1
+        group[1] += turn.waited
+        pair = worker, turn.ended
+        if pair in self.pairs or len(self.pairs) < PAIRS_KEPT:
+            self.pairs[pair] = self.pairs.get(pair, 0.0) + turn.waited
+
+    def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
+        """Count the time from the release to a push."""
+        self.busy_s += record["t"] - begun
+        return 0
+
+    def more(self, turn: Turn, record: Record) -> None:
+        """Pass over a further arrival of a push."""
+
+    def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
+        """Count a wait that nobody ended."""
+        if doing == "waiting":
+            group = self.groups.setdefault((NOBODY, "over"), [0, 0.0])
+            group[0] += 1
+            group[1] += stop - start
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Waits:
+        """Return the waits of a whole journal, those of the first optimizer."""
+        waits = cls()
+        turns = Turns((waits,))
+        for record in records:
+            if not record.get("optimizer"):
+                turns.add(record)
+        turns.end()
+        return waits
