@@ -14,9 +14,10 @@ from statistics import median_low
 from typing import Any, Final, NamedTuple
 
 from offbeat.journal.arrivals import Record
-from offbeat.journal.verdicts import LEAST, percent, short
+from offbeat.journal.verdicts import LEAST
 from offbeat.report.remarks import verdict_sentence
 from offbeat.types import Seconds
+from offbeat.view.extracts import by_cost, finite, histogram, marks, total, verdict_of
 from offbeat.view.happenings import cut, happening
 from offbeat.view.heat import DEAD, FIRST, LAST, Heat
 from offbeat.view.heat import LEAST as HEAT_LEAST
@@ -51,10 +52,6 @@ METRICS: Final = 32
 """Most names of which the page keeps curves, the first ones; others have only their newest value, in the job's figures."""
 NAME_MAX: Final = 80
 VERDICTS: Final = 8
-MARKS: Final = 4
-"""Most workers that are named beside the map for what they cost, and as many for their deaths;"""
-MARKED: Final = 0.01
-"""those below this share are not."""
 SAMPLES: Final = 5
 """Rates are those since so many figures ago: at one a second, of five seconds."""
 FOLDS_PER_S: Final = 40.0
@@ -212,22 +209,22 @@ class JobView:
             before = self._before[0]
             seconds = after["wall_s"] - before.wall_s  # up to a fold: samples come with folds
             rate = (after["samples"] - before.samples) / seconds if seconds > 0.0 else 0.0
-            waited, busy = _sum(after, "wait_s") - before.waited_s, _sum(after, "busy_s") - before.busy_s
+            waited, busy = total(after, "wait_s") - before.waited_s, total(after, "busy_s") - before.busy_s
             waiting = waited / (waited + busy) if waited + busy > 0.0 else None
-        self._before.append(_Before(after["wall_s"], after["samples"], _sum(after, "wait_s"), _sum(after, "busy_s")))
+        self._before.append(_Before(after["wall_s"], after["samples"], total(after, "wait_s"), total(after, "busy_s")))
         values: dict[str, float | None] = {
             "samples_per_s": rate if after["samples"] else None,
             "version": float(after["version"]),
             "waiting": waiting,
             "alive": float(sum(worker["state"] in ("alive", "finished") for worker in after["per_worker"])),
-            "loss": _number(after.get("loss")),
+            "loss": finite(after.get("loss")),
         }
         metrics = after.get("metrics") or {}
         for name in metrics:
             if name in self._metrics or len(self._metrics) < METRICS:
-                values[self._metrics.setdefault(name, f"metric {len(self._metrics)}")] = _number(metrics[name])
+                values[self._metrics.setdefault(name, f"metric {len(self._metrics)}")] = finite(metrics[name])
         if values["loss"] is None:
-            values["loss"] = next((_number(metrics[name]) for name in LOSSES if name in metrics), None)
+            values["loss"] = next((finite(metrics[name]) for name in LOSSES if name in metrics), None)
         return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
 
     # Messages.
@@ -309,8 +306,8 @@ class JobView:
         """Return the workers whose lanes are shown."""
         if len(self._lanes.workers) <= LANES_ALL:
             return sorted(self._lanes.workers)
-        by_cost = sorted(self._snapshot.get("per_worker", ()), key=_by_cost)
-        return [worker["worker"] for worker in by_cost[:LANES_SOME]]
+        costliest = sorted(self._snapshot.get("per_worker", ()), key=by_cost)[:LANES_SOME]
+        return [worker["worker"] for worker in costliest]
 
     def _state(self) -> dict[str, Any]:
         snapshot = self._snapshot
@@ -320,7 +317,7 @@ class JobView:
         usual = {number: lane.usual for number, lane in self._lanes.workers.items()}
         known = [own for own in usual.values() if own is not None]
         middle = median_low(known) if known else None
-        rows = [self._row(worker, seconds, usual.get(worker["worker"]), middle) for worker in sorted(per_worker, key=_by_cost)[:ROWS]]
+        rows = [self._row(worker, seconds, usual.get(worker["worker"]), middle) for worker in sorted(per_worker, key=by_cost)[:ROWS]]
         slow = [verdict for verdict in verdicts if verdict["kind"] != "death"]
         deaths = [verdict for verdict in verdicts if verdict["kind"] == "death"]
         return {
@@ -329,13 +326,13 @@ class JobView:
             "reason": cut(snapshot.get("reason") or ""),
             "folds": snapshot.get("version", 0),
             "seconds": seconds,
-            "verdicts": [_verdict(verdict) for verdict in slow[:VERDICTS]],
+            "verdicts": [verdict_of(verdict) for verdict in slow[:VERDICTS]],
             "deaths": [cut(verdict_sentence(verdict)) for verdict in deaths],
             "died": sum(worker["deaths"] for worker in per_worker),
             "least": LEAST,
             "workers": {"rows": rows, "all": len(per_worker), "median": middle},
-            "marks": _marks(rows, slow, deaths) if self._heat is not None else [],
-            "steps": _histogram(usual) if len(per_worker) > LANES_ALL else None,
+            "marks": marks(rows, slow, deaths) if self._heat is not None else [],
+            "steps": histogram(usual) if len(per_worker) > LANES_ALL else None,
             "metrics": self._logged(snapshot),
             "notes": [*self.notes.values(), *self._lacks()],
         }
@@ -358,7 +355,7 @@ class JobView:
 
     def _logged(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
         metrics = snapshot.get("metrics") or {}
-        values = [[curve, cut(name, NAME_MAX), _number(metrics.get(name))] for name, curve in self._metrics.items()]
+        values = [[curve, cut(name, NAME_MAX), finite(metrics.get(name))] for name, curve in self._metrics.items()]
         return {"values": values, "more": max(0, len(metrics) - len(values))}
 
     def _lacks(self) -> list[str]:
@@ -368,57 +365,3 @@ class JobView:
         if self._unreadable:
             said.append(f"{self._unreadable:,} records were not as this version of offbeat expects them, and are left out.")
         return said
-
-
-def _marks(rows: Sequence[Mapping[str, Any]], slow: Sequence[Mapping[str, Any]], deaths: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-    """Return the workers that are named beside the map, each with two short lines, and whether it is a culprit."""
-    culprits = {number for verdict in slow if verdict["kind"] == "slow" for number in verdict["workers"]}
-    marks: dict[int, list[Any]] = {}
-    for row in rows[:MARKS]:
-        if row["worker"] in culprits or row["cost"] >= MARKED:
-            step = f"{short(row['step'])} a step, {row['ratio']:.1f} times the others'" if row["ratio"] else "no step yet"
-            marks[row["worker"]] = [f"worker {row['worker']} costs {percent(row['cost'])}", step, row["worker"] in culprits]
-    for verdict in deaths[-MARKS:]:
-        number, away_s = verdict["workers"][0], verdict["details"].get("away_s", 0.0)
-        words = f"dead for {short(away_s)} from {verdict['since_s']:,.0f} s, cost {percent(verdict['share'])}"
-        marks.setdefault(number, [f"worker {number} died", words, False])
-    return [[number, *words] for number, words in marks.items()]
-
-
-def _verdict(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("kind", "workers", "cause", "since_s", "cost_s", "share", "worth", "confidence")
-    texts = {key: cut(verdict[key]) for key in ("what", "evidence", "remedy")}
-    return {**{key: verdict[key] for key in keys}, **texts, "sentence": cut(verdict_sentence(dict(verdict)))}
-
-
-def _by_cost(worker: Mapping[str, Any]) -> tuple[float, int, int]:
-    return -worker.get("cost_s", 0.0), -worker["deaths"], worker["worker"]
-
-
-def _sum(snapshot: Mapping[str, Any], key: str) -> float:
-    return float(sum(worker[key] for worker in snapshot["per_worker"]))
-
-
-def _number(value: Any) -> float | None:
-    """Return a number of a summary, in which infinities are texts; None: it is none."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _histogram(usual: Mapping[int, Seconds | None], bars: int = 48) -> dict[str, Any] | None:
-    """Return how many workers have steps of which length, and the slowest workers."""
-    known = sorted((own, number) for number, own in usual.items() if own is not None)
-    if len(known) < 2:
-        return None
-    least, most = known[0][0], known[-1][0]
-    width = max(1e-9, (most - least) / bars)
-    counts = [0] * bars
-    for own, _ in known:
-        counts[min(bars - 1, int((own - least) / width))] += 1
-    middle = known[len(known) // 2][0]
-    outside = [[number, own] for own, number in known[-3:] if own > 1.5 * middle]
-    rest = known[: len(known) - len(outside)]
-    return {"least": least, "width": width, "counts": counts, "slowest": outside, "rest": [len(rest), rest[0][0], rest[-1][0]]}

@@ -74,14 +74,12 @@ class Hub:
         self._number = 0
         """Of the newest message."""
         self._changes: deque[bytes] = deque(maxlen=CHANGES)
-        self._whole: tuple[int, bytes] = (-1, b"")
+        self._whole: tuple[int, bytes, Seconds] = (-1, b"", 0.0)
         self._at: Seconds = 0.0
         self._moved: tuple[Seconds, Seconds] = (-1.0, 0.0)
         """The job's newest time, and when it was seen first."""
         self._came = asyncio.Event()
         self.closed = False
-        self._got: dict[int, int] = {}
-        """The number of the message that each reader was sent last."""
 
     async def run(self) -> None:
         """Make messages while there are readers, until the end of the job."""
@@ -106,32 +104,31 @@ class Hub:
         self._came.set()
         self._came = asyncio.Event()
 
-    def whole(self) -> bytes:
-        """Return the message with everything, as of the newest number."""
-        if self._whole[0] != self._number:
+    def whole(self) -> tuple[int, bytes]:
+        """Return the message with everything, and its number: of a moment ago at most, however many readers come."""
+        number, _, made_at = self._whole
+        if number < 0 or time.monotonic() - made_at >= TICK_S or self._number - number > len(self._changes):
             self.tick()
             with self.lock:
                 whole = self.view.whole()
-            self._whole = self._number, self._event(whole)
-        return self._whole[1]
+            self._whole = self._number, self._event(whole), time.monotonic()
+        return self._whole[:2]
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Return the messages for one reader."""
-        reader, number = id(object()), -1
+        number = -1
         self.readers += 1
         try:
             yield b"retry: 1000\n\n"
             while True:
                 if number < 0 or self._number - number > len(self._changes):
-                    message = self.whole()
-                    number = self._number
+                    number, message = self.whole()
                     yield message
                 elif self._number > number:
                     newest = list(self._changes)[number - self._number :]
                     number = self._number
                     yield b"".join(newest)
                 else:
-                    self._got[reader] = number
                     if self.closed:
                         return
                     came = self._came
@@ -141,7 +138,6 @@ class Hub:
                         yield b": alive\n\n"
         finally:
             self.readers -= 1
-            self._got.pop(reader, None)
 
     def _look(self, now: Seconds) -> None:
         if self.view.t != self._moved[0]:

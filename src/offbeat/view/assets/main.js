@@ -216,7 +216,7 @@ function showHeat() {
   if (state.job?.steps) drawSteps(byId("steps"), state.job.steps);
   if (!state.heat) return;
   const each = state.heat.rows[0].length;
-  byId("heat-about").textContent = `a row ${each > 1 ? `for ${each} workers, the slowest counts` : "each"}; dark: slower than the median at that time; grey: dead`;
+  byId("heat-about").textContent = `a row ${each > 1 ? `for ${each} workers, the slowest counts` : "each"}; colour: slower than the median at that time; grey: dead`;
   byId("lanes-about").textContent = "of the workers that cost most; height: working, thin line: waiting";
   heat = drawHeat(byId("heat"), state, state.job.marks, cursor ?? (state.chosen === null ? null : state.heat.rowOf.get(state.chosen)));
 }

@@ -9,7 +9,7 @@ export function figure(value) {
   const size = Math.abs(value);
   if (size >= 1000) return count(value);
   if (size !== 0 && size < 0.001) return value.toExponential(2);
-  return String(Number(value.toPrecision(3)));
+  return Number.isInteger(value) ? String(value) : value.toPrecision(3);
 }
 
 export function percent(share) {
