@@ -20,7 +20,7 @@ LEAST: Final = 0.05
 FEW_FOLDS: Final = 5
 SURE_FOLDS: Final = 20
 DEATHS_TOLD: Final = 5
-SAME: Final = 0.2
+SAME: Final = 0.4
 """Workers of one verdict cost at least this part of what the costliest of them costs."""
 SECOND: Final = 0.5
 """A worker's further cause is told where it is at least this part of its first; else it comes with the first."""
