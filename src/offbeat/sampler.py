@@ -76,8 +76,8 @@ class Passes:
         sizes, self._auto = ordered_sizes(batch_size, auto) if sized else ((batch_size,) * max(1, world_size()), None)
         self._batch_size = sizes[rank()] * self._place.size
         """Of the worker, which may consist of several processes."""
-        self._all_batches = sum(sizes) * self._place.size
-        """One batch of each worker with which the job was started."""
+        self._mean_batch = sum(sizes) * self._place.size / len(sizes)
+        """Of the workers with which the job was started."""
         unequal = tuple([size * self._place.size for size in sizes]) if len(set(sizes)) > 1 else ()
         most = 0 if self._auto is None else (self._auto.most or 0) * self._place.size
         self._deal = Deal(unit, unequal if unit else (), 0 if self._auto is None else self._place.size, most)
@@ -410,6 +410,11 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         if not asked_to_show():
             self._told = number
         return number
+
+    @property
+    def _all_batches(self) -> int:
+        """One batch of each worker with which the job was started."""
+        return round(self._mean_batch * self._session.workers)
 
     @property
     def batches_max(self) -> int:

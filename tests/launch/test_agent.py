@@ -63,5 +63,5 @@ def test_an_order_to_leave_reaches_a_worker_that_has_not_started(monkeypatch: py
     agent, told = Agent(duties, "token", lambda: None), list[tuple[str, Any]]()
     monkeypatch.setattr(agent, "_tell", lambda kind, payload=(), **header: told.append((kind, header)))
     agent._waiting[3] = {"role": "worker", "number": 0}
-    agent._on_item(Message({"kind": "signal", "child": 3, "number": signal.SIGTERM}, memoryview(b""), ()))
+    agent._on_item(Message({"kind": "signal", "child": 3, "number": int(signal.SIGTERM)}, memoryview(b""), ()))
     assert agent._waiting == {} and told == [("ended", {"child": 3, "status": -signal.SIGTERM})]

@@ -58,7 +58,7 @@ class TorchMember(RankMember):
             weight = samples / usual if samples and usual else 1.0
             if weight != 1.0:  # with equal numbers no bit differs from the mean of DistributedDataParallel
                 self._gradient[:-TAIL].mul_(weight)
-            self._gradient[-TAIL:] = torch.tensor([weight, samples, samples > 0])
+            self._gradient[-TAIL:] = torch.tensor([weight, samples, samples > 0], device="cpu")
         else:
             self._gradient.zero_()
         self._round(self._gradient)
