@@ -21,6 +21,7 @@ from offbeat import __version__
 from offbeat.commands import chaos, simulate
 from offbeat.commands.doctor import doctor
 from offbeat.commands.rules import rules
+from offbeat.commands.top import top
 from offbeat.errors import FAILED, MISTAKE, ConfigurationError, JobError, OffbeatError
 from offbeat.files import why, write_result
 from offbeat.guarded import expect_job, fail, guarded, only_show, say
@@ -410,6 +411,7 @@ app.command(epilog=simulate.EPILOG)(simulate.simulate)
 app.command(context_settings=_PASSED_ON, epilog=chaos.EPILOG)(chaos.chaos)
 app.command()(doctor)
 app.command()(rules)
+app.command()(top)
 
 
 @app.command()

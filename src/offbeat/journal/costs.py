@@ -277,6 +277,14 @@ class Costs:
         """True if folds are of several workers' pushes."""
         return self.parts > 1.5 * self.folds
 
+    def times_of(self, number: int) -> dict[str, dict[str, float]]:
+        """Return where a worker's time went: seconds and processor seconds by phase and cause, and what its host did to it."""
+        worker = self.workers.get(number) or WorkerCosts()
+        wait = {Phase.WAIT.label: worker.waited_s} if worker.waited_s else {}
+        cores = {"cores": worker.cores} if worker.cores else {}
+        found = {"phases": {**worker.totals, **wait}, "processor": worker.used, "host": {**worker.host_readings, **cores}}
+        return {name: {key: round(value, 6) for key, value in values.items()} for name, values in found.items()}
+
     def by_worker(self) -> dict[int, Causes]:
         """Return what each worker costs the job, in seconds by cause, less what every worker costs it: that is nobody's."""
         counted = {number: worker for number, worker in self.workers.items() if worker.pushes > 1}

@@ -6,6 +6,8 @@ is not 0 even if all other workers have finished.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -55,6 +57,8 @@ class Sheltered:
 
     def __init__(self, display: Display) -> None:
         self._display = display
+        self.said: deque[tuple[Seconds, str]] = deque(maxlen=50)
+        """The newest notes, with the monotonic time of each."""
 
     @property
     def redraws(self) -> bool:
@@ -64,6 +68,7 @@ class Sheltered:
         only_show("the state of the job", lambda: self._display.update(snapshot, now))
 
     def note(self, text: str) -> None:
+        self.said.append((time.monotonic(), text))
         only_show("a note", lambda: self._display.note(text))
 
     def lines(self, lines: Sequence[str], *, error: bool) -> None:

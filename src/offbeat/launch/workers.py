@@ -87,6 +87,13 @@ class Workers:
         """Return the newest process of each worker whose machine is there."""
         return [state.child for state in self._states.values() if state.child is not None]
 
+    def print_stacks(self, worker: WorkerId) -> str | None:
+        """Make a worker's process print its Python stacks to its stderr. Returns the reason if it cannot."""
+        state = self._states.get(worker)
+        if state is None or state.child is None or state.child.ended() is not None:
+            return f"worker {worker} has no process"
+        return state.child.print_stacks()
+
     # What server 0 says of them.
 
     def on_standing(self, header: Mapping[str, Any]) -> None:
