@@ -201,7 +201,7 @@ READS_FILES_OF_TORCH = {"checkpoint.py", "runtime/coordination/checkpoint_conten
 """With ``weights_only=True``, which makes tensors, numbers, texts and containers of them."""
 WRITES_FOR_ITS_USER = {"checkpoint.py", "chaos/command.py", "report/chrome.py", "sim/command.py", "integrations/transformers.py"}
 """Files that a command or a call of the script is asked for by name: with the mode that the user's umask gives any file."""
-WRITES = {*WRITES_FOR_ITS_USER, "files.py", "launch/rendezvous.py", "launch/forkserver.py", "chaos/run.py"}
+WRITES = {*WRITES_FOR_ITS_USER, "files.py", "launch/private_folder.py", "launch/forkserver.py", "chaos/run.py"}
 """Beside those: files in folders of their own that no other user can enter, and in /proc."""
 
 

@@ -29,6 +29,9 @@ class Display(Protocol):
 
     def note(self, text: str) -> None: ...
 
+    def event(self, text: str, now: Seconds) -> None:
+        """Show what has happened at a time of the clock that `update` has."""
+
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         """Print lines of a process, to stdout or to stderr."""
 
@@ -70,6 +73,11 @@ class Sheltered:
     def note(self, text: str) -> None:
         self.said.append((time.monotonic(), text))
         only_show("a note", lambda: self._display.note(text))
+
+    def event(self, text: str, now: Seconds | None = None) -> None:
+        at = time.monotonic() if now is None else now
+        self.said.append((at, text))
+        only_show("an event", lambda: self._display.event(text, at))
 
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         only_show("the output of a process", lambda: self._display.lines(lines, error=error))

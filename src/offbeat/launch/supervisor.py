@@ -122,7 +122,7 @@ class Supervisor:
             clock=self._clock,
             spawn=self._spawn,
             output=self._output,
-            note=display.note,
+            note=display.event,
             record=self._record,
             tell=self._send,
             snapshot=lambda: self._snapshot,

@@ -86,7 +86,7 @@ class Screen:
         return True
 
     def draw(self, history: History, width: int, height: int, silent_s: Seconds = 0.0) -> RenderableType:
-        """Return what is to be seen."""
+        """Return what is to be seen. ``height``: of the terminal."""
         view = history.view(silent_s)
         if view is None:
             return "the job has not answered yet"
@@ -104,8 +104,13 @@ def once(link: Link, name: str, console: Console) -> int:
         return _no_answer(link, name)
     history = History()
     history.add(answer)
-    console.print(Screen(answer["about"]["workers"]).draw(history, console.width, PAGE))
+    _print(history, console)
     return 0
+
+
+def _print(history: History, console: Console) -> None:
+    if (view := history.view()) is not None:
+        console.print(job_screen(view, console.width, PAGE))
 
 
 def _no_answer(link: Link, name: str) -> int:
@@ -135,7 +140,7 @@ def attach(link: Link, name: str, console: Console) -> int:
                 if screen.press(key, history.order()) and screen.worker is not None and not link.ask_for_stacks(screen.worker):
                     screen.stacks = ["stacks of another worker are awaited: press s"]
     if not screen.over:
-        console.print(Screen(0).draw(history, console.width, console.height))
+        _print(history, console)
         say(f"{name}: the connection is closed: {readable(link.closed or '')}")
     return 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any, Final, NamedTuple
 
 from rich.console import Group, RenderableType
@@ -29,19 +30,11 @@ VERDICTS_SHOWN: Final = 3
 LETTERS: Final = {
     **dict(zip(PHASES, "dfboegus>.<c", strict=True)),
     QUEUED: "q",
-    LINK: "n",
+    LINK: "m",
 }
 """The letter of each phase and cause in a bar."""
-COLOURS: Final = {
-    "data": "yellow",
-    "forward": "blue",
-    "backward": "cyan",
-    "gc": "magenta",
-    "wait": "bright_black",
-    QUEUED: "red",
-    LINK: "red",
-}
-NAMES: Final = {"wait": "waiting", "own": "own code", QUEUED: "no core", LINK: "network", "compute": "computing"}
+COLOURS: Final = {"data": "yellow", "forward": "blue", "backward": "cyan", "gc": "magenta", "wait": "bright_black", QUEUED: "red"}
+NAMES: Final = {"wait": "waiting", "own": "own code", QUEUED: "no core", LINK: "messages on their way", "compute": "computing"}
 
 
 class View(NamedTuple):
@@ -139,7 +132,7 @@ def age(seconds: Seconds) -> str:
 
 def job_screen(view: View, width: int, height: int, foot: str = "") -> RenderableType:
     """Return the screen of one job: what costs it most, its workers by cost, and what has happened."""
-    parts = [_head(view, width)]
+    parts: list[Text] = [_head(view, width)]
     snapshot = view.snapshot
     if snapshot is None or not snapshot["per_worker"]:
         parts.append(Text("the job starts: nothing is known yet"))
@@ -148,12 +141,12 @@ def job_screen(view: View, width: int, height: int, foot: str = "") -> Renderabl
     parts += verdicts or [Text("no worker costs this job 5 % of its time or more", style="green")]
     events = _events(view.events, EVENTS_SHOWN, width)
     lines = sum(_lines(part, width) for part in (*parts, *events)) + (2 if foot else 0)
-    parts += ["", workers_table(view, max(1, height - lines - 6), width), _legend(snapshot, width), *(["", *events] if events else [])]
-    return Group(*parts, *_foot(foot))
+    table = workers_table(view, max(1, height - lines - 6), width)
+    return Group(*parts, "", table, _legend(snapshot), *([Text(""), *events] if events else []), *_foot(foot))
 
 
-def _lines(text: Text | str, width: int) -> int:
-    return 1 + (len(text) - 1) // max(1, width)
+def _lines(text: Text, width: int) -> int:
+    return sum(1 + max(0, len(line) - 1) // max(1, width) for line in text.plain.split("\n"))
 
 
 def _head(view: View, width: int) -> Text:
@@ -172,15 +165,17 @@ def _rate(view: View) -> float:
     assert now is not None
     if before is None or now["elapsed_s"] <= before["elapsed_s"]:
         return float(now["samples_per_s"])
-    return max(0.0, (now["samples"] - before["samples"]) / (now["elapsed_s"] - before["elapsed_s"]))
+    return max(0.0, float(now["samples"] - before["samples"]) / float(now["elapsed_s"] - before["elapsed_s"]))
 
 
 def _verdict(verdict: Mapping[str, Any], width: int) -> list[Text]:
     style = "bold magenta" if verdict["kind"] == "death" else "bold yellow"
-    said = [Text(readable(verdict["what"]), style=style)]
-    said += [Text(f"  {readable(verdict['evidence'])}")] if verdict["evidence"] else []
-    said += [Text(f"  > {readable(verdict['remedy'])}", style="dim")] if verdict["remedy"] else []
-    return said
+    said = [(verdict["what"], "", style), (verdict["evidence"], "  ", ""), (verdict["remedy"], "  > ", "dim")]
+    return [
+        Text(fill(readable(text), max(20, width), initial_indent=first, subsequent_indent=" " * (len(first) or 2)), style=look)
+        for text, first, look in said
+        if text
+    ]
 
 
 def by_cost(snapshot: Summary) -> list[dict[str, Any]]:
@@ -278,7 +273,7 @@ def bar(phases: Mapping[str, Seconds], width: int) -> Text:
     return text
 
 
-def _legend(snapshot: Summary, width: int) -> Text:
+def _legend(snapshot: Summary) -> Text:
     seen = {name for worker in snapshot["per_worker"] for name, value in worker["phases"].items() if value > 0.0}
     return Text("  ".join(f"{letter} {name_of(name)}" for name, letter in LETTERS.items() if name in seen), style="dim")
 
@@ -326,9 +321,31 @@ def worker_screen(view: View, number: int, stacks: Sequence[str], width: int, he
         parts.append(Text(f"host: {readings}"))
     used = sum(1 for _ in parts) + len(recent.phases) + 6
     room = max(3, height - used)
-    shown = [Text(_clip(line, width)) for line in stacks[:room]]
+    stacks = _script_first(stacks)
+    shown = [Text(_stack_line(line, width)) for line in stacks[:room]]
     more = [Text(f"and {len(stacks) - room} more lines", style="dim")] if len(stacks) > room else []
     return Group(*parts, "", *shown, *more, *_foot(foot))
+
+
+def _script_first(lines: Sequence[str]) -> list[str]:
+    """Return the threads in another order: the main one, which runs the script and is printed last, comes first.
+
+    >>> _script_first(["Thread 0x1 (most recent call first):", "  a", "", "Thread 0x2 (most recent call first):", "  b"])[:2]
+    ['Thread 0x2 (most recent call first):', '  b']
+    """
+    starts = [at for at, line in enumerate(lines) if "hread 0x" in line]
+    if len(starts) < 2:
+        return list(lines)
+    return [*lines[starts[-1] :], "", *lines[: starts[-1]]]
+
+
+def _stack_line(line: str, width: int) -> str:
+    """Return a line of a stack; where it is too long, the folders of the file are left out."""
+    head, mark, rest = line.partition('File "')
+    path, _, place = rest.partition('"')
+    if mark and len(line) > width and "/" in path:
+        line = f'{head}{mark}.../{"/".join(path.split("/")[-2:])}"{place}'
+    return _clip(line, width)
 
 
 def _phases(recent: Recent, worker: Mapping[str, Any], width: int) -> RenderableType:
