@@ -85,11 +85,12 @@ from offbeat.options import (
 )
 from offbeat.policies import RULES
 from offbeat.report.chrome import write as write_trace
+from offbeat.report.figures import short
 from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.why import story
-from offbeat.runtime.job.settings import take_token
+from offbeat.runtime.job.settings import JobSettings, take_token
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -239,6 +240,7 @@ def run(
     screen = console()
     progress = QuietProgress(screen) if quiet else LiveProgress(screen)
     expect_job()
+    _announce(settings, progress)
     try:
         supervisor = Supervisor(
             settings,
@@ -384,6 +386,7 @@ def agent(
     screen = console()
     progress = QuietProgress(screen) if quiet else LiveProgress(screen)
     expect_job()
+    _announce(settings, progress)
     try:
         outcome = supervise(
             cluster,
@@ -400,6 +403,13 @@ def agent(
     finally:
         only_show("the end of the job", progress.close)
     raise typer.Exit(finish(screen, outcome, summary, progress))
+
+
+def _announce(settings: JobSettings, display: Display) -> None:
+    """Say at once what begins: processes and their imports take seconds until there is more to say."""
+    count = f"{settings.workers} worker{'s' * (settings.workers != 1)}"
+    rule = "" if settings.sync is None else f" under {short(settings.sync)}"
+    only_show("what begins", lambda: display.note(f"starting {count} of {settings.script}{rule}"))
 
 
 def _given(context: typer.Context) -> Callable[[str], bool]:
