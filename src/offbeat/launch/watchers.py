@@ -25,10 +25,9 @@ from typing import Any, Final, NamedTuple
 from offbeat.errors import OffbeatError, ProtocolError
 from offbeat.launch.private_folder import folder_of_user, opened_folder, read_file, write_file
 from offbeat.runtime.job.messages import WORKERS_MAX
-from offbeat.runtime.job.settings import read_addresses
 from offbeat.runtime.job.summary_fields import SUMMARY
 from offbeat.transport.base import Address, Connection, Message
-from offbeat.transport.schema import Kinds, MessageSchema, fields, many, maybe, number, row, text, whole
+from offbeat.transport.schema import Kinds, MessageSchema, Unfit, fields, many, maybe, number, row, text, whole
 from offbeat.transport.tcp import has_ended, process_identity
 from offbeat.types import Seconds, WorkerId
 
@@ -69,6 +68,17 @@ TO_WATCHER: Final = Kinds(
 job's clock, if it runs, and sentences), and the stacks of a worker, or the reason for which there are none."""
 
 
+_ENTRY: Final = fields(
+    {
+        "address": row(text(300), row(text(300), whole(1, 65535)), text(100)),
+        **dict.fromkeys(("token", "process", "script"), _words),
+        "pid": whole(1),
+        "workers": whole(1),
+        "began": number(0.0),
+    }
+)
+
+
 class Entry(NamedTuple):
     """A job of this user, as the private folder has it."""
 
@@ -98,10 +108,12 @@ def entries(folder: Path | None = None) -> list[Entry]:
         for name in sorted(os.listdir(opened)):
             if not name.startswith(_PREFIX):
                 continue
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OffbeatError):
+            with contextlib.suppress(OSError, ValueError, Unfit, OffbeatError):
                 content = json.loads(read_file(opened, name))
-                address = read_addresses(content.pop("address"))[0]
-                entry = Entry(file=name, address=address, **content)
+                _ENTRY(content)
+                host, tcp, local = content["address"]
+                known = {field: content[field] for field in Entry._fields[2:]}
+                entry = Entry(file=name, address=Address(host, (tcp[0], tcp[1]), local), **known)
                 if has_ended(entry.process):
                     os.unlink(name, dir_fd=opened)
                 else:
@@ -160,7 +172,7 @@ class Watchers:
         """Write the file in which processes of this user find the job. A job that they cannot find goes on all the same."""
         file = folder_of_user() / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         about = {name: self._about[name] for name in ("script", "workers", "pid")}
-        entry = {"address": json.dumps([address]), "token": self._token, "process": process_identity(), "began": self._began, **about}
+        entry = {"address": address, "token": self._token, "process": process_identity(), "began": self._began, **about}
         try:
             write_file(file, json.dumps(entry))
         except (OSError, OffbeatError) as error:

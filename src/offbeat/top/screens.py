@@ -101,7 +101,7 @@ def job_list(rows: Sequence[tuple[Mapping[str, Any], Summary | None, str]], widt
         Column("age", [age(about["age_s"]) for about, _, _ in rows]),
     ]
     if any(wrong for _, _, wrong in rows):
-        columns.append(Column("", [wrong for _, _, wrong in rows], justify="left"))
+        columns.append(Column("", [readable(wrong) for _, _, wrong in rows], justify="left"))
     fitted = Fitted.of(columns, width)
     table = Table(box=None, pad_edge=False, padding=(0, fitted.gap, 0, 0))
     fitted.add_to(table, header_style="dim")
@@ -197,7 +197,7 @@ def workers_table(view: View, rows: int, width: int) -> RenderableType:
     recent = [_recent(worker, old.get(worker["worker"])) for worker in shown]
     columns = [
         Column("worker", [str(worker["worker"]) for worker in shown]),
-        Column("state", [state_words(worker) for worker in shown], justify="left"),
+        Column("state", [readable(state_words(worker)) for worker in shown], justify="left"),
         Column("cost", [share(_part(worker["cost_s"], snapshot["wall_s"])) for worker in shown]),
         Column("a step", [unbroken(_own(one) / one.steps if one.steps else None) for one in recent]),
         Column("most of it", [_most(one.phases) for one in recent], justify="left"),
@@ -306,10 +306,10 @@ def worker_screen(view: View, number: int, stacks: Sequence[str], width: int, he
         return Group(_head(view, width), Text(f"worker {number} is not known"), *_foot(foot))
     old = None if view.before is None else next((one for one in view.before["per_worker"] if one["worker"] == number), None)
     recent = _recent(worker, old)
-    doing = f", {worker['doing']}" if worker["state"] == "alive" else f": {readable(worker['reason'])}" if worker["reason"] else ""
+    doing = f", {worker['doing']}" if worker["state"] == "alive" else f": {worker['reason']}" if worker["reason"] else ""
     parts: list[RenderableType] = [
         _head(view, width),
-        Text(f"worker {number}: {state_words(worker)}{doing}", style="bold"),
+        Text(readable(f"worker {number}: {state_words(worker)}{doing}"), style="bold"),
         Text(
             f"costs {share(_part(worker['cost_s'], snapshot['wall_s']))} of the job's time; {worker['pushes']:,} pushes, "
             f"{worker['samples']:,} samples, {worker['samples_per_step']:.0f} a step; died {worker['deaths']} times"
