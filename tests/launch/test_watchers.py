@@ -13,7 +13,7 @@ from tests.top.made import summary
 from offbeat.errors import ConfigurationError
 from offbeat.launch import watchers
 from offbeat.launch.private_folder import write_file
-from offbeat.launch.watchers import QUIET_S, TO_WATCHER, WATCHERS_MAX, Watchers, entries
+from offbeat.launch.watchers import QUIET_S, STACKS_S, TO_WATCHER, WATCHERS_MAX, Watchers, entries
 from offbeat.transport.base import Address, Message
 from offbeat.transport.tcp import process_identity
 
@@ -47,8 +47,8 @@ class Job:
         self.asked: list[int] = []
         self.why_not: str | None = None
         monkeypatch.setattr(time, "monotonic", lambda: self.time)
-        lines = ["Thread 0x1 (most recent call first):"]
-        self.watchers = Watchers("train.py", 2, "secret", said=self.said, ask=self.ask, collect=lambda worker: lines)
+        self.lines: list[str] = []
+        self.watchers = Watchers("train.py", 2, "secret", said=self.said, ask=self.ask, collect=lambda worker, end: self.lines)
 
     def ask(self, worker: int) -> str | None:
         self.asked.append(worker)
@@ -130,12 +130,21 @@ def test_stacks_are_asked_for_once_for_all_who_want_them(job: Job) -> None:
         job.on(peer, STACKS)
     job.after(0.2)
     assert job.asked == [1] and all(peer.sent[-1]["kind"] == "watched" for peer in peers)
-    job.after(0.6)
-    assert job.asked == [1] and all(peer.sent[-1]["lines"] for peer in peers)
+    for line in ("Thread 0x1 (most recent call first):", '  File "train.py", line 1 in <module>'):
+        job.lines.append(line)
+        job.after(0.2)
+    assert job.asked == [1] and all(peer.sent[-1]["kind"] == "watched" for peer in peers), "more may come"
+    job.after(0.2)
+    assert job.asked == [1] and all(peer.sent[-1]["lines"] == job.lines for peer in peers)
     job.why_not = "the process is stopped (SIGSTOP)"
     job.on(peers[0], STACKS)
     job.after(0.2)
     assert peers[0].sent[-1]["why_not"] == job.why_not and peers[1].sent[-1]["why_not"] == ""
+    job.why_not, job.lines = None, []
+    job.on(peers[0], STACKS)
+    job.after(0.2)
+    job.after(STACKS_S)
+    assert "has printed none" in peers[0].sent[-1]["why_not"]
 
 
 @pytest.fixture

@@ -125,18 +125,22 @@ def test_what_a_supervisor_answers_passes_the_check() -> None:
 
 def test_keys_open_workers_and_leave() -> None:
     screen = Screen(12)
-    assert not screen.press("1", [3, 1]) and screen.worker is None, "worker 10 or 11 may follow"
-    assert screen.press("1", [3, 1]) and screen.worker == 11
-    assert not screen.press("b", [3, 1]) and screen.worker is None
-    assert screen.press("7", [3, 1]) and screen.worker == 7
-    assert screen.press("0", [3, 1]) and screen.worker == 0
-    assert not screen.press("\x1b", [3, 1])
-    assert screen.press("enter", [3, 1]) and screen.worker == 3, "the culprit"
-    assert screen.press("down", [3, 1]) and screen.worker == 1 and screen.press("down", [3, 1]) and screen.worker == 3
-    assert screen.press("s", [3, 1]) and not screen.press("x", [3, 1])
-    assert not screen.press("9", [3, 1]) or screen.worker == 9
-    screen.press("q", [])
-    few = Screen(4)
-    assert not few.press("9", []) and few.typed == "" and few.worker is None, "there is no worker 9"
-    assert not few.press("enter", []) and few.worker is None
-    assert [one.over for one in (screen, few)] == [True, False]
+
+    def press(*keys: str) -> tuple[int | None, bool]:
+        """Returns the worker that is shown, and whether its stacks are wanted."""
+        wanted = [screen.press(key, [3, 1]) for key in keys]
+        return screen.worker, wanted[-1]
+
+    assert press("1") == (None, False), "worker 10 or 11 may follow"
+    assert press("1") == (11, True)
+    assert press("b") == (None, False)
+    assert press("7") == (7, True)
+    assert press("0") == (0, True)
+    assert press("\x1b") == (None, False)
+    assert press("enter") == (3, True), "the culprit"
+    assert press("down") == (1, True) and press("down") == (3, True) and press("up") == (1, True)
+    assert press("s") == (1, True) and press("x") == (1, False)
+    assert press("b") == (1, False) and press("b") == (None, False), "the stacks had the screen"
+    screen = Screen(4)
+    assert press("9") == (None, False) and screen.typed == "", "there is no worker 9"
+    assert not screen.over and press("q") == (None, False) and screen.over

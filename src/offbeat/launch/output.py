@@ -215,16 +215,17 @@ class Output:
         return (printer.error or f"exited with status {status} after {printer.last_line!r}")[:REASON_MAX]
 
     def divert_stacks(self, role: str, number: int) -> None:
-        """Keep the stacks that a process prints from now on, until `take_stacks`."""
+        """Keep the stacks that a process prints from now on, until `stacks` is asked for all of them."""
         if (printer := self._printers.get((role, number))) is not None:
             printer.stacks = []
 
-    def take_stacks(self, role: str, number: int) -> list[str]:
-        """Return the stacks that a process has printed since `divert_stacks`."""
+    def stacks(self, role: str, number: int, *, all_of_them: bool) -> list[str]:
+        """Return the stacks that a process has printed since `divert_stacks`; ``all_of_them``: those that come later are printed."""
         printer = self._printers.get((role, number))
         if printer is None or printer.stacks is None:
             return []
-        lines, printer.stacks = printer.stacks, None
+        lines = printer.stacks
+        printer.stacks = None if all_of_them else lines
         return lines
 
     def pipes(self) -> list[int]:

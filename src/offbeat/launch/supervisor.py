@@ -134,7 +134,7 @@ class Supervisor:
             token,
             said=display.said,
             ask=self._ask_for_stacks,
-            collect=lambda worker: self._output.take_stacks("worker", worker),
+            collect=lambda worker, end: self._output.stacks("worker", worker, all_of_them=end),
         )
         self._servers = Servers(ServerWatch(settings.timeout_s, patience_of(settings.timeout_s) if replicated else None))
         self._standbys: Standbys | None = None

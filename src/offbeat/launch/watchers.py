@@ -38,8 +38,8 @@ ROUND_S: Final[Seconds] = 0.1
 WATCHERS_MAX: Final = 16
 QUIET_S: Final[Seconds] = 5.0
 """A watcher that has asked for nothing for so many seconds makes room for another."""
-STACKS_S: Final[Seconds] = 0.5
-"""Seconds that a process has to print its stacks."""
+STACKS_S: Final[Seconds] = 5.0
+"""Seconds that a process has to begin to print its stacks, and `ROUND_S` for each further line."""
 EVENTS_MAX: Final = 50
 LINES_MAX: Final = 500
 _PREFIX: Final = "job-"
@@ -139,7 +139,7 @@ class Watchers:
         token: the job's.
         said: what the user was told, with the monotonic time of each line.
         ask: makes a worker print its stacks; returns the reason if it cannot.
-        collect: returns the lines that it has printed since.
+        collect: returns the lines that it has printed since; True: no more are awaited.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Watchers:
         *,
         said: Sequence[tuple[Seconds, str]],
         ask: Callable[[WorkerId], str | None],
-        collect: Callable[[WorkerId], list[str]],
+        collect: Callable[[WorkerId, bool], list[str]],
     ) -> None:
         self._about = {"script": script, "workers": workers, "pid": os.getpid(), "host": socket.gethostname()}
         self._began = time.time()
@@ -163,7 +163,9 @@ class Watchers:
         self._stacks: deque[WorkerId] = deque()
         """Workers whose stacks are awaited; the first of them prints."""
         self._stacks_at: Seconds | None = None
-        """Until when it may; None: it was not asked."""
+        """Until when it may begin; None: it was not asked."""
+        self._printed = 0
+        """How many lines it had printed at the last look."""
         self._file: Path | None = None
 
     # Where watchers find the job.
@@ -262,12 +264,13 @@ class Watchers:
         worker, why_not = self._stacks[0], ""
         if self._stacks_at is None:
             why_not = self._ask(worker) or ""
-            self._stacks_at = now + (0.0 if why_not else STACKS_S)
-        if now < self._stacks_at:
+            self._stacks_at, self._printed = now + (0.0 if why_not else STACKS_S), 0
+        before, self._printed = self._printed, len(self._collect(worker, False))
+        if now < self._stacks_at and not 0 < before == self._printed:
             return
         self._stacks.popleft()
         self._stacks_at = None
-        lines = [line[:1000] for line in self._collect(worker)[:LINES_MAX]]
+        lines = [line[:1000] for line in self._collect(worker, True)[:LINES_MAX]]
         why_not = why_not or ("" if lines else f"worker {worker} has printed none within {STACKS_S:g} s")
         for connection, watcher in self._watchers.items():
             if watcher.stacks_of == worker:

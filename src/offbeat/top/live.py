@@ -45,6 +45,8 @@ class Screen:
         """The worker that is shown; None: the job is."""
         self.typed = ""
         self.stacks: list[str] = []
+        self.only_stacks = False
+        """True while a worker's stacks have the whole screen."""
         self.over = False
 
     def press(self, key: str, order: list[int]) -> bool:
@@ -76,9 +78,11 @@ class Screen:
         elif key in ("up", "down") and self.worker in order:
             return self._open(order[(order.index(self.worker) + (1 if key == "down" else -1)) % len(order)])
         elif key == "s" and self.worker is not None:
+            self.only_stacks = True
             return True
         elif key in BACK:
-            self.typed, self.worker = "", None
+            self.worker = self.worker if self.only_stacks else None
+            self.typed, self.only_stacks = "", False
         return False
 
     def _open(self, worker: int) -> bool:
@@ -92,8 +96,8 @@ class Screen:
             return "the job has not answered yet"
         typed = f"worker {self.typed}_  " if self.typed else ""
         if self.worker is not None:
-            foot = f"{typed}b: back   up, down: another worker   s: its stacks again   q: leave"
-            return worker_screen(view, self.worker, self.stacks, width, height, foot)
+            foot = f"{typed}b: back   up, down: another worker   s: its stacks, anew   q: leave"
+            return worker_screen(view, self.worker, self.stacks, width, height, foot, only_stacks=self.only_stacks)
         return job_screen(view, width, height, f"{typed}a worker's number, or Enter for the first: its phases and stacks   q: leave")
 
 

@@ -25,6 +25,8 @@ from offbeat.types import Seconds
 OVER_S: Final[Seconds] = 10.0
 """Rates and phases are those of the last seconds, as many as these."""
 BAR_LEAST: Final = 12
+LEAST: Final = 0.005
+"""A phase of a smaller share of a worker's time has no line."""
 EVENTS_SHOWN: Final = 5
 VERDICTS_SHOWN: Final = 3
 LETTERS: Final = {
@@ -93,7 +95,7 @@ def job_list(rows: Sequence[tuple[Mapping[str, Any], Summary | None, str]], widt
     found = [summary or {} for _, summary, _ in rows]
     columns = [
         Column("pid", [str(about["pid"]) for about, _, _ in rows]),
-        Column("script", [_clip(about["script"], 30) for about, _, _ in rows], justify="left"),
+        Column("script", [_script(about["script"], 30) for about, _, _ in rows], justify="left"),
         Column("rule", [_clip(short(one["sync"]), 30) if one.get("sync") else "-" for one in found], justify="left"),
         Column("workers", [_alive(one, about["workers"]) for one, (about, _, _) in zip(found, rows, strict=True)]),
         Column("version", [f"{one['version']:,}" if one else "-" for one in found]),
@@ -111,6 +113,8 @@ def job_list(rows: Sequence[tuple[Mapping[str, Any], Summary | None, str]], widt
 
 
 def _alive(summary: Summary, workers: int) -> str:
+    if not summary:
+        return str(workers)
     alive = sum(worker["state"] == "alive" for worker in summary.get("per_worker", ()))
     return f"{alive} of {workers}"
 
@@ -151,7 +155,7 @@ def _lines(text: Text, width: int) -> int:
 
 def _head(view: View, width: int) -> Text:
     about, snapshot = view.about, view.snapshot
-    name = f"{_clip(about['script'], 40)}, pid {about['pid']} on {_clip(about['host'], 40)}, since {age(about['age_s'])}"
+    name = f"{_script(about['script'], 40)}, pid {about['pid']} on {_clip(about['host'], 40)}, since {age(about['age_s'])}"
     head = Text(_clip(name, width), style="bold")
     if snapshot is not None:
         head.append(f"\n{readable(headline(snapshot, _rate(view), now=view.before is not None))}", style="not bold")
@@ -290,6 +294,15 @@ def _foot(foot: str) -> list[RenderableType]:
     return ["", Text(foot, style="dim")] if foot else []
 
 
+def _script(text: str, width: int) -> str:
+    """Return a script's name; of one that is too long, the end of its path.
+
+    >>> _script("/home/me/projects/train.py", 15), _script("module_with_a_long_name", 15)
+    ('.../train.py', 'module_with_...')
+    """
+    return f".../{_clip(text.rpartition('/')[2], width - 4)}" if len(text) > width and "/" in text else _clip(text, width)
+
+
 def _clip(text: str, width: int) -> str:
     text = readable(text)
     return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
@@ -298,7 +311,9 @@ def _clip(text: str, width: int) -> str:
 # One worker.
 
 
-def worker_screen(view: View, number: int, stacks: Sequence[str], width: int, height: int, foot: str = "") -> RenderableType:
+def worker_screen(
+    view: View, number: int, stacks: Sequence[str], width: int, height: int, foot: str = "", *, only_stacks: bool = False
+) -> RenderableType:
     """Return the screen of one worker: where its time goes, what its host does to it, what is said of it, and its Python stacks."""
     snapshot = view.snapshot
     worker = None if snapshot is None else next((one for one in snapshot["per_worker"] if one["worker"] == number), None)
@@ -316,11 +331,12 @@ def worker_screen(view: View, number: int, stacks: Sequence[str], width: int, he
         ),
     ]
     parts += [part for verdict in snapshot["verdicts"] if number in verdict["workers"] for part in _verdict(verdict, width)[:2]]
-    parts += ["", _phases(recent, worker, width)]
+    parts += ["", _phases(recent, width)]
     if readings := _readings(recent, worker):
         parts.append(Text(f"host: {readings}"))
-    used = sum(1 for _ in parts) + len(recent.phases) + 6
-    room = max(3, height - used)
+    parts = parts[:2] if only_stacks else parts
+    used = sum(_lines(part, width) if isinstance(part, Text) else 1 for part in parts)
+    room = max(3, height - used - (4 if only_stacks else 5 + len(_told(recent))))
     stacks = _script_first(stacks)
     shown = [Text(_stack_line(line, width)) for line in stacks[:room]]
     more = [Text(f"and {len(stacks) - room} more lines", style="dim")] if len(stacks) > room else []
@@ -348,17 +364,23 @@ def _stack_line(line: str, width: int) -> str:
     return _clip(line, width)
 
 
-def _phases(recent: Recent, worker: Mapping[str, Any], width: int) -> RenderableType:
+def _told(recent: Recent) -> list[str]:
+    """Return the phases that are worth a line, the longest first."""
+    whole = sum(recent.phases.values())
+    names = sorted(recent.phases, key=lambda name: -recent.phases[name])
+    return [name for name in names if recent.phases[name] >= LEAST * whole > 0.0]
+
+
+def _phases(recent: Recent, width: int) -> RenderableType:
     if not recent.phases or not recent.steps:
         return Text("no phases are known: it has made too few steps, or they are off (--no-phases)", style="dim")
     since = "since the start" if recent.whole else f"its last {recent.steps:,} steps"
     whole = sum(recent.phases.values())
-    names = sorted(recent.phases, key=lambda name: -recent.phases[name])
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in (since, "a step", "share", "on a processor"):
         table.add_column(name, header_style="dim", justify="left" if name == since else "right")
     table.add_column("", no_wrap=True)
-    for name in names:
+    for name in _told(recent):
         value = recent.phases[name]
         used = recent.processor.get(name)
         cpu = "" if used is None or value <= 0.0 else share(min(1.0, used / value))
