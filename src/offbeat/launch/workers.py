@@ -36,7 +36,7 @@ class Workers:
         clock: stands still while this process does.
         spawn: starts a process of a worker; returns None if its machine is not there.
         output: what the processes print.
-        note: shows a line to the user.
+        note: shows the user a line on what has happened now.
         record: writes a line on a process to the journal: its role, number, what happened to it, and details.
         tell: sends a message to server 0: its kind and its fields.
         snapshot: returns the coordinator's last status.
