@@ -145,7 +145,11 @@ class Tally(Derived):
         workers = [self._workers[number] for number in sorted(self._workers)]
         by_worker = self.costs.by_worker()
         per_worker = [
-            {**worker.report(number), **self.costs.times_of(number), "cost_s": round(sum(by_worker.get(number, {}).values()), 6)}
+            {
+                **worker.report(number),
+                **self.costs.times_of(number, None if brief else 6),
+                "cost_s": round(sum(by_worker.get(number, {}).values()), 6),
+            }
             for number, worker in zip(sorted(self._workers), workers, strict=True)
         ]
         losses = [float(worker.loss) for worker in workers if worker.loss is not None]

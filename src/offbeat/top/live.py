@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import termios
@@ -170,13 +171,12 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _read(descriptor: int) -> list[str]:
     """Return the keys that were pressed. A terminal sends the bytes of one key together."""
-    os.set_blocking(descriptor, False)
+    if not select.select([descriptor], [], [], 0.0)[0]:
+        return []
     try:
         data = os.read(descriptor, 1024)
-    except BlockingIOError:
-        return []
-    finally:
-        os.set_blocking(descriptor, True)
+    except OSError:
+        data = b""
     if not data:
         return ["q"]  # the terminal is gone
     if data.startswith(b"\x1b") and data != b"\x1b":
