@@ -99,6 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chaos": {"files", *RULES, "journal"},
     "view": {*BASE, "files", "core", "journal", "report"},
     "doctor": {*BASE, "guarded", "transport", "runtime.job", "launch"},
+    "top": {*BASE, "guarded", "core", "transport", "journal", "report", "launch"},
     "wrapping": BASE,
     "optimizer": FACE,
     "loaders": FACE,
@@ -118,6 +119,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "chaos",
         "doctor",
         "view",
+        "top",
     },
     "cli": {"files", "guarded", "logs", *RULES, "options", "journal", "report", "launch", "runtime.job", "commands"},
     "__main__": {"cli"},
@@ -223,7 +225,7 @@ WRITES_FOR_ITS_USER = {
     "integrations/transformers.py",
 }
 """Files that a command or a call of the script is asked for by name: with the mode that the user's umask gives any file."""
-WRITES = {*WRITES_FOR_ITS_USER, "files.py", "launch/rendezvous.py", "launch/forkserver.py", "chaos/run.py"}
+WRITES = {*WRITES_FOR_ITS_USER, "files.py", "launch/private_folder.py", "launch/forkserver.py", "chaos/run.py"}
 """Beside those: files in folders of their own that no other user can enter, and in /proc."""
 
 

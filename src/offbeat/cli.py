@@ -24,6 +24,7 @@ from offbeat.commands.doctor import doctor
 from offbeat.commands.optional_value import WithDashboard
 from offbeat.commands.report import report
 from offbeat.commands.rules import rules
+from offbeat.commands.top import top
 from offbeat.commands.view import view
 from offbeat.errors import FAILED, MISTAKE, ConfigurationError, JobError, OffbeatError
 from offbeat.files import why, write_result
@@ -88,10 +89,11 @@ from offbeat.options import (
     ray_options,
 )
 from offbeat.policies import RULES
+from offbeat.report.figures import short
 from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import console, job_tables
-from offbeat.runtime.job.settings import take_token
+from offbeat.runtime.job.settings import JobSettings, take_token
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -246,6 +248,7 @@ def run(
     screen = console()
     progress = QuietProgress(screen) if quiet else LiveProgress(screen)
     expect_job()
+    _announce(settings, progress)
     try:
         supervisor = Supervisor(
             settings,
@@ -398,6 +401,7 @@ def agent(
     screen = console()
     progress = QuietProgress(screen) if quiet else LiveProgress(screen)
     expect_job()
+    _announce(settings, progress)
     try:
         outcome = supervise(
             cluster,
@@ -416,6 +420,13 @@ def agent(
     raise typer.Exit(finish(screen, outcome, summary, progress))
 
 
+def _announce(settings: JobSettings, display: Display) -> None:
+    """Say at once what begins: processes and their imports take seconds until there is more to say."""
+    count = f"{settings.workers} worker{'s' * (settings.workers != 1)}"
+    rule = "" if settings.sync is None else f" under {short(settings.sync)}"
+    only_show("what begins", lambda: display.note(f"starting {count} of {settings.script}{rule}"))
+
+
 def _given(context: typer.Context) -> Callable[[str], bool]:
     """Return a function that tells whether the command line gives an option."""
     return lambda name: getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
@@ -428,6 +439,7 @@ app.command()(rules)
 app.command()(view)
 app.command()(report)
 app.command()(compare)
+app.command()(top)
 
 
 def finish(screen: Console, outcome: Outcome, summary: Path | None, display: Display | None = None) -> int:

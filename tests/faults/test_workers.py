@@ -142,6 +142,6 @@ def test_without_restarts_the_last_death_ends_the_job(start: Start, enough: Path
     ended = job.ended()
     assert ended.status == 1
     assert ended.last_line == "offbeat: no worker finished: workers 0, 1 killed by SIGKILL"
-    assert "worker 0 killed by SIGKILL: not restarted, --max-restarts is 0" in ended.out
+    assert "worker 0 died (killed by SIGKILL): not restarted, --max-restarts is 0" in ended.out
     assert ended.tally().problems() == []
     assert ended.records[-1]["kind"] == "end" and not ended.records[-1]["ok"]

@@ -30,6 +30,8 @@ class Screen:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def event(self, text: str, now: float) -> None: ...
+
     def lines(self, lines: list[str], *, error: bool) -> None:
         self.said += [(error, line) for line in lines]
 

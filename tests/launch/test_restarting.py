@@ -141,6 +141,32 @@ def test_a_lack_of_descriptors_or_memory_is_waited_for(number: int, knob: str) -
     assert job.started(1) == 2 and job.notes[-1].endswith("restarted (1 of 1)")
 
 
+def test_a_death_is_told_once_with_its_cause_and_so_is_the_return() -> None:
+    job = Job(max_restarts=3)
+    dead = {"worker": 1, "pid": 7, "standing": "dead", "reason": "connection closed: end of stream"}
+    alive = {"worker": 1, "pid": 7, "standing": "alive"}
+    job.workers.on_standing(alive)
+    job.workers.on_kill(WorkerId(1))
+    job.workers.on_standing(dead)  # server 0 knows first, and the supervisor knows why
+    job.look()
+    job.ends(1, -9, joined=False)
+    job.workers.on_standing(alive)
+    assert job.notes == [
+        "worker 1 died (killed by SIGKILL, as ordered by --kill): restarted (1 of 3)",
+        "worker 1 is back after 0.0 s",
+    ]
+    job.notes.clear()
+    job.workers.on_standing({**dead, "reason": "not heard of for 10.0 s"})
+    job.after(1.0)
+    job.after(1.0)
+    job.workers.on_standing(alive)
+    assert job.notes == ["worker 1 died (not heard of for 10.0 s)", "worker 1 is back after 2.0 s"]
+    job.notes.clear()
+    job.workers.on_standing(dead)
+    job.workers.on_standing(alive)
+    assert job.notes == [], "it has missed nothing"
+
+
 def test_it_is_not_waited_for_without_an_end() -> None:
     """Once the others have finished, or if no worker runs at all."""
     job = Job()

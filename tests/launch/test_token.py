@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch import rendezvous
+from offbeat.launch import private_folder
 from offbeat.launch.rendezvous import Meeting
 from offbeat.launch.tasks import Task, task_of
 from offbeat.launch.token import given_token
@@ -128,7 +128,7 @@ def test_another_folder_in_place_of_the_private_one_is_not_read(tmp_path: Path, 
     folder, other = tmp_path / "private", tmp_path / "other"
     token = Meeting(ALONE, folder=folder).token(None)
     [file] = folder.iterdir()
-    checked = rendezvous._checked
+    checked = private_folder._checked
 
     def then_replaced(path: Path) -> int:
         descriptor = checked(path)
@@ -138,8 +138,8 @@ def test_another_folder_in_place_of_the_private_one_is_not_read(tmp_path: Path, 
         folder.symlink_to(other)
         return descriptor
 
-    monkeypatch.setattr(rendezvous, "_make_private", lambda path: None)
-    monkeypatch.setattr(rendezvous, "_checked", then_replaced)
+    monkeypatch.setattr(private_folder, "_make_private", lambda path: None)
+    monkeypatch.setattr(private_folder, "_checked", then_replaced)
     assert Meeting(ALONE, folder=folder).token(None) == token
 
 

@@ -9,7 +9,6 @@ import typer
 
 from offbeat.doctor.messages import SECONDS_MAX
 from offbeat.doctor.pairs import targets
-from offbeat.doctor.run import Order, run
 from offbeat.errors import ConfigurationError
 from offbeat.launch.cluster import tls_of
 from offbeat.launch.tasks import checked_host
@@ -42,6 +41,8 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Look for what would stop or slow down a job here, and between machines. Status 1: something would stop it."""
+    from offbeat.doctor.run import Order, run  # what this command alone needs makes others start later
+
     if port is not None and not 1 <= port <= 65535 - servers:
         raise ConfigurationError(f"--port {port}: must be from 1 to {65535 - servers}, so that {servers} servers have ports above it")
     if not 1 <= servers <= 1000:

@@ -12,7 +12,6 @@ from offbeat.guarded import fail
 from offbeat.options import check_files, rule_names
 from offbeat.policies import RULES
 from offbeat.report.table import console
-from offbeat.sim import command
 from offbeat.sim.latency.registry import LAWS
 
 EPILOG = f"Rules: {', '.join(sorted(RULES))}. Latency models: {', '.join(sorted(LAWS))}. See docs/simulate.md."
@@ -52,6 +51,8 @@ def simulate(
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
 ) -> None:
     """Simulate synchronization rules under a virtual clock: the rules of live jobs, without worker processes."""
+    from offbeat.sim import command  # what this command alone needs makes others start later
+
     check_files(journal, summary)
     simulation = command.check(
         sync=sync or ["bsp"],

@@ -171,6 +171,9 @@ class _Notes:
     def note(self, text: str) -> None:
         say(text)
 
+    def event(self, text: str, now: Seconds) -> None:
+        say(text)
+
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         print(*lines, sep="\n", file=sys.stderr if error else sys.stdout)
 

@@ -277,12 +277,6 @@ class Costs:
         if record["role"] == "worker" and " on " in record["detail"]:
             self._worker(record["number"]).host = record["detail"].rpartition(" on ")[2]
 
-    def phases(self, number: int) -> dict[str, Seconds]:
-        """Return the seconds of a worker by phase, the first push of each process left out."""
-        worker = self.workers.get(number, WorkerCosts())
-        seconds = {**worker.totals, Phase.WAIT.label: worker.waited_s}
-        return {name: round(value, 6) for name, value in seconds.items() if value > 0.0}
-
     @property
     def seconds(self) -> Seconds:
         """The time from the first release until now."""
@@ -292,6 +286,19 @@ class Costs:
     def together(self) -> bool:
         """True if folds are of several workers' pushes."""
         return self.parts > 1.5 * self.folds
+
+    def times_of(self, number: int, digits: int | None) -> dict[str, dict[str, float]]:
+        """Return where a worker's time went: seconds and processor seconds by phase and cause, and what its host did to it.
+
+        ``digits``: to how many decimal places it is rounded; None: not at all, which is quicker.
+        """
+        worker = self.workers.get(number) or WorkerCosts()
+        wait = {Phase.WAIT.label: worker.waited_s} if worker.waited_s else {}
+        cores = {"cores": worker.cores} if worker.cores else {}
+        found = {"phases": {**worker.totals, **wait}, "processor": dict(worker.used), "host": {**worker.host_readings, **cores}}
+        if digits is None:
+            return found
+        return {name: {key: round(value, digits) for key, value in values.items()} for name, values in found.items()}
 
     def by_worker(self) -> dict[int, Causes]:
         """Return what each worker costs the job, in seconds by cause, less what every worker costs it: that is nobody's."""

@@ -144,9 +144,13 @@ class Tally(Derived):
         ``wall_s`` runs from the first release to the last fold, and ``samples_per_s = samples / wall_s`` counts folded samples only.
         """
         workers = [self._workers[number] for number in sorted(self._workers)]
-        costs = self.costs.by_worker()
+        by_worker = self.costs.by_worker()
         per_worker = [
-            {**worker.report(number), "phases": self.costs.phases(number), "cost_s": round(sum(costs.get(number, {}).values()), 6)}
+            {
+                **worker.report(number),
+                **self.costs.times_of(number, None if brief else 6),
+                "cost_s": round(sum(by_worker.get(number, {}).values()), 6),
+            }
             for number, worker in zip(sorted(self._workers), workers, strict=True)
         ]
         losses = [float(worker.loss) for worker in workers if worker.loss is not None]

@@ -23,6 +23,7 @@ Who calls whom::
       |     +-- server_starter.py   servers, forks of a process that imports what they need
       +-- output.py        whole lines, labelled ``[worker 2]``, and files (--log-dir)
       +-- restarts.py      whether a worker that died starts again (--max-restarts)
+      +-- watchers.py      answers ``offbeat top``; private_folder.py: where its user finds the job
       +-- hangs.py         processes that make no progress: stacks, then SIGKILL
       +-- outcome.py       how the job has ended, and the exit status of the command
     faults.py: parses ``--slow``, ``--late`` and ``--kill``

@@ -6,6 +6,8 @@ is not 0 even if all other workers have finished.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +28,9 @@ class Display(Protocol):
     def update(self, snapshot: dict[str, Any], now: Seconds) -> None: ...
 
     def note(self, text: str) -> None: ...
+
+    def event(self, text: str, now: Seconds) -> None:
+        """Show what has happened at a time of the clock that `update` has."""
 
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         """Print lines of a process, to stdout or to stderr."""
@@ -55,6 +60,8 @@ class Sheltered:
 
     def __init__(self, display: Display) -> None:
         self._display = display
+        self.said: deque[tuple[Seconds, str]] = deque(maxlen=50)
+        """The newest notes, with the monotonic time of each."""
 
     @property
     def redraws(self) -> bool:
@@ -64,7 +71,13 @@ class Sheltered:
         only_show("the state of the job", lambda: self._display.update(snapshot, now))
 
     def note(self, text: str) -> None:
+        self.said.append((time.monotonic(), text))
         only_show("a note", lambda: self._display.note(text))
+
+    def event(self, text: str, now: Seconds | None = None) -> None:
+        at = time.monotonic() if now is None else now
+        self.said.append((at, text))
+        only_show("an event", lambda: self._display.event(text, at))
 
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         only_show("the output of a process", lambda: self._display.lines(lines, error=error))

@@ -24,6 +24,8 @@ BAR_EVERY_S: Seconds = 10.0
 HELD_LINES_MAX = 500
 REASON_MAX = 500
 LINE_BYTES_MAX = 1 << 16
+_STACK = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+|Stack \(most recent call first\):|  File \"|  <|  \.\.\.|no stacks: |$")
+"""A line that `faulthandler` prints, or an agent in its place."""
 _LOWER_BAR = re.compile(rb"\n\r?[^\n]*?\x1b\[A")
 """tqdm's second bar: down one line, draw, up again."""
 
@@ -115,6 +117,8 @@ class _Printer:
         self._bar_at: Seconds = time.monotonic()
         self._bar_said: str | None = None
         self._in_traceback = False
+        self.stacks: list[str] | None = None
+        """The stacks that the process has printed for a watcher, who gets them instead of the user; None: nobody has asked."""
         self.error: str | None = None
         """The exception of the last traceback, as Python prints it."""
         self.last_line: str | None = None
@@ -149,6 +153,9 @@ class _Printer:
                 display.lines([self.bar], error=True)
 
     def _hold(self, lines: list[str]) -> None:
+        if self.stacks is not None:
+            self.stacks += [line for line in lines if _STACK.match(line)]
+            lines = [line for line in lines if not _STACK.match(line)]
         self._held += lines
         for line in lines:
             if line.strip():
@@ -206,6 +213,20 @@ class Output:
         if printer is None or (printer.error or printer.last_line) is None:
             return None
         return (printer.error or f"exited with status {status} after {printer.last_line!r}")[:REASON_MAX]
+
+    def divert_stacks(self, role: str, number: int) -> None:
+        """Keep the stacks that a process prints from now on, until `stacks` is asked for all of them."""
+        if (printer := self._printers.get((role, number))) is not None:
+            printer.stacks = []
+
+    def stacks(self, role: str, number: int, *, all_of_them: bool) -> list[str]:
+        """Return the stacks that a process has printed since `divert_stacks`; ``all_of_them``: those that come later are printed."""
+        printer = self._printers.get((role, number))
+        if printer is None or printer.stacks is None:
+            return []
+        lines = printer.stacks
+        printer.stacks = None if all_of_them else lines
+        return lines
 
     def pipes(self) -> list[int]:
         """Return the file descriptors that more output would come from."""

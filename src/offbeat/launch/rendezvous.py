@@ -13,12 +13,11 @@ import json
 import os
 import secrets
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import ConfigurationError
+from offbeat.launch.private_folder import folder_of_user, new_file, opened_folder, read_file, write_file
 from offbeat.launch.tasks import Task
 from offbeat.runtime.job.settings import read_addresses
 from offbeat.transport.addresses import WILDCARDS, bindable, loopback
@@ -51,7 +50,7 @@ class Meeting:
         """Where the supervisor is looked for."""
         if task.alone:  # there it listens at loopback, whatever name the engine has for this machine
             self._host = loopback() if listen in WILDCARDS else listen
-        folder = folder or Path(tempfile.gettempdir()) / f"offbeat-{os.getuid()}"
+        folder = folder or folder_of_user()
         self._file = folder / hashlib.sha256(f"{task.engine} {task.job}".encode()).hexdigest()[:32]
         self._address_file = self._file.with_suffix(".address")
         self._store: TCPStore | None = None
@@ -85,13 +84,13 @@ class Meeting:
 
     def begin(self) -> None:
         """Forget where the supervisor of an earlier job with this name has listened, which was killed before it could say so."""
-        with contextlib.suppress(OSError), _opened_folder(self._file.parent) as folder:
+        with contextlib.suppress(OSError), opened_folder(self._file.parent) as folder:
             os.unlink(self._address_file.name, dir_fd=folder)
 
     def publish(self, address: Address) -> None:
         """Tell the other tasks where the supervisor listens."""
         if self._by_file:
-            _write(self._address_file, json.dumps([address]))
+            write_file(self._address_file, json.dumps([address]))
         elif self._task.store is not None:
             self._opened().set(KEY, json.dumps([address]))
 
@@ -99,8 +98,8 @@ class Meeting:
         """Return where the supervisor listens; None if it is not known yet."""
         task = self._task
         if self._by_file:
-            with contextlib.suppress(OSError), _opened_folder(self._address_file.parent) as folder:
-                return read_addresses(_read(folder, self._address_file.name))[0]
+            with contextlib.suppress(OSError), opened_folder(self._address_file.parent) as folder:
+                return read_addresses(read_file(folder, self._address_file.name))[0]
             return None
         if task.store is None:
             return Address("", (self._host, task.port), "")
@@ -116,7 +115,7 @@ class Meeting:
 
     def done(self) -> None:
         """Remove what this job leaves behind."""
-        with contextlib.suppress(OSError, ConfigurationError), _opened_folder(self._file.parent) as folder:
+        with contextlib.suppress(OSError, ConfigurationError), opened_folder(self._file.parent) as folder:
             for file in (self._file, self._address_file):
                 with contextlib.suppress(OSError):
                     os.unlink(file.name, dir_fd=folder)
@@ -149,70 +148,12 @@ def _free(host: str, port: int) -> bool:
 def _private(file: Path) -> str:
     """Return the token in a file that only this user can read; the first to come makes it."""
     mine = f"{file.name}.{secrets.token_hex(4)}"
-    with _opened_folder(file.parent) as folder:
-        _new(folder, mine, secrets.token_hex(16))
+    with opened_folder(file.parent) as folder:
+        new_file(folder, mine, secrets.token_hex(16))
         try:
             os.link(mine, file.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except FileExistsError:  # another task was first; its file is complete then
             pass
         finally:
             os.unlink(mine, dir_fd=folder)
-        return _read(folder, file.name)
-
-
-def _make_private(folder: Path) -> None:
-    """Make a folder for this user only. Raises `ConfigurationError` if it is there and others can use it, or it is a link."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    os.close(_checked(folder))
-
-
-@contextlib.contextmanager
-def _opened_folder(folder: Path) -> Iterator[int]:
-    """Return a descriptor of a private folder, made if need be, for as long as the context lasts. Raises what `_make_private` raises.
-
-    Files are opened in it by the descriptor: whoever may change names beside the folder cannot put another in its place.
-    """
-    _make_private(folder)
-    descriptor = _checked(folder)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _checked(folder: Path) -> int:
-    """Return a descriptor of a folder that only this user can use. Raises `ConfigurationError` if it is another."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{folder} cannot be used as a private folder ({error.strerror}; links are not followed): "
-            "remove it, or set TMPDIR to another folder"
-        ) from None
-    status = os.fstat(descriptor)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-        os.close(descriptor)
-        raise ConfigurationError(f"{folder} belongs to another user or is open to others: remove it, or set TMPDIR to another folder")
-    return descriptor
-
-
-def _new(folder: int, name: str, text: str) -> None:
-    """Write a new file of this user in a folder."""
-    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    with open(descriptor, "w") as file:
-        file.write(text)
-
-
-def _read(folder: int, name: str) -> str:
-    """Return the text of a file in a folder; a link is not followed."""
-    with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)) as file:
-        return file.read()
-
-
-def _write(file: Path, text: str) -> None:
-    """Write a file in a folder of this user at once: nobody reads half of it."""
-    new = f"{file.name}.{secrets.token_hex(4)}"
-    with _opened_folder(file.parent) as folder:
-        _new(folder, new, text)
-        os.replace(new, file.name, src_dir_fd=folder, dst_dir_fd=folder)
+        return read_file(folder, file.name)

@@ -73,9 +73,16 @@ class WorkerProcess:
     standing: ProcessStanding = field(default_factory=lambda: ProcessStanding(0.0))
     """State of the newest process."""
 
+    ordered: bool = False
+    """True if ``--kill`` has ordered the end of the newest process."""
+    died_at: Seconds | None = None
+    """Since when the job does without this worker; None: it takes part, or has never."""
+    told: bool = False
+    """True once the user knows of this death."""
+
     def begin(self, child: Child, now: Seconds) -> None:
         """Follow a new process from now on."""
-        self.child, self.away, self.failure, self.over = child, None, None, False
+        self.child, self.away, self.failure, self.over, self.ordered = child, None, None, False, False
         self.standing = ProcessStanding(now)
 
     def describe(self, status: int) -> str:
@@ -89,6 +96,19 @@ class WorkerProcess:
         if self.standing.was_done(status):
             return f"had said goodbye when its process was {describe(status)}: its work was done"
         return f"failed: {self.failure.reason}" if status > 0 and self.failure is not None else describe(status)
+
+    def tell(self, how: str, status: int, now: Seconds) -> str:
+        """Return what the user is told of the end of the newest process, in words that follow the worker's name, and note the death.
+
+        Args:
+            how: from `describe`.
+            status: of the process.
+            now: by the supervisor's clock.
+        """
+        died = status < 0 and not self.told and self.standing.kill_reason is None
+        self.died_at, self.told = now if self.died_at is None else self.died_at, True
+        how += ", as ordered by --kill" if self.ordered else ""
+        return f"died ({how})" if died else how
 
     def has_pushed(self, worker: WorkerId, snapshot: Mapping[str, Any] | None) -> bool:
         """Return True if the newest process has made a step: by its own report, else by the coordinator's last status."""

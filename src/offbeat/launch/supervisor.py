@@ -34,6 +34,7 @@ from offbeat.launch.server_ends import ServerEnds
 from offbeat.launch.servers import Servers
 from offbeat.launch.standbys import Standbys, patience_of
 from offbeat.launch.stop_signals import TOGETHER_S, StopSignals
+from offbeat.launch.watchers import Watchers
 from offbeat.launch.workers import Workers
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.notices import ends_in_order
@@ -124,12 +125,20 @@ class Supervisor:
             clock=self._clock,
             spawn=self._spawn,
             output=self._output,
-            note=display.note,
+            note=display.event,
             record=self._record,
             tell=self._send,
             snapshot=lambda: self._snapshot,
         )
         replicated = settings.replicas > 0
+        self._watchers = Watchers(
+            settings.script,
+            settings.workers,
+            token,
+            said=display.said,
+            ask=self._ask_for_stacks,
+            collect=lambda worker, end: self._output.stacks("worker", worker, all_of_them=end),
+        )
         self._servers = Servers(ServerWatch(settings.timeout_s, patience_of(settings.timeout_s) if replicated else None))
         self._standbys: Standbys | None = None
         """None: the job has no replicas."""
@@ -171,6 +180,7 @@ class Supervisor:
         finally:
             _kill(self._children())
             self._followers.kill()
+            self._watchers.close()
             self._engine.close()
             self._hub.close()
             self._output.close()
@@ -196,7 +206,7 @@ class Supervisor:
         if self._leadership is not None:
             self._leadership.begin()
         self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0 and self._standbys is None
-        self._engine.begin(self._settings, self._hub)
+        self._watchers.publish(self._engine.begin(self._settings, self._hub))
         for name, helper in self._engine.helpers().items():
             self._output.attach(name, 0, helper)
         if not self._wait_for_start(self._engine.ready_for_servers):
@@ -263,6 +273,13 @@ class Supervisor:
             self._output.attach("worker", worker, child)
         return child
 
+    def _ask_for_stacks(self, worker: WorkerId) -> str | None:
+        """Make a worker print its stacks for a watcher, instead of for the user. Returns the reason if it cannot."""
+        why_not = self._workers.print_stacks(worker)
+        if why_not is None:
+            self._output.divert_stacks("worker", worker)
+        return why_not
+
     def _after(self, error: Exception) -> Outcome:
         """End the job in order after an error of the supervisor itself: with a last checkpoint, the journal's end, and a summary."""
         lack = lack_of(error) if isinstance(error, OSError) else None
@@ -302,12 +319,14 @@ class Supervisor:
     def _serve(self, timeout_s: Seconds) -> None:
         for connection, item in self._hub.poll(timeout_s, [*self._output.pipes(), *self._followers.pipes()]):
             if isinstance(item, Message):
+                if self._watchers.on_message(connection, item):
+                    continue
                 if self._engine.on_message(connection, item) or self._from_standby(connection, item):
                     continue
                 self._on_message(connection, item)
                 if (number := self._servers.number_of(connection)) is not None:
                     self._servers.watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
-            else:
+            elif not self._watchers.on_closed(connection):
                 self._engine.on_closed(connection, item.reason)
                 if self._standbys is not None:
                     self._standbys.on_closed(connection)
@@ -316,6 +335,7 @@ class Supervisor:
         self._note_engine()
         self._output.drain()
         self._followers.tick()
+        self._watchers.tick()
 
     def _from_standby(self, connection: Connection, message: Message) -> bool:
         """Handle a message of a standby. Returns False if the message is another process's."""
@@ -366,6 +386,7 @@ class Supervisor:
                     self._servers.lasting[sender].on_message(kind, message)
             case "status":
                 self._snapshot = header["snapshot"]
+                self._watchers.on_status(header["snapshot"])
                 self._followers.on_status(header["snapshot"])
                 self._display.update(header["snapshot"], time.monotonic())
             case "records":

@@ -16,8 +16,10 @@ from offbeat.launch.output import Output
 from offbeat.launch.restarts import Bugs, FailureReport, WorkerProcess, script_failed, why_not_restarted
 from offbeat.launch.stop_signals import TOGETHER_S
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.types import Seconds, WorkerId, worker_ids
+from offbeat.types import Seconds, WorkerId, WorkerState, worker_ids
 
+END_SEEN_S: Seconds = 0.3
+"""Seconds within which the end of a process is seen after the end of its connection."""
 EXIT_S, EXIT_GRACES = 2.0, 10
 """Least seconds that a process has to end after its goodbye, and how many times ``--grace``: handlers at exit may upload files."""
 
@@ -34,7 +36,7 @@ class Workers:
         clock: stands still while this process does.
         spawn: starts a process of a worker; returns None if its machine is not there.
         output: what the processes print.
-        note: shows a line to the user.
+        note: shows the user a line on what has happened now.
         record: writes a line on a process to the journal: its role, number, what happened to it, and details.
         tell: sends a message to server 0: its kind and its fields.
         snapshot: returns the coordinator's last status.
@@ -87,6 +89,13 @@ class Workers:
         """Return the newest process of each worker whose machine is there."""
         return [state.child for state in self._states.values() if state.child is not None]
 
+    def print_stacks(self, worker: WorkerId) -> str | None:
+        """Make a worker's process print its Python stacks to its stderr. Returns the reason if it cannot."""
+        state = self._states.get(worker)
+        if state is None or state.child is None or state.child.ended() is not None:
+            return f"worker {worker} has no process"
+        return state.child.print_stacks()
+
     # What server 0 says of them.
 
     def on_standing(self, header: Mapping[str, Any]) -> None:
@@ -95,9 +104,27 @@ class Workers:
         if state is not None and state.child is not None and state.child.pid == header["pid"]:
             state.standing.heard(header, self._clock.now())
             state.over = state.over or header.get("over", False)
+            self._note_death(header["worker"], state, header)
             if header["standing"] == "too late":
                 state.too_late = True
                 state.child.strike()
+
+    def _note_death(self, worker: WorkerId, state: WorkerProcess, header: Mapping[str, Any]) -> None:
+        """Note that a worker has died, or tell that it is back. A death is told with the end of the process, or if that does not come."""
+        now = self._clock.now()
+        if header["standing"] == WorkerState.DEAD.value and state.died_at is None:
+            state.died_at, state.told = now, False
+        elif header["standing"] == WorkerState.ALIVE.value and state.died_at is not None:
+            if state.told:
+                self._note(f"worker {worker} is back after {now - state.died_at:.1f} s")
+            state.died_at, state.told = None, False
+
+    def _tell_deaths(self) -> None:
+        """Tell of workers that have died while their processes go on."""
+        for worker, state in self._states.items():
+            if state.died_at is not None and not state.told and self._clock.now() - state.died_at >= END_SEEN_S:
+                state.told = True
+                self._note(f"worker {worker} died ({state.standing.dead_because})")
 
     def on_failing(self, header: Mapping[str, Any]) -> None:
         """Keep the reason for which a script is about to fail."""
@@ -110,7 +137,7 @@ class Workers:
         """Kill a worker's process, as ordered by ``--kill``."""
         state = self._states.get(worker)
         if state is not None and state.child is not None:
-            self._note(f"killing worker {worker}, as ordered by --kill")
+            state.ordered = True
             state.child.signal(signal.SIGKILL)
 
     @property
@@ -159,7 +186,10 @@ class Workers:
                 state.status, self.bug = status, bug
                 self._output.drain()
                 return
-            self._restart(worker, state, status, how, pushed=state.has_pushed(worker, self._snapshot()))
+            self._restart(
+                worker, state, status, state.tell(how, status, self._clock.now()), pushed=state.has_pushed(worker, self._snapshot())
+            )
+        self._tell_deaths()
         for worker, how in list(self._later.items()):
             if self._backoffs[worker].due(self._clock.now()) or self._others_finished(worker):
                 del self._later[worker]
@@ -237,7 +267,8 @@ class Workers:
 
     def _lose(self, worker: WorkerId, state: WorkerProcess, reason: str) -> None:
         """Handle the loss of a worker's machine: the worker may return with it, and no restart is counted."""
-        state.child, state.away = None, reason
+        state.child, state.away, state.told = None, reason, True
+        state.died_at = self._clock.now() if state.died_at is None else state.died_at
         self._tell("lost", worker=worker, reason=reason)
         self._record("worker", worker, "lost", reason)
         self._note(f"worker {worker} is lost: {reason}; {self._engine.returns}")

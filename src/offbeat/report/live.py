@@ -81,6 +81,10 @@ class LiveProgress:
         """Print a line that stays, above the display if there is one."""
         self.lines([text], error=False)
 
+    def event(self, text: str, now: Seconds) -> None:
+        """Print what has happened, with the job's time once that is known."""
+        self.note(text if self._before is None else f"{max(self._elapsed_s, now - self._began):8.1f} s  {text}")
+
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         """Print lines that stay: to stderr, or to the console."""
         target = stderr() if error else self._console.file
@@ -192,7 +196,7 @@ def _columns(snapshot: Summary, workers: Sequence[dict[str, Any]]) -> list[Colum
 
 
 def changes(before: Summary | None, after: Summary) -> list[str]:
-    """A line for each worker that died, came back or finished between two snapshots, and for each warning."""
+    """A line for each worker that finished or lives after all between two snapshots, and for each warning. Deaths are told at once."""
     old = {} if before is None else {worker["worker"]: worker for worker in before["per_worker"]}
     warned = after["warnings"][0 if before is None else len(before["warnings"]) :]
     said = [f"warning: {warning['detail']}" for warning in warned]
@@ -201,17 +205,10 @@ def changes(before: Summary | None, after: Summary) -> list[str]:
 
 def _changes(old: dict[str, Any] | None, new: dict[str, Any]) -> list[str]:
     state, number = new["state"], new["worker"]
-    was, deaths, incarnations = ("expected", 0, 1) if old is None else (old["state"], old["deaths"], max(1, old["incarnations"]))
-    lines = []
-    # A death and a return may both lie between two snapshots: the counters tell, where the states look as before.
-    if new["deaths"] > deaths:
-        lines.append(f"worker {number} died" + (f": {new['reason']}" if state == "dead" else ""))
-    if new["incarnations"] > incarnations:
-        lines.append(f"worker {number} returned as incarnation {new['incarnations']}")
-    if state != was and state in ("finished", "recovered"):
-        ended = "left, as it was told to" if new["reason"] == TOLD_TO_LEAVE else "finished"
-        lines.append(f"worker {number} " + (ended if state == "finished" else f"was declared dead but lives: {new['reason']}"))
-    return lines
+    if state == ("expected" if old is None else old["state"]) or state not in ("finished", "recovered"):
+        return []
+    ended = "left, as it was told to" if new["reason"] == TOLD_TO_LEAVE else "finished"
+    return [f"worker {number} " + (ended if state == "finished" else f"was declared dead but lives: {new['reason']}")]
 
 
 def _chosen(workers: Sequence[dict[str, Any]], slow: Sequence[int], rows: int) -> list[dict[str, Any]]:

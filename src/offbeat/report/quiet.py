@@ -34,6 +34,9 @@ class QuietProgress:
     def note(self, text: str) -> None:
         """Leave a line out: what a job lacks at its end is part of its reason and of its exit status."""
 
+    def event(self, text: str, now: Seconds) -> None:
+        """Leave a line out."""
+
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         """Print lines of a process: to stderr, or to the console."""
         target = stderr() if error else self._console.file
