@@ -31,7 +31,11 @@ def on_joined_batches(size: int, epochs: int, *, sums: bool) -> dict[str, torch.
 
 @pytest.mark.parametrize(
     ("sync", "more"),
-    marked([("bsp", ()), ("full", ()), ("allreduce", ()), ("bsp", ("--sum",)), ("full", ("--sum",))], ("full", ())),
+    marked(
+        [("bsp", ()), ("full", ()), ("allreduce", ()), ("bsp", ("--sum",)), ("full", ("--sum",))],
+        ("full", ()),
+        night=[("bsp", ("--sum",)), ("allreduce", ())],
+    ),
 )
 def test_workers_with_batches_of_their_own_equal_one_process_on_the_joined_batch(
     start: Start, tmp_path: Path, sync: str, more: tuple[str, ...]
@@ -58,7 +62,7 @@ def test_even_shares_are_in_proportion_to_the_batches(start: Start) -> None:
     assert ended.out.count("dealt 12 batches of 12") == 2 * 2, ended.out
 
 
-@pytest.mark.parametrize("sync", ["bsp", "full"])
+@pytest.mark.parametrize("sync", marked(["bsp", "full"], night=["bsp"]))
 def test_sizes_follow_the_measured_speeds(start: Start, sync: str) -> None:
     options = ("--sizes", "auto:12", "--epochs", "12", "--seconds", "0.0005", "0.004")
     ended = start("--workers", "2", "--sync", sync, "--kill", "1@70", SIZED, *options).ended()

@@ -34,7 +34,9 @@ def more_versions(job: Job) -> None:
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("options", [(), ("--replicas", "1")], ids=["", "replicas"])
+@pytest.mark.parametrize(
+    "options", [pytest.param((), id="alone"), pytest.param(("--replicas", "1"), marks=pytest.mark.night, id="replicas")]
+)
 def test_no_death_ends_a_curve(start: Start, enough: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed")
     folder = tmp_path / "runs"

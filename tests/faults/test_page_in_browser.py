@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.tiers import marked
 from tests.view.page_records import died, joined, logged, pushed, release, steps
 from tests.view.test_server import page
 
@@ -80,7 +81,7 @@ def take(shown: Shown, tally: Tally, *records: Record) -> None:
         hub.view.status(tally.summary(brief=True))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", marked(["light", "dark"], night=["light"]))
 def test_four_workers_live_reloaded_and_ended(scheme: str) -> None:
     view, tally = view_of([*steps(4, 60, slow=2), logged(18.0, 60, **{SCRIPT: 3.5})])
     with browser(view, color_scheme=scheme) as shown:
