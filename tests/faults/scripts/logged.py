@@ -23,4 +23,5 @@ def main() -> None:
         offbeat.log(steps=steps, loss=1.0)
 
 
-main()
+if __name__ == "__main__":
+    main()
