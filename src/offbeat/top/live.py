@@ -131,7 +131,7 @@ def attach(link: Link, name: str, console: Console) -> int:
         return _no_answer(link, name)
     history, screen = History(), Screen(answer["about"]["workers"])
     history.add(answer)
-    heard_at = time.monotonic()
+    heard_at, wanted = time.monotonic(), screen.worker
     with _keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while not screen.over and link.closed is None:
             live.update(screen.draw(history, console.width, console.height, time.monotonic() - heard_at), refresh=True)
@@ -142,8 +142,10 @@ def attach(link: Link, name: str, console: Console) -> int:
                 elif message["worker"] == screen.worker:
                     screen.stacks = message["lines"] or [f"no stacks: {message['why_not']}"]
             for key in _read(keys):
-                if screen.press(key, history.order()) and screen.worker is not None and not link.ask_for_stacks(screen.worker):
-                    screen.stacks = ["stacks of another worker are awaited: press s"]
+                if screen.press(key, history.order()):
+                    wanted = screen.worker
+            if wanted is not None and link.ask_for_stacks(wanted):  # or else once the answer that is awaited has come
+                wanted = None
     if not screen.over:
         _print(history, console)
         say(f"{name}: the connection is closed: {readable(link.closed or '')}")
