@@ -6,6 +6,7 @@ the seed, and ``make test SEED=...`` repeats them; a failure prints how to repea
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
@@ -15,6 +16,9 @@ from tests import tiers
 from offbeat import session
 from offbeat.policies import RULES
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts a command in the background has it ignore Ctrl-C, which its children inherit: some tests send it to them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("offbeat", deadline=None, print_blob=True)
 settings.load_profile("offbeat")
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.launch.environment import free_port
+
 OFFBEAT = [sys.executable, "-m", "offbeat", "doctor", "--seconds", "0.1"]
 
 
@@ -50,7 +52,7 @@ def test_text_and_status() -> None:
 
 def test_machines_measure_each_other_and_report_as_json(token: str) -> None:
     with subprocess.Popen(
-        [*OFFBEAT, "--serve", "--listen", "127.0.0.1", "--port", "28411", "--token-file", token],
+        [*OFFBEAT, "--serve", "--listen", "127.0.0.1", "--port", str(free_port()), "--token-file", token],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
