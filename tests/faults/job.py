@@ -30,7 +30,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TRAIN = str(SCRIPTS / "train.py")
 MISTAKEN = str(SCRIPTS / "mistaken.py")
 FAULTY = str(SCRIPTS / "faulty.py")
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 """For anything that takes a few seconds on an idle machine."""
 LOOK_S = 0.05
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError, PermissionError)
