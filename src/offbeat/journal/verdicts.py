@@ -23,11 +23,11 @@ DEATHS_TOLD: Final = 5
 SAME: Final = 0.4
 """Workers of one verdict cost at least this part of what the costliest of them costs."""
 SECOND: Final = 0.5
-"""A worker's further cause is told where it is at least this part of its first; else it comes with the first."""
+"""A worker's second cause has a verdict of its own if it costs at least this part of the first; else the first has both costs."""
 BUSY: Final = 0.5
 """A phase whose processor time is below this part of its wall time waits for something."""
 EVERYWHERE: Final = {"data": 0.4, "gc": 0.1, "evaluation": 0.1, "save": 0.1, QUEUED: 0.25}
-"""From which share of every worker's own time on a phase is told that no worker has more of than another."""
+"""By phase: the share of every worker's own time from which a verdict names the phase, though no worker is late by it."""
 
 
 class Advice(NamedTuple):

@@ -30,6 +30,7 @@ from offbeat.core.worker_messages import BarrierAsked, Compute, EpochEndWanted, 
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
 from offbeat.runtime.job.loading import frozen
+from offbeat.runtime.job.messages import METRICS_MAX
 from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
@@ -47,8 +48,6 @@ from offbeat.tensors.flat import FlatModel
 from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
 
-METRICS_EACH_MAX: Final = 1000
-"""Most metrics of one message."""
 METRIC_NAME_MAX: Final = 200
 """Most characters of a metric's name that are sent."""
 ANEW: Final = (
@@ -527,8 +526,8 @@ class JobSession(Session):
         super().log(values)
         rest = [(name[:METRIC_NAME_MAX], value) for name, value in values.items() if name != "loss"]
         if not self.link.closed.is_set():
-            for start in range(0, len(rest), METRICS_EACH_MAX):
-                self._coordinator.send({"kind": "metrics", "values": dict(rest[start : start + METRICS_EACH_MAX])})
+            for start in range(0, len(rest), METRICS_MAX):
+                self._coordinator.send({"kind": "metrics", "values": dict(rest[start : start + METRICS_MAX])})
 
     # Checkpoints.
 
