@@ -93,10 +93,14 @@ def test_names_of_scripts_and_many_metrics_reach_the_page(start: Start, tmp_path
     assert job.ended().status == 0
 
 
-def test_a_port_in_use_is_one_sentence(start: Start) -> None:
+def test_a_port_in_use_is_one_sentence(start: Start, tmp_path: Path) -> None:
+    until = tmp_path / "enough"
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         port = other.getsockname()[1]
-        ended = start("--workers", "2", "--dashboard", str(port), TRAIN).ended()
+        job = start("--workers", "2", "--dashboard", str(port), TRAIN, "--until", str(until))
+        job.wait("the sentence", lambda: "in use" in job.printed())
+        until.touch()
+        ended = job.ended()
     assert ended.status == 0
     (line,) = [line for line in ended.out.splitlines() if "in use" in line]
     assert f"--dashboard {port}: port {port} of 127.0.0.1 is in use by another program" in line and "training goes on without it" in line
@@ -146,6 +150,9 @@ def test_a_stopped_page_and_readers_that_never_read_cost_nothing(start: Start, t
 
 def test_without_the_extra_training_goes_on(start: Start, tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')")
-    ended = start("--workers", "1", "--dashboard", TRAIN, environment={"PYTHONPATH": str(tmp_path)}).ended()
-    assert ended.status == 0
-    assert "--dashboard: uvicorn is not installed: pip install 'offbeat[view]'; training goes on without it" in ended.out
+    until = tmp_path / "enough"
+    job = start("--workers", "1", "--dashboard", TRAIN, "--until", str(until), environment={"PYTHONPATH": str(tmp_path)})
+    said = "--dashboard: uvicorn is not installed: pip install 'offbeat[view]'; training goes on without it"
+    job.wait("the sentence", lambda: said in job.printed())
+    until.touch()
+    assert job.ended().status == 0
