@@ -3,7 +3,7 @@
     python -m benchmarks.verdicts [--runs 20] [--quiet-runs 40] [--only CAUSE] [--sync bsp] [--json FILE]
 
 A job is right if the costliest verdict names the slow workers and the cause. A job that nothing disturbs is right if nothing is said. The
-neighbour is a busy process on the core of the slow worker; the link is the loopback device of a network namespace, limited by ``tc`` (as
+neighbour is a busy process on the core of the slow worker, in steps of 20 ms and in short ones; the link is the loopback device of a network namespace, limited by ``tc`` (as
 root), over which a worker of another host name sends. One job runs at a time; its processes have the machine to themselves.
 """
 
@@ -50,7 +50,8 @@ CASES = [
     Case("gc", "gc", batches=60),
     Case("save", "save", slow=(0,)),
     Case("evaluation", "evaluation", slow=(0,), batches=60),
-    Case("neighbour", "queued", batches=120),
+    Case("neighbour", "queued", batches=60),
+    Case("neighbour short", "queued", batches=200),
     Case("link", "link", batches=30),
 ]
 CALM = [Case("none", "", batches=150), Case("compute", "", batches=100)]
@@ -77,7 +78,7 @@ def verdicts(case: Case, sync: str) -> list[dict[str, Any]]:
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "VERDICTS_DISK": folder}
         neighbour = None
-        if case.cause == "neighbour":
+        if case.cause.startswith("neighbour"):
             neighbour = subprocess.Popen([sys.executable, "-c", "import os\nos.sched_setaffinity(0, {0})\nwhile True: pass"])
         if case.cause == "link":
             words = ["ip", "netns", "exec", NETNS, *words]

@@ -97,7 +97,7 @@ class Node:
         self.me = self
 
 
-if MINE and CAUSE == "neighbour":
+if MINE and CAUSE.startswith("neighbour"):
     os.sched_setaffinity(0, {0})  # where the benchmark has put another process
 model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Slow(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
 optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001), model)
@@ -110,6 +110,8 @@ for step, (x, y) in enumerate(loader):
     for _ in range(3 if CAUSE == "compute" else 0):
         loss = loss + nn.functional.mse_loss(model(x), y)
     loss.backward()
+    if CAUSE == "neighbour":
+        busy(0.02)
     if MINE and CAUSE == "own":
         busy(0.03)
     if MINE and CAUSE == "own sleep":

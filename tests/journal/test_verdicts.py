@@ -149,12 +149,13 @@ def test_more_workers_than_cores() -> None:
     assert verdict.what == "Oversubscribed: 4 workers share 2 cores"
 
 
-def test_a_link_is_what_the_phases_do_not_explain() -> None:
-    records = barrier([[STEP, with_more(unknown=0.1)]] * 30)
+@pytest.mark.parametrize(("queued_s", "cause"), [(0.0, "link"), (0.02, "link"), (0.09, "queued")])
+def test_a_link_is_what_neither_phases_nor_a_queue_for_a_core_explain(queued_s: float, cause: str) -> None:
+    records = barrier([[STEP, with_more(unknown=0.1)]] * 30, host=[{}, {"queued_s": queued_s}])
     for record in records:
         record.get("phases", {}) and record["phases"] != STEP and record.update(phases=STEP)
     (verdict,) = found(records)
-    assert (verdict.workers, verdict.cause) == ((1,), "link")
+    assert (verdict.workers, verdict.cause) == ((1,), cause)
 
 
 def test_where_nobody_waits_a_slow_worker_does_less() -> None:

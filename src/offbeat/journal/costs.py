@@ -6,8 +6,8 @@ has all of it, and with three late ones of four each has a third. *Where each pu
 longer than the fast ones do, and the waits of the others that this causes; both count per worker of the job.
 
 A worker's cost is divided by causes: by how much longer each phase of its push was than with the fastest quarter of the fold's workers.
-Two causes are not phases. `QUEUED`: the script's thread was ready to run and had no core. `LINK`: the time between a release and the push
-that the worker's own phases do not explain, so messages on their way.
+Two causes are not phases. `QUEUED`: the script's thread was ready to run and had no core, in a phase or with the release there to read.
+`LINK`: the rest of the time between a release and the push that the worker's own phases do not explain, so messages on their way.
 
 The first push after a worker has joined is left out: it contains the beginning of its script.
 """
@@ -210,7 +210,9 @@ class Costs:
         seconds, waited = spent(record)
         own = sum(seconds.values())
         if "phases" in record and "held" not in record and (link := t - worker.released_at - own) > 0.0:  # with blocks no release says when
-            seconds[LINK] = link
+            # What it was queued for beyond its phases was after the release had come: it did not run, and could not read it.
+            late_s = min(link, max(0.0, (record.get("host") or {}).get("queued_s", 0.0) - seconds.get(QUEUED, 0.0)))
+            seconds[LINK], seconds[QUEUED] = link - late_s, seconds.get(QUEUED, 0.0) + late_s
         worker.pushed_at, worker.last = t, seconds
         worker.pushes += 1
         worker.steps += record.get("steps", 1)
