@@ -4,7 +4,8 @@
 
 A job is right if the costliest verdict names the slow workers and the cause. A job that nothing disturbs is right if nothing is said. The
 neighbour is a busy process on the core of the slow worker, in steps of 20 ms and in short ones; the link is the loopback device of a network namespace, limited by ``tc`` (as
-root), over which a worker of another host name sends. One job runs at a time; its processes have the machine to themselves.
+root), over which a worker of another host name sends; short memory is a cgroup with less of it than the worker uses (as root; with cgroups
+of version 1, where there is swap). One job runs at a time; its processes have the machine to themselves.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from benchmarks.job import save
 WORKER = str(Path(__file__).with_name("verdicts_worker.py"))
 OFFBEAT = (sys.executable, "-m", "offbeat", "run")
 NETNS, RATE = "offbeat-verdicts", "100mbit"
+MEMORY_NBYTES = 80 << 20
+FIRST = Path("/sys/fs/cgroup/memory")
 
 
 class Case(NamedTuple):
@@ -53,6 +56,7 @@ CASES = [
     Case("neighbour", "queued", batches=60),
     Case("neighbour short", "queued", batches=200),
     Case("link", "link", batches=30),
+    Case("memory", "memory"),
 ]
 CALM = [Case("none", "", batches=150), Case("compute", "", batches=100)]
 CROWDED = Case("compute", "cores", 5, (), 100)
@@ -83,6 +87,8 @@ def verdicts(case: Case, sync: str) -> list[dict[str, Any]]:
         if case.cause == "link":
             words = ["ip", "netns", "exec", NETNS, *words]
             environment["VERDICTS_WIDTH"] = "512"
+        if case.cause == "memory":
+            environment["VERDICTS_CGROUP"] = str(cgroup())
         try:
             ended = subprocess.run(words, check=False, env=environment, capture_output=True, text=True, timeout=300)
         finally:
@@ -92,6 +98,24 @@ def verdicts(case: Case, sync: str) -> list[dict[str, Any]]:
         if ended.returncode:
             raise SystemExit(f"{case}: status {ended.returncode}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
         return [one for one in json.loads(summary.read_text())["verdicts"] if one["kind"] != "death"]
+
+
+def possible(case: Case) -> bool:
+    """Return whether this user and this machine can make the cause."""
+    if case.cause not in ("link", "memory"):
+        return True
+    swap = len(Path("/proc/swaps").read_text().splitlines()) > 1
+    controllers = FIRST.with_name("cgroup.controllers")
+    limited = swap if FIRST.exists() else controllers.exists() and "memory" in controllers.read_text()
+    return os.geteuid() == 0 and (case.cause == "link" or limited)
+
+
+def cgroup() -> Path:
+    """Make a cgroup with little memory."""
+    group = (FIRST if FIRST.exists() else FIRST.parent) / NETNS
+    group.mkdir(exist_ok=True)
+    (group / ("memory.limit_in_bytes" if FIRST.exists() else "memory.high")).write_text(str(MEMORY_NBYTES))
+    return group
 
 
 def right(case: Case, said: list[dict[str, Any]]) -> bool:
@@ -119,7 +143,10 @@ def main() -> None:
     print("| cause | workers | slow | right | otherwise |\n|---|--:|---|--:|---|")
     todo = [(case, args.runs) for case in CASES] + [(case, args.quiet_runs // 2) for case in CALM] + [(CROWDED, args.runs)]
     for case, runs in todo:
-        if args.only not in (None, case.cause) or (case.cause == "link" and os.geteuid() != 0):
+        if args.only not in (None, case.cause):
+            continue
+        if not possible(case):
+            print(f"| {case.cause} | {case.workers} | {', '.join(map(str, case.slow))} | not possible here | |", flush=True)
             continue
         wrong: Counter[str] = Counter()
         for _ in range(runs):

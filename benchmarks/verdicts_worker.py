@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import mmap
 import os
 import random
 import sys
 import tempfile
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +36,15 @@ def busy(seconds: float) -> None:
         hashlib.sha256(bytes(4096)).digest()
 
 
+def more_pages_than_memory() -> mmap.mmap:
+    """Enter a cgroup with little memory, and use more."""
+    Path(os.environ["VERDICTS_CGROUP"], "cgroup.procs").write_text("0")
+    pages = mmap.mmap(-1, 96 << 20)
+    for start in range(0, len(pages), 1 << 20):
+        pages[start : start + (1 << 20)] = os.urandom(1 << 20)
+    return pages
+
+
 class Samples(torch.utils.data.Dataset[Any]):
     """Samples that take long to get on a slow worker: by sleep, decoding, hashing, or the disk."""
 
@@ -43,6 +54,7 @@ class Samples(torch.utils.data.Dataset[Any]):
         if CAUSE == "data disk" and MINE:
             self.file = tempfile.TemporaryFile(dir=os.environ.get("VERDICTS_DISK"))  # noqa: SIM115 - for the whole run
             self.file.write(os.urandom(4 << 20))
+        self.pages = more_pages_than_memory() if CAUSE == "memory" and MINE else None
 
     def __len__(self) -> int:
         return BATCH * BATCHES * offbeat.world_size()
@@ -60,6 +72,9 @@ class Samples(torch.utils.data.Dataset[Any]):
                 self.file.write(index.to_bytes(8, "big"))
                 self.file.flush()
                 os.fsync(self.file.fileno())
+        if self.pages is not None:
+            for page in random.choices(range(len(self.pages) // mmap.PAGESIZE), k=100):
+                self.pages[page * mmap.PAGESIZE]
         return torch.full((WIDTH,), index / len(self)), torch.ones(1)
 
 

@@ -133,6 +133,14 @@ def test_a_cause_outside_of_the_process(reading: str, cause: str) -> None:
     assert (verdict.workers, verdict.cause) == ((1,), cause)
 
 
+@pytest.mark.parametrize(("stalled_s", "pages", "cause"), [(0.01, 200.0, "memory"), (0.0, 200.0, "data"), (0.01, 3.0, "data")])
+def test_pages_that_are_read_back_while_memory_is_short(stalled_s: float, pages: float, cause: str) -> None:
+    slow = with_more(data=0.2)
+    (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{}, {"memory_stalled_s": stalled_s, "major_faults": pages}], busy=0.3))
+    assert (verdict.workers, verdict.cause) == ((1,), cause)
+    assert ("pages read from the disk" in verdict.evidence) == (cause == "memory")
+
+
 def test_a_hot_gpu() -> None:
     slow = with_more(forward=0.06, backward=0.1)
     (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{"gpu_throttled": 0.0}, {"gpu_throttled": 1.0, "gpu_mhz": 900.0}]))

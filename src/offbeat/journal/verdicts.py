@@ -26,6 +26,10 @@ SECOND: Final = 0.5
 """A worker's second cause has a verdict of its own if it costs at least this part of the first; else the first has both costs."""
 BUSY: Final = 0.5
 """A phase whose processor time is below this part of its wall time waits for something."""
+RECLAIMED: Final = 0.02
+READ_BACK: Final = 30.0
+"""Pages a step. A worker that reads so many from the disk, while tasks wait for memory for a share `RECLAIMED` of what it is late, is short of
+memory: the kernel counts only a part of such a wait as one for memory. A file that is mapped and read for the first time stalls nobody."""
 EVERYWHERE: Final = {"data": 0.4, "gc": 0.1, "evaluation": 0.1, "save": 0.1, QUEUED: 0.25}
 """By phase: the share of every worker's own time from which a verdict names the phase, though no worker is late by it."""
 
@@ -176,9 +180,15 @@ def _renamed(worker: WorkerCosts, causes: Causes) -> Causes:
     idle = {cause: cost_s for cause, cost_s in causes.items() if cause in IDLE and _busy(worker, cause) < 1.0 - BUSY / 2}
     whole = sum(idle.values())
     for cause, reading in OUTSIDE.items():
-        if whole > 0.0 and worker.host_readings.get(reading, 0.0) >= BUSY * whole:
+        outside_s = worker.host_readings.get(reading, 0.0)
+        if whole > 0.0 and (outside_s >= BUSY * whole or (cause == "memory" and outside_s >= RECLAIMED * whole and _reads_back(worker))):
             return {**{name: value for name, value in causes.items() if name not in idle}, cause: whole}
     return causes
+
+
+def _reads_back(worker: WorkerCosts) -> bool:
+    """Return whether the worker waits for pages of its memory from the disk all the time."""
+    return worker.host_readings.get("major_faults", 0.0) >= READ_BACK * worker.steps
 
 
 IDLE: Final = frozenset({Phase.DATA.label, Phase.PUSH.label, Phase.PULL.label, QUEUED, *(phase.label for phase in COMPUTING)})
@@ -233,6 +243,8 @@ def _why(costs: Costs, workers: Sequence[int], cause: str) -> str:
         said.append(text)
         if cause in ("forward", "backward", "own", "data") and _busy(worker, cause) > 0.0:
             said.append(f"{percent(_busy(worker, cause))} of it on a processor")
+    if cause == "memory":
+        said.append(f"{worker.host_readings.get('major_faults', 0.0) / worker.steps:,.0f} pages read from the disk a step")
     if costs.together:
         late = sum(costs.workers[number].late for number in workers)
         said.append(f"{late:,} of {costs.folds:,} folds waited for {'it' if len(workers) == 1 else 'them'} last")
