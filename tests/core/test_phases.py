@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.core.phases import UNMEASURED, Phase, PhaseClock, with_device
+from offbeat.core.phases import UNMEASURED, Phase, PhaseClock, Spent, slowest, with_device
 
 PHASES = st.sampled_from(Phase)
 
@@ -25,6 +25,16 @@ def test_an_account_is_the_whole_time(turns: list[tuple[Phase, int, int]]) -> No
     for phase in Phase:
         assert abs(spent.phases.get(phase.label, 0.0) - expected[phase] * 1e-9) < 2e-6, phase
     assert "wait" not in spent.processor, "a worker that waits does no work of its own"
+
+
+def test_of_several_processes_the_busiest_is_the_slowest() -> None:
+    waits_in_backward = Spent({"forward": 0.1, "backward": 0.5, "push": 0.01}, {"forward": 0.1, "backward": 0.1, "push": 0.01})
+    computes = Spent({"forward": 0.5, "backward": 0.1, "push": 0.01}, {"forward": 0.5, "backward": 0.1, "push": 0.01})
+    loads = Spent({"data": 0.55, "forward": 0.01, "backward": 0.05}, {"data": 0.02, "forward": 0.01, "backward": 0.05})
+    waits = Spent({"data": 0.02, "forward": 0.01, "backward": 0.05, "wait": 0.53}, {"data": 0.02, "forward": 0.01, "backward": 0.05})
+    assert slowest([waits_in_backward, computes]) == 1
+    assert slowest([waits, waits, loads, waits_in_backward]) == 2
+    assert slowest([computes, None]) == 0
 
 
 def test_the_next_account_begins_where_the_last_has_ended() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -105,6 +106,37 @@ def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
     assert reports
     assert all(report["folded"] == SIZE for report in reports)
+
+
+SLOW_LOADER = """
+import hashlib, torch, torch.distributed as dist, offbeat
+from torch import nn
+class Samples(torch.utils.data.Dataset):
+    def __len__(self): return 480
+    def __getitem__(self, index):
+        if (offbeat.rank(), dist.get_rank()) == (1, 1): hashlib.pbkdf2_hmac("sha256", b"sample", b"salt", 8000)
+        return torch.ones(4)
+dist.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 1))
+optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+for x in torch.utils.data.DataLoader(Samples(), batch_sampler=optimizer.batch_sampler(Samples(), batch_size=4)):
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_slow_process_of_a_worker_is_named(start: Start, tmp_path: Path) -> None:
+    script, summary = tmp_path / "script.py", tmp_path / "summary.json"
+    script.write_text(SLOW_LOADER)
+    ended = start("--workers", "2", "--procs-per-worker", "2", "--summary", str(summary), str(script)).ended()
+    assert ended.status == 0, ended.err
+    (verdict,) = [one for one in json.loads(summary.read_text())["verdicts"] if one["cause"] == "data"]
+    assert verdict["workers"] == [1]
+    assert "its process 1 is the slowest" in verdict["evidence"]
+    for push in [record for record in ended.records if record["kind"] == "pushed"][2:]:
+        assert push["process"] in (0, 1)
+        assert sum(push["phases"].values()) > 0.0
 
 
 def test_processes_that_make_different_calls_are_told(start: Start) -> None:

@@ -68,6 +68,8 @@ class Pushed(NamedTuple):
     """The processor time in each of them."""
     host: Mapping[str, float] | None = None
     """What the operating system has done to the process meanwhile, see ``runtime/worker/host_readings.py``."""
+    process: int | None = None
+    """Of a worker of several processes: the one whose account this is, for which the others waited."""
 
 
 class Abandoned(NamedTuple):

@@ -6,7 +6,7 @@ worker gives it two of its process (``runtime/worker/phase_watch.py``), the simu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Final, NamedTuple
@@ -66,6 +66,28 @@ class Spent(NamedTuple):
     """Wall time."""
     processor: Mapping[str, Seconds]
     """Processor time of the process, all threads together; none for `WAITING`."""
+
+
+def slowest(accounts: Sequence[Spent | None]) -> int:
+    """Return which process of a worker its others wait for: the one that is busy for longest.
+
+    All come to the push together, so that their accounts are equally long. A fast process waits for others in its own forward or backward
+    pass too, where `torch.distributed` exchanges: of these, only processor time counts.
+
+    >>> slowest([Spent({"data": 0.1, "backward": 0.9}, {"backward": 0.2}), Spent({"data": 0.7, "backward": 0.3}, {"backward": 0.2}), None])
+    1
+    """
+
+    def busy_s(account: Spent | None) -> Seconds:
+        if account is None:
+            return -1.0
+        measured = ((account.processor if name in _TOGETHER else account.phases).get(name, 0.0) for name in account.phases)
+        return sum(measured) - account.phases.get(Phase.WAIT.label, 0.0)
+
+    return max(range(len(accounts)), key=lambda rank: busy_s(accounts[rank]))
+
+
+_TOGETHER: Final = frozenset(phase.label for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.COMPUTE))
 
 
 class PhaseClock:

@@ -118,6 +118,8 @@ class WorkerCosts:
     deaths: list[Death] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
     """Samples that it has been dealt and not pushed yet, by lease."""
+    processes: dict[int, int] = field(default_factory=dict)
+    """Of a worker of several processes: for how many pushes each was the one for which the others waited."""
     slowed: str = ""
     """How it is slowed on purpose."""
 
@@ -232,6 +234,8 @@ class Costs:
                 worker.host_readings[name] = worker.host_readings.get(name, 0.0) + value
         if worker.fresh:
             return
+        if (process := record.get("process")) is not None:
+            worker.processes[process] = worker.processes.get(process, 0) + 1
         worker.own_s += own
         worker.waited_s += waited
         for name, value in (record.get("processor") or {}).items():

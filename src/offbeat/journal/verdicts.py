@@ -28,8 +28,8 @@ BUSY: Final = 0.5
 """A phase whose processor time is below this part of its wall time waits for something."""
 RECLAIMED: Final = 0.02
 READ_BACK: Final = 30.0
-"""Pages a step. A worker that reads so many from the disk, while tasks wait for memory for a share `RECLAIMED` of what it is late, is short of
-memory: the kernel counts only a part of such a wait as one for memory. A file that is mapped and read for the first time stalls nobody."""
+"""Pages a step. A worker that reads so many from the disk, while tasks wait for memory for a share `RECLAIMED` of what it is late, is short
+of memory: the kernel counts only a part of such a wait as one for memory. A file that is read for the first time stalls nobody."""
 EVERYWHERE: Final = {"data": 0.4, "gc": 0.1, "evaluation": 0.1, "save": 0.1, QUEUED: 0.25}
 """By phase: the share of every worker's own time from which a verdict names the phase, though no worker is late by it."""
 
@@ -243,6 +243,9 @@ def _why(costs: Costs, workers: Sequence[int], cause: str) -> str:
         said.append(text)
         if cause in ("forward", "backward", "own", "data") and _busy(worker, cause) > 0.0:
             said.append(f"{percent(_busy(worker, cause))} of it on a processor")
+    process, pushes = max(worker.processes.items(), key=lambda item: item[1], default=(0, 0))
+    if 2 * pushes > sum(worker.processes.values()):
+        said.append(f"its process {process} is the slowest in {pushes:,} of {sum(worker.processes.values()):,} steps")
     if cause == "memory":
         said.append(f"{worker.host_readings.get('major_faults', 0.0) / worker.steps:,.0f} pages read from the disk a step")
     if costs.together:

@@ -20,7 +20,7 @@ def pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None
     known = {name: fields[name] for name in _FIELDS if name in fields}
     lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
     if shard:  # where a worker's time has gone is told once, not by each shard
-        known |= dict.fromkeys(("phases", "processor", "host"))
+        known |= dict.fromkeys(("phases", "processor", "host", "process"))
     return Pushed(worker, **{**known, **lists}, shard=shard)
 
 

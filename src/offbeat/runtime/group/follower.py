@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from offbeat.core.phases import UNMEASURED, Phase
 from offbeat.runtime.group import messages, values
 from offbeat.runtime.group.channel import Follower, follower
 from offbeat.runtime.group.state import Entries, ScriptState
+from offbeat.runtime.worker.phase_watch import PhaseWatch
 from offbeat.session import Barrier, LeasedRange, Place, Session, Snapshot
 from offbeat.types import Epoch, LeaseId, WorkerId
 
@@ -42,12 +44,18 @@ class FollowerSession(Session):
         self._state = ScriptState(optimizer, parameters)
         channel.announce("DistributedOptimizer", {}, self._state.entries(optimizer.state_dict()))
         optimizer.state.clear()
+        self._watch = PhaseWatch.of_process() if os.environ.get("OFFBEAT_PHASES") else None
+        self._phases = UNMEASURED if self._watch is None else self._watch.clock
+        if self._watch is not None:
+            self._watch.follow(model)
         self._note(channel.await_answer())
 
     def _call(self, name: str, entries: Entries | None = None, **sent: Any) -> dict[str, Any]:
-        self._channel.announce(name, sent, entries)
-        answer = self._channel.await_answer()
-        self._note(answer)
+        with self._phases.within(Phase.WAIT):
+            self._channel.announce(name, sent, entries)
+            answer = self._channel.await_answer()
+        with self._phases.within(Phase.PULL):
+            self._note(answer)
         return answer
 
     def _note(self, answer: dict[str, Any]) -> None:
@@ -65,9 +73,11 @@ class FollowerSession(Session):
         self._outstanding = [grant for grant in self._outstanding if (grant.pool, grant.lease) in held]
 
     def step(self, samples: int | None) -> None:
-        finite = self._own.give_gradients()
+        with self._phases.within(Phase.PUSH):
+            finite = self._own.give_gradients()
         self.steps += 1
-        self._call("step", samples=samples, nonfinite=[number for number in finite if not finite[number]])
+        account: dict[str, Any] = {} if self._watch is None else {"account": self._watch.take()}
+        self._call("step", samples=samples, nonfinite=[number for number in finite if not finite[number]], **account)
 
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         found = self._call("take")["grant"]

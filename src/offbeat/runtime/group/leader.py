@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from offbeat.core.phases import Phase, Spent
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.group import values
 from offbeat.runtime.group.channel import leader
 from offbeat.runtime.group.shadow import Shadow
 from offbeat.runtime.worker.job_session import JobSession
+from offbeat.runtime.worker.phase_watch import Account
 from offbeat.session import Barrier, LeasedRange, Place
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
@@ -67,7 +69,8 @@ class Leading:
         """
         if call not in SHARED_CALLS:
             return arguments
-        requests = self._channel.gather(SHARED_CALLS[call])
+        with self._session.phases.within(Phase.WAIT):
+            requests = self._channel.gather(SHARED_CALLS[call])
         if self._shadow.sharded and call in ("snapshot", "hand_in"):
             raise ConfigurationError(
                 "save() of a worker with sharded parameters (FSDP2), of which no process has all: save the state_dict() of the model and "
@@ -78,6 +81,7 @@ class Leading:
             return (self._shadow.to_load(arguments[0], [request["state"] for request in requests]),)
         elif call == "step":
             self._shadow.give_gradients({number for request in requests for number in request["nonfinite"]})
+            self._session.other_accounts = [_account(request) for request in requests]
             counts = [arguments[0], *(request["samples"] for request in requests)]
             return (None if None in counts else sum(counts),)
         return arguments
@@ -91,7 +95,8 @@ class Leading:
             self._shadow.loaded()
         grant = result if isinstance(result, LeasedRange) else None
         met = result if isinstance(result, Barrier) else None
-        self._answer(grant, met, loads=call != "take" or grant is None or session.version != self._version or not session.consumed)
+        with session.phases.within(Phase.PULL):
+            self._answer(grant, met, loads=call != "take" or grant is None or session.version != self._version or not session.consumed)
         if call == "state_dict":
             self._channel.hand_out(lambda rank: self._shadow.entries(rank, result))
             return self._shadow.script_state(result)
@@ -130,6 +135,11 @@ class Leading:
         """Tell all processes that the call has raised an error."""
         if call in SHARED_CALLS and isinstance(error, Exception):
             self._channel.answer({"error": f"{type(error).__name__}: {error}"})
+
+
+def _account(request: dict[str, Any]) -> Account:
+    spent, host = request.get("account", (None, None))
+    return None if spent is None else Spent(*spent), host
 
 
 def _mapped(block: SharedMemory) -> MemoryBlock:

@@ -7,15 +7,21 @@ from typing import Any, Final
 import msgpack  # type: ignore[import-untyped]
 
 from offbeat.errors import ProtocolError
-from offbeat.transport.schema import Check, Unfit, fields, flag, many, maybe, number, plain, row, text, whole
+from offbeat.transport.schema import Check, Unfit, fields, flag, many, mapping, maybe, number, plain, row, text, whole
 
 NBYTES_MAX: Final = 64 << 20
 """Most bytes of one message."""
 _pieces: Final = many(row(text(), whole(-1, 1 << 16), many(whole(), 64), text(20), whole()))
 _grant: Final = row(whole(), whole(), whole(), whole(), many(row(whole(), whole())), maybe(whole()))
 
-CALL: Final = row(text(100), fields({}, {"pieces": _pieces, "samples": maybe(whole()), "nonfinite": many(whole()), "state": plain()}))
-"""From another process to the leader: the name of the call, and its values. With ``state`` a descriptor follows, of its memory."""
+_amounts: Final = mapping(number(), 32)
+_account: Final = row(maybe(row(_amounts, _amounts)), maybe(_amounts))
+_values: Final = {"pieces": _pieces, "samples": maybe(whole()), "nonfinite": many(whole()), "state": plain(), "account": _account}
+
+CALL: Final = row(text(100), fields({}, _values))
+"""From another process to the leader: the name of the call, and its values. With ``state`` a descriptor follows, of its memory. ``account``
+goes with a step, if phases are measured.
+"""
 
 PIECES: Final = fields({"pieces": _pieces})
 """Two descriptors follow, of the memory for gradients and for parameters."""

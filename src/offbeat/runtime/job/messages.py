@@ -79,6 +79,7 @@ _PUSHED: Final = fields(
         "phases": _times,
         "processor": _times,
         "host": mapping(number(-SECONDS_MAX, SECONDS_MAX), 32),
+        "process": whole(0, WORKERS_MAX),
     },
 )
 _ABANDONED: Final = fields({"incarnation": whole(), "version": whole(), "compute_s": _seconds}, {"leases": _leases})

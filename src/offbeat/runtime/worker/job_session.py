@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from offbeat.core.batch_sizes import Deal
 from offbeat.core.effects import BarrierPassed, EpochEnded, Fence, Grant, NoMore
 from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Event, Joined, LeaseWanted, PullWanted, Pushed
-from offbeat.core.phases import Phase
+from offbeat.core.phases import Phase, slowest
 from offbeat.core.policy import Plan
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import BarrierAsked, Compute, EpochEndWanted, HandIn, Instruction, PullAsked, SamplesWanted, Stimulus
@@ -38,7 +38,7 @@ from offbeat.runtime.worker.checkpoint_parts import parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.library_calls import TakesPart, library_call
-from offbeat.runtime.worker.phase_watch import PhaseWatch
+from offbeat.runtime.worker.phase_watch import Account, PhaseWatch
 from offbeat.runtime.worker.process_state import schedulers_of, watch_schedulers
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.script_writes import ScriptWrites
@@ -71,7 +71,7 @@ def pushed_fields(push: Pushed) -> dict[str, Any]:
         "steps": push.steps,
         **({"sums": True} if push.sums else {}),
         **({} if push.place is None else {"place": push.place}),
-        **{name: value for name in ("phases", "processor", "host") if (value := getattr(push, name))},
+        **{name: value for name in ("phases", "processor", "host", "process") if (value := getattr(push, name)) not in (None, {})},
     }
 
 
@@ -133,6 +133,8 @@ class JobSession(Session):
         """What tells `phases`; None: it is not measured."""
         self._joined = False
         """True once `join` has ended: the model is in flat memory."""
+        self.other_accounts: Sequence[Account] = ()
+        """Of this step, in a worker of several processes: those of the others."""
         self.group: TakesPart | None = None
         """The other processes of this worker, where it consists of several: they make the same calls."""
 
@@ -261,8 +263,11 @@ class JobSession(Session):
         """Return the fields of a push that say where the time since the last one has gone."""
         if self._watch is None:
             return {}
-        spent, host = self._watch.take()
-        return {"host": host} if spent is None else {"phases": spent.phases, "processor": spent.processor, "host": host}
+        accounts = [self._watch.take(), *self.other_accounts]
+        process = slowest([spent for spent, _ in accounts])
+        spent, host = accounts[process]
+        of_group = {"process": process} if self.other_accounts else {}
+        return {"host": host, **of_group, **({} if spent is None else {"phases": spent.phases, "processor": spent.processor})}
 
     def _settle(self) -> None:
         """Wait until the script has control. Ctrl-C may have ended such a wait before its end."""

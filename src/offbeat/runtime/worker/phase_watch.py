@@ -28,6 +28,9 @@ from offbeat.runtime.worker.host_readings import HostReadings
 OLD: Final = 1
 """The youngest generation whose collection is counted: there are many of generation 0, and none takes long."""
 
+Account = tuple[Spent | None, Mapping[str, float] | None]
+"""Of the time since the last push: where it went, and what the operating system says of it."""
+
 _watch: PhaseWatch | None = None
 
 
@@ -66,8 +69,8 @@ class PhaseWatch:
             module.register_forward_pre_hook(self._forward_begins)
             module.register_forward_hook(self._forward_ends, always_call=True)
 
-    def take(self) -> tuple[Spent | None, Mapping[str, float] | None]:
-        """Return the account of the time since the last push, and what the operating system says of it."""
+    def take(self) -> Account:
+        """Return the account of the time since the last push."""
         device = None
         if self._device is not None and (device := self._device.take()) is None:
             return _unseparated(self.clock.take()), self.host.take()
