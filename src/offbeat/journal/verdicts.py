@@ -315,6 +315,10 @@ def _everywhere(costs: Costs) -> list[Verdict]:
         if share < LEAST:
             continue
         advice, a_step = ADVICE[cause], min(worker.totals[cause] / worker.steps for worker in workers.values())
+        who = "Every worker" if len(workers) > 1 else "The worker"
+        what = f"{who} spends {percent(share)} of its time on its {advice.one}"
+        if cause == QUEUED:
+            what = f"{who} waits {percent(share)} of its time for a core, which other processes use"
         said.append(
             Verdict(
                 "everywhere",
@@ -323,7 +327,7 @@ def _everywhere(costs: Costs) -> list[Verdict]:
                 None,
                 round(share * costs.seconds, 6),
                 round(share, 6),
-                f"{'Every worker spends' if len(workers) > 1 else 'The worker spends'} {percent(share)} of its time on its {advice.one}",
+                what,
                 f"at least {short(a_step)} a step on {'each of them' if len(workers) > 1 else 'it'}",
                 advice.remedy,
                 round(share, 6),
