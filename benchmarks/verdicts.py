@@ -3,9 +3,9 @@
     python -m benchmarks.verdicts [--runs 20] [--quiet-runs 40] [--only CAUSE] [--sync bsp] [--json FILE]
 
 A job is right if the costliest verdict names the slow workers and the cause. A job that nothing disturbs is right if nothing is said. The
-neighbour is a busy process on the core of the slow worker, in steps of 20 ms and in short ones; the link is the loopback device of a network namespace, limited by ``tc`` (as
-root), over which a worker of another host name sends; short memory is a cgroup with less of it than the worker uses (as root; with cgroups
-of version 1, where there is swap). One job runs at a time; its processes have the machine to themselves.
+neighbour is a busy process on the core of the slow worker, in steps of 20 ms and in short ones. The link is the loopback device of a
+network namespace, limited by ``tc`` (as root), over which a worker of another host name sends. Short memory is a cgroup with less memory
+than the worker uses (as root; with cgroups of version 1, where there is swap). One job runs at a time, alone.
 """
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ CASES = [
     Case("data decode", "data"),
     Case("data hash", "data"),
     Case("data disk", "data"),
+    Case("data process", "data"),
     Case("data sleep", "data", 3, (1, 2)),
     Case("forward", "forward"),
     Case("forward sleep", "forward"),
     Case("backward", "backward"),
     Case("own", "own"),
+    Case("own disk", "own"),
     Case("own sleep", "own", 3, (0, 2)),
     Case("gc", "gc", batches=60),
     Case("save", "save", slow=(0,)),
@@ -62,10 +64,19 @@ CALM = [Case("none", "", batches=150), Case("compute", "", batches=100)]
 CROWDED = Case("compute", "cores", 5, (), 100)
 
 
-def verdicts(case: Case, sync: str) -> list[dict[str, Any]]:
-    """Run a job, and return its verdicts, deaths left out."""
+class Ran(NamedTuple):
+    """What a job has said."""
+
+    verdicts: list[dict[str, Any]]
+    """Deaths left out."""
+    error: float
+    """By how much the phases of a worker differ from the time between its first push and its last, at most; a share of that."""
+
+
+def ran(case: Case, sync: str) -> Ran:
+    """Run a job."""
     with tempfile.TemporaryDirectory(prefix="offbeat-verdicts-") as folder:
-        summary = Path(folder, "summary.json")
+        summary, journal = Path(folder, "summary.json"), Path(folder, "journal.jsonl")
         slow = ",".join(map(str, case.slow))
         words = [
             *OFFBEAT,
@@ -75,6 +86,8 @@ def verdicts(case: Case, sync: str) -> list[dict[str, Any]]:
             sync,
             "--summary",
             str(summary),
+            "--journal",
+            str(journal),
             WORKER,
             case.cause,
             slow,
@@ -97,7 +110,22 @@ def verdicts(case: Case, sync: str) -> list[dict[str, Any]]:
                 neighbour.wait()
         if ended.returncode:
             raise SystemExit(f"{case}: status {ended.returncode}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
-        return [one for one in json.loads(summary.read_text())["verdicts"] if one["kind"] != "death"]
+        said = [one for one in json.loads(summary.read_text())["verdicts"] if one["kind"] != "death"]
+        return Ran(said, max(map(error, pushes(journal).values())))
+
+
+def pushes(journal: Path) -> dict[int, list[dict[str, Any]]]:
+    """Return the pushes of each worker."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for line in journal.read_text().splitlines():
+        if (record := json.loads(line))["kind"] == "pushed":
+            found.setdefault(record["worker"], []).append(record)
+    return found
+
+
+def error(of_worker: list[dict[str, Any]]) -> float:
+    whole = of_worker[-1]["t"] - of_worker[0]["t"]
+    return float(abs(sum(sum(push["phases"].values()) for push in of_worker[1:]) / whole - 1.0))
 
 
 def possible(case: Case) -> bool:
@@ -139,7 +167,7 @@ def main() -> None:
         subprocess.run(["ip", "netns", "add", NETNS], check=False, capture_output=True)
         for words in ("ip link set lo up", f"tc qdisc add dev lo root tbf rate {RATE} burst 256kb latency 500ms"):
             subprocess.run(["ip", "netns", "exec", NETNS, *words.split()], check=False, capture_output=True)
-    rows = []
+    rows, errors = [], []
     print("| cause | workers | slow | right | otherwise |\n|---|--:|---|--:|---|")
     todo = [(case, args.runs) for case in CASES] + [(case, args.quiet_runs // 2) for case in CALM] + [(CROWDED, args.runs)]
     for case, runs in todo:
@@ -150,12 +178,15 @@ def main() -> None:
             continue
         wrong: Counter[str] = Counter()
         for _ in range(runs):
-            if not right(case, said := verdicts(case, args.sync)):
+            said, off = ran(case, args.sync)
+            errors.append(off)
+            if not right(case, said):
                 wrong["; ".join(f"{one['cause']} of {one['workers']} {one['share']:.0%}" for one in said) or "nothing"] += 1
         good = runs - sum(wrong.values())
         rows.append({**case._asdict(), "right": good, "runs": runs, "wrong": dict(wrong)})
         others = ", ".join(f"{text} ({count})" for text, count in wrong.most_common(4))
         print(f"| {case.cause} | {case.workers} | {', '.join(map(str, case.slow)) or '-'} | {good} of {runs} | {others} |", flush=True)
+    print(f"Phases differ from the time between a worker's first push and its last by at most {max(errors, default=0.0):.2%}.")
     save(args.json, rows)
 
 

@@ -65,7 +65,7 @@ class Samples(torch.utils.data.Dataset[Any]):
                 time.sleep(0.002)
             elif CAUSE == "data decode":
                 json.loads(zlib.decompress(self.packed))
-            elif CAUSE == "data hash":
+            elif CAUSE in ("data hash", "data process"):
                 hashlib.pbkdf2_hmac("sha256", b"sample", b"salt", 4000)
             elif CAUSE == "data disk":
                 self.file.seek(0)
@@ -117,7 +117,8 @@ if MINE and CAUSE.startswith("neighbour"):
 model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), Slow(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
 optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001), model)
 data = Samples()
-loader = torch.utils.data.DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=BATCH))
+processes = 1 if CAUSE == "data process" else 0
+loader = torch.utils.data.DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=BATCH), num_workers=processes)
 held = [Node() for _ in range(300_000)] if MINE and CAUSE == "gc" else []
 for step, (x, y) in enumerate(loader):
     optimizer.zero_grad()
@@ -129,6 +130,12 @@ for step, (x, y) in enumerate(loader):
         busy(0.02)
     if MINE and CAUSE == "own":
         busy(0.03)
+    if MINE and CAUSE == "own disk":
+        with tempfile.TemporaryFile(dir=os.environ["VERDICTS_DISK"]) as file:  # as a script that writes its activations for later
+            for _ in range(6):
+                file.write(os.urandom(1 << 20))
+                file.flush()
+                os.fsync(file.fileno())
     if MINE and CAUSE == "own sleep":
         time.sleep(0.03)
     if MINE and CAUSE == "gc" and step % 5 == 4:
