@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.records import Record
+from offbeat.journal.verdicts import ADVICE
 from offbeat.types import NO_CAUSE
 
 DEPTH: Final = 12
 """How many causes are told."""
+PHASES_TOLD: Final = 3
+LEAST: Final = 0.1
+"""A phase of a smaller share of a push's computing is not told."""
 WHAT: Final = re.compile(r"push=(\d+)@(\d+)|wait=(\d+)@(\d+\.?\d*)|(\d+)")
 ABSENT: Final = -1
 """In place of the cause of a record that is not there."""
@@ -69,7 +73,8 @@ def sentence(record: Record) -> str:
     match kind:
         case "pushed":
             shard = f" to shard {record['shard']}" if record.get("shard") is not None else ""
-            return f"{worker} pushed{shard} what it had computed from version {version} in {record['compute_s']:.3f} s"
+            made = f"{worker} pushed{shard} what it had computed from version {version} in {record['compute_s']:.3f} s"
+            return made + _longest(record.get("phases") or {}, record["compute_s"])
         case "settle":
             return f"the push of {worker} with clock {record['clock']} was {record['fate']} at version {version}{reason}"
         case "release":
@@ -101,6 +106,15 @@ def sentence(record: Record) -> str:
             return f"{worker} was {record['state']}{reason}"
         case _:
             return f"{worker}: {kind.replace('_', ' ')}{reason}" if "worker" in record else f"{kind.replace('_', ' ')}{reason}"
+
+
+def _longest(phases: Mapping[str, float], compute_s: float) -> str:
+    """Return the longest phases of a push, in parentheses; empty if they are not known, or are nothing but its computing."""
+    parts = {name: value for name, value in phases.items() if name in ADVICE and value >= LEAST * compute_s}
+    if not parts or list(parts) == ["compute"]:
+        return ""
+    names = sorted(parts, key=lambda name: -parts[name])[:PHASES_TOLD]
+    return f" ({', '.join(f'{ADVICE[name].one} {parts[name]:.3f} s' for name in names)})"
 
 
 @dataclass(slots=True)
