@@ -48,6 +48,8 @@ def test_a_push_says_which_phases_took_its_time() -> None:
     assert sentence({**push, "phases": phases}).endswith(
         " version 14 in 0.153 s (DataLoader 0.107 s, backward pass 0.024 s, forward pass 0.020 s)"
     )
+    queued = {"phases": phases, "processor": {"data": 0.0024, "forward": 0.0198, "backward": 0.0243}, "host": {"queued_s": 0.02}}
+    assert "(DataLoader 0.088 s, backward pass 0.024 s, without a core 0.020 s)" in sentence({**push, **queued}), "as on the page"
     assert sentence({**push, "phases": {"compute": 0.153}}) == sentence(push)
 
 

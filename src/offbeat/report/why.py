@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from offbeat.errors import ConfigurationError
+from offbeat.journal.costs import QUEUED, spent
 from offbeat.journal.records import Record
 from offbeat.journal.verdicts import ADVICE
 from offbeat.types import NO_CAUSE
@@ -74,7 +75,7 @@ def sentence(record: Record) -> str:
         case "pushed":
             shard = f" to shard {record['shard']}" if record.get("shard") is not None else ""
             made = f"{worker} pushed{shard} what it had computed from version {version} in {record['compute_s']:.3f} s"
-            return made + _longest(record.get("phases") or {}, record["compute_s"])
+            return made + _longest(record)
         case "settle":
             return f"the push of {worker} with clock {record['clock']} was {record['fate']} at version {version}{reason}"
         case "release":
@@ -108,13 +109,14 @@ def sentence(record: Record) -> str:
             return f"{worker}: {kind.replace('_', ' ')}{reason}" if "worker" in record else f"{kind.replace('_', ' ')}{reason}"
 
 
-def _longest(phases: Mapping[str, float], compute_s: float) -> str:
-    """Return the longest phases of a push, in parentheses; empty if they are not known, or are nothing but its computing."""
-    parts = {name: value for name, value in phases.items() if name in ADVICE and value >= LEAST * compute_s}
-    if not parts or list(parts) == ["compute"]:
+def _longest(record: Record) -> str:
+    """Return the longest phases of a push, as verdicts and the page divide it, in parentheses; empty if they were not measured."""
+    if list(record.get("phases") or {"compute": 0.0}) == ["compute"]:
         return ""
+    parts = {name: value for name, value in spent(record)[0].items() if value >= LEAST * record["compute_s"]}
     names = sorted(parts, key=lambda name: -parts[name])[:PHASES_TOLD]
-    return f" ({', '.join(f'{ADVICE[name].one} {parts[name]:.3f} s' for name in names)})"
+    said = [f"{'without a core' if name == QUEUED else ADVICE[name].one} {parts[name]:.3f} s" for name in names if name in ADVICE]
+    return f" ({', '.join(said)})" if said else ""
 
 
 @dataclass(slots=True)
