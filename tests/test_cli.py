@@ -221,6 +221,13 @@ def test_help_names_the_rules() -> None:
     assert f"Rules: {', '.join(sorted(RULES))}." in " ".join(result.output.split())
 
 
+@pytest.mark.parametrize("command", ["run", "agent", "simulate", "chaos", "doctor", "rules", "view", "report", "compare", "top"])
+def test_help_shows_no_marks_of_the_markup_it_is_written_in(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0 and "\\" not in result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+
+
 def test_reports_of_what_is_no_journal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     for content, sentence in ((None, "cannot read the journal"), ("hello\n", "not a journal")):

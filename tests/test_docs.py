@@ -33,7 +33,9 @@ from offbeat.launch.tasks import task_of
 from offbeat.options import check, followers_of, ray_options
 from offbeat.policies import RULES
 from offbeat.runtime.job.notices import ends_in_order
+from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.latency.registry import LAWS
+from offbeat.sim.run import simulate
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -202,6 +204,8 @@ def test_there_are_commands_to_look_at() -> None:
 @beginning("offbeat", "simulate")
 def test_simulations_run(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    if "--replay" in LINES[where]:
+        simulate("bsp", Cluster(workers=4), Work(versions=5), journal=Path("run.jsonl"))
     done = CliRunner().invoke(app, [*LINES[where][1:], "--versions", "1"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
 

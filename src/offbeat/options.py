@@ -93,7 +93,7 @@ LogDir = Annotated[Path | None, typer.Option(help="Append each worker's and serv
 LogTo = Annotated[
     list[str] | None,
     typer.Option(
-        "--log-to", help="tensorboard\\:DIR, wandb\\[:PROJECT] or mlflow\\[:URI]: write what scripts log there, and the job's figures."
+        "--log-to", help="tensorboard:DIR, wandb\\[:PROJECT] or mlflow\\[:URI]: write what scripts log there, and the job's figures."
     ),
 ]
 Dashboard = Annotated[
@@ -102,7 +102,7 @@ Dashboard = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print what the scripts print, warnings, errors, and one line at the end.")]
 Metrics = Annotated[
-    str | None, typer.Option(help="PORT, or HOST\\:PORT where others may see it: serve the job's figures to Prometheus, at /metrics.")
+    str | None, typer.Option(help="PORT, or HOST:PORT where others may see it: serve the job's figures to Prometheus, at /metrics.")
 ]
 CheckpointDir = Annotated[
     Path | None, typer.Option("--checkpoint", help="Write checkpoints of the whole job into this folder (docs/checkpoints.md).")

@@ -114,6 +114,21 @@ def test_every_worker_waits_for_its_data() -> None:
     assert (verdict.kind, verdict.workers, verdict.cause) == ("everywhere", (0, 1, 2), "data")
 
 
+def test_who_queues_everywhere_waits_for_a_core() -> None:
+    said = found(barrier([[STEP, STEP]] * 30, host=[{"queued_s": 0.06}] * 2, busy=0.4))
+    verdict = next(one for one in said if (one.kind, one.cause) == ("everywhere", "queued"))
+    assert verdict.what.startswith("Every worker waits ") and verdict.what.endswith(" of its time for a core, which other processes use")
+
+
+def test_who_is_slowed_on_purpose_is_not_told_to_look_at_the_script() -> None:
+    records = barrier([[STEP, with_more(own=0.1)]] * 30)
+    on_purpose = {"kind": "fault", "t": 0.9, "what": "slow", "worker": 1, "detail": "0.1 s, each step"}
+    (verdict,) = found([*records[:3], on_purpose, *records[3:]])
+    assert verdict.cause == "own" and verdict.remedy == "leave out what slows it on purpose"
+    (unknown,) = found(records)
+    assert unknown.remedy.startswith("look at what the script does")
+
+
 def test_a_neighbour_on_the_core() -> None:
     slow = with_more(forward=0.06, backward=0.1)
     (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{}, {"queued_s": 0.15}], busy=0.4))

@@ -94,12 +94,12 @@ def test_too_few_machines() -> None:
     supervised.engine.tick(59.0)
     supervised.agent(1)
     assert not supervised.engine.ready_for_servers()
-    assert supervised.engine.notes() == ["1 came (node0): waiting for numbers 0, 2, for at most 60 s (--start-timeout)"]
+    assert supervised.engine.notes() == ["1 of 3 agents came (node0): waiting for agents 0, 2, for at most 60 s (--start-timeout)"]
     supervised.engine.tick(60.0)
     assert not supervised.engine.ready_for_servers()
     assert supervised.engine.failure is not None
     reason, mistake = supervised.engine.failure
-    assert "2 machines were to come within 60 s (--start-timeout), and 1 came (node0); missing are numbers 0, 2" in reason
+    assert "2 machines were to come within 60 s (--start-timeout), and 1 of 3 agents came (node0): agents 0, 2 did not; start" in reason
     assert not mistake
 
 

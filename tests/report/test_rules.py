@@ -69,3 +69,9 @@ def test_the_command() -> None:
     assert listed.exit_code == 0 and "Rules with servers:" in listed.output
     one = CliRunner().invoke(app, ["rules", "ssp"])
     assert one.exit_code == 0 and "staleness  a whole number; required" in one.output
+
+
+@pytest.mark.parametrize("words", [[], ["psp"]])
+def test_what_goes_to_a_pager_is_as_wide_as_a_usual_terminal(words: list[str]) -> None:
+    lines = CliRunner().invoke(app, ["rules", *words], catch_exceptions=False).output.splitlines()
+    assert 70 <= max(map(len, lines)) <= 80

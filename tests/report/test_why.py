@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from offbeat.cli import app
+from offbeat.commands import report
 from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
-from offbeat.report.why import story
+from offbeat.report.why import sentence, story
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 
@@ -37,6 +40,17 @@ def test_a_barrier_waits_for_its_slowest_worker(journal: Path) -> None:
 
 def test_the_end_of_a_story_is_an_event_that_nothing_in_the_job_has_caused(journal: Path) -> None:
     assert list(story(read(journal), "push=1@1", depth=99))[-1].endswith("because worker 2 asked to take part")
+
+
+def test_a_push_says_which_phases_took_its_time() -> None:
+    push = {"kind": "pushed", "t": 5.75, "worker": 2, "version": 14, "compute_s": 0.153}
+    phases = {"data": 0.1074, "forward": 0.0198, "backward": 0.0243, "own": 0.0011, "push": 0.0031, "wait": 0.5}
+    assert sentence({**push, "phases": phases}).endswith(
+        " version 14 in 0.153 s (DataLoader 0.107 s, backward pass 0.024 s, forward pass 0.020 s)"
+    )
+    queued = {"phases": phases, "processor": {"data": 0.0024, "forward": 0.0198, "backward": 0.0243}, "host": {"queued_s": 0.02}}
+    assert "(DataLoader 0.088 s, backward pass 0.024 s, without a core 0.020 s)" in sentence({**push, **queued}), "as on the page"
+    assert sentence({**push, "phases": {"compute": 0.153}}) == sentence(push)
 
 
 @pytest.mark.parametrize("rule", ["asp", "psp(c=2)", "backup(b=1, obsolete=push_and_interrupt)", "elastic", "quorum(q=2)", "dpsgd", "full"])
@@ -82,3 +96,14 @@ def test_a_journal_that_somebody_has_changed_ends_the_story() -> None:
 def test_the_command(journal: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(journal), "--why", "push=0@2"])
     assert result.exit_code == 0 and "because worker 2 pushed" in result.output
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_breaks_lines_between_words(terminal: bool, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(report, "console", lambda: Console(file=file, force_terminal=terminal, color_system=None, width=40))
+    assert CliRunner().invoke(app, ["report", str(journal), "--why", "wait=0@5.0"], catch_exceptions=False).exit_code == 0
+    lines = file.getvalue().splitlines()
+    assert (max(map(len, lines)) <= 40) is terminal
+    words = " ".join(line.strip() for line in lines)
+    assert words.startswith("8.000 s  worker 0 was released with version 2: the barrier is open"), "no word is broken"

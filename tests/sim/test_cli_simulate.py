@@ -104,9 +104,36 @@ def test_a_replay_shows_what_it_is_compared_with_in_the_same_samples(tmp_path: P
     rate = Tally.of(read(measured)).summary()["samples_per_s"]
     for rules in (["ssp(staleness=2)"], ["ssp(staleness=2)", "asp"]):
         output = said(*(word for name in rules for word in ("--sync", name)), "--replay", str(measured), "--versions", "90")
-        rows = [re.split(r"\s{2,}", line.strip()) for line in output.split("samples/s")[-1].splitlines()[1:] if line.strip()]
+        table = output.partition(" samples/s ")[2].splitlines()[1 : len(rules) + 2]
+        rows = [re.split(r"\s{2,}", line.strip()) for line in table]
         assert [row[0] for row in rows] == ["ssp(staleness=2), measured", *rules]
         assert [float(row[4]) for row in rows[:2]] == pytest.approx([rate] * 2, rel=0.05), "the same rule, times and batch"
+
+
+def test_a_replay_compares_with_a_simulation_of_the_jobs_own_rule(tmp_path: Path) -> None:
+    """The measured rate is no measure for a simulated one: the simulator leaves out what a job waits for besides, here its folds."""
+    measured = tmp_path / "measured.jsonl"
+    said("--workers", "3", "--compute", RANDOM, "--update-s", "0.5", "--versions", "60", "--journal", str(measured))
+
+    def replayed(name: str) -> tuple[str, float]:
+        """Returns the output, and the rate of the rule that was asked for: the other simulation is not in the summary."""
+        summary = tmp_path / "run.json"
+        output = said("--sync", name, "--replay", str(measured), "--versions", "60", "--summary", str(summary))
+        return " ".join(output.split()), json.loads(summary.read_text())["samples_per_s"]
+
+    (itself, base), (other, rate) = replayed("bsp"), replayed("backup(b=1)")
+    job = Tally.of(read(measured)).summary()["samples_per_s"]
+    assert base > 1.2 * job
+    assert f"samples/s against bsp, both simulated: backup(b=1) {rate / base:.2f} times." in other
+    assert f"the simulator gives bsp {base / job:.2f} times the measured rate." in other
+    assert "both simulated" not in itself, "there is nothing to compare"
+
+
+def test_a_replay_of_a_rule_that_the_cluster_does_not_allow_has_no_ratios(tmp_path: Path) -> None:
+    measured = tmp_path / "measured.jsonl"
+    said("--sync", "backup(b=2)", "--workers", "3", "--versions", "20", "--journal", str(measured))
+    output = said("--sync", "asp", "--workers", "2", "--replay", str(measured), "--versions", "20")
+    assert "backup(b=2), measured" in output and "both simulated" not in output
 
 
 def test_norms_by_a_law() -> None:

@@ -103,8 +103,17 @@ def test_texts_of_a_job_do_not_move_the_cursor() -> None:
 def test_jobs_are_listed_in_a_line_each() -> None:
     about = message(None)["about"]
     lines = shown(job_list([(about, summary(), ""), ({**about, "pid": 9}, None, "does not answer")], 80), 80)
-    assert lines[1].split()[:7] == ["4711", "train.py", "bsp", "4", "of", "4", "30"] and lines[2].strip().endswith("does not answer")
+    assert lines[1].split()[:7] == ["4711", "train.py", "bsp", "4", "of", "4", "30"]
+    assert lines[2].split()[0] == "9" and lines[3] == "pid 9: does not answer"
     assert shown(job_list([], 80), 80) == ["no job of yours runs on this machine"]
+
+
+def test_a_long_reason_does_not_squeeze_the_columns_of_the_list() -> None:
+    about = message(None)["about"]
+    reason = "nobody listens at 10.77.0.1, port 38823 (Connection refused): is the server running, and the address right?"
+    lines = shown(job_list([(about, summary(), ""), ({**about, "pid": 9, "age_s": 3480.0}, None, reason)], 80), 80)
+    assert lines[2].rstrip().endswith("58 min") and lines[3].startswith("pid 9: nobody listens at 10.77.0.1")
+    assert len(lines) == 5 and all(len(line.rstrip()) <= 80 for line in lines)
 
 
 def test_dead_workers_come_before_those_that_cost() -> None:

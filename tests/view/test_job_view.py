@@ -96,6 +96,14 @@ def test_what_a_dead_worker_did_before_stays_in_its_lane() -> None:
     assert [text for _, text in view.change()["events"]] == ["Worker 1 died: killed by SIGKILL.", "Worker 1 is back as its second process."]
 
 
+def test_a_death_is_told_once_though_a_message_of_the_dead_one_comes_later() -> None:
+    recovered = {**died(1, 4.1), "state": "recovered", "reason": "heard of again"}
+    again = {**died(1, 4.2), "reason": "connection closed"}
+    view = view_of(head(), joined(1), died(1, 4.0), recovered, again, joined(1, 9.0, 2), died(1, 12.0))
+    died_at = [t for t, text in view.change()["events"] if "died" in text]
+    assert died_at == [4.0, 12.0]
+
+
 def test_a_thousand_workers_are_a_map_and_few_lanes() -> None:
     view = view_of(*steps(1000, 8, slow=417))
     change = view.change()

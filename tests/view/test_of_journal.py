@@ -167,7 +167,7 @@ def newer(path: Path) -> None:
         (lambda path: None, "No such file"),
         (lambda path: path.mkdir(), "Is a directory"),
         (lambda path: path.write_text(""), "no whole record"),
-        (lambda path: path.write_text("hello\n"), "not a record of a journal"),
+        (lambda path: path.write_text("hello\n"), "line 1: not a record of a journal$"),
         (lambda path: path.write_bytes(b"\x00\xff" * 100), "no whole record"),
         (lambda path: path.write_text(json.dumps(RECORDS[3]) + "\n"), "begins with kind"),
         (newer, "written by offbeat 9.9 in format 99"),

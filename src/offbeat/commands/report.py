@@ -64,7 +64,8 @@ def report(
     if why is not None:
         for path in journals:
             lines = _waits(path) if why == WAIT else story(Records(path), why)
-            screen.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=True)
+            # A terminal breaks a line at any letter; what a file or another program gets stays a line each.
+            screen.print(*lines, sep="\n", markup=False, highlight=False, soft_wrap=not screen.is_terminal)
         return
     if html is not None:
         _page(journals[0], html, replay=replay)

@@ -12,6 +12,8 @@ from offbeat.report.table import console
 
 WIDEST = 120
 """Longer lines are hard to read."""
+PIPED = 80
+"""Without a terminal of its own the text goes to a pager, as a rule, and this is the width of a terminal: its lines are broken here."""
 
 
 def rules(
@@ -21,6 +23,6 @@ def rules(
 ) -> None:
     """List the synchronization rules, or describe one."""
     screen = console()
-    width = min(screen.width, WIDEST)
+    width = min(screen.width, WIDEST) if screen.is_terminal else PIPED
     lines = described.details(name, width) if name else described.overview(width)
     screen.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

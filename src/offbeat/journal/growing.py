@@ -43,7 +43,8 @@ class Growing:
             for line in _whole(lines):
                 self._lines += 1
                 if (entry := parse(line)) is None:
-                    raise ConfigurationError(f"{self._path}, line {self._lines}: not a record of a journal; what comes before it is shown")
+                    rest = "; what comes before it is shown" if self._lines > 1 else ""
+                    raise ConfigurationError(f"{self._path}, line {self._lines}: not a record of a journal{rest}")
                 if self._lines == 1:
                     check_first(self._path, entry)
                 yield entry

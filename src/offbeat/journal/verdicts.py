@@ -213,6 +213,8 @@ def _verdict(costs: Costs, cause: str, by_worker: dict[int, Seconds]) -> Verdict
     confidence: Literal["high", "medium", "low"] = "high" if costs.folds >= SURE_FOLDS else "medium"
     if cause == Phase.COMPUTE.label or (cause in ("forward", "backward") and _busy(first, cause) < BUSY):
         confidence = "medium"
+    if first.slowed and cause in (Phase.OWN.label, Phase.COMPUTE.label):
+        remedy = "leave out what slows it on purpose"  # the script has no code there that could be looked at
     if batches := _larger_batches(costs, workers[0]):
         remedy = f"give it smaller batches (--batch {workers[0]}=...): {batches}"
     return Verdict(
@@ -315,10 +317,6 @@ def _everywhere(costs: Costs) -> list[Verdict]:
         if share < LEAST:
             continue
         advice, a_step = ADVICE[cause], min(worker.totals[cause] / worker.steps for worker in workers.values())
-        who = "Every worker" if len(workers) > 1 else "The worker"
-        what = f"{who} spends {percent(share)} of its time on its {advice.one}"
-        if cause == QUEUED:
-            what = f"{who} waits {percent(share)} of its time for a core, which other processes use"
         said.append(
             Verdict(
                 "everywhere",
@@ -327,7 +325,7 @@ def _everywhere(costs: Costs) -> list[Verdict]:
                 None,
                 round(share * costs.seconds, 6),
                 round(share, 6),
-                what,
+                f"{'Every' if len(workers) > 1 else 'The'} worker {_spends(cause, percent(share))}",
                 f"at least {short(a_step)} a step on {'each of them' if len(workers) > 1 else 'it'}",
                 advice.remedy,
                 round(share, 6),
@@ -335,6 +333,13 @@ def _everywhere(costs: Costs) -> list[Verdict]:
             )
         )
     return said
+
+
+def _spends(cause: str, part: str) -> str:
+    """Return that a worker spends a part of its time on a phase, as the end of a sentence. It waits for a core, and does nothing on it."""
+    if cause == QUEUED:
+        return f"waits {part} of its time for a core, which other processes use"
+    return f"spends {part} of its time on its {ADVICE[cause].one}"
 
 
 def _deaths(costs: Costs) -> list[Verdict]:

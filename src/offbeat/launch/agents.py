@@ -214,7 +214,7 @@ class AgentEngine(Engine):
         elif not self._begun and self._now >= WAIT_SAID_S and not self._wait_said:
             self._wait_said = True
             there, missing = self._who_came()
-            self._notes.append(f"{there}: waiting for numbers {missing}, for at most {self._start_s:g} s (--start-timeout)")
+            self._notes.append(f"{there}: waiting for {missing}, for at most {self._start_s:g} s (--start-timeout)")
         return self._begun
 
     def ready_for_workers(self) -> bool:
@@ -423,15 +423,16 @@ class AgentEngine(Engine):
         wanted = f"{self._seats} agents" if self._machines is None else f"{self._machines} machines"
         there, missing = self._who_came()
         return (
-            f"{wanted} were to come within {self._start_s:g} s (--start-timeout), and {there}; missing "
-            f"are numbers {missing}: start the same command there, and look whether they reach this machine"
+            f"{wanted} were to come within {self._start_s:g} s (--start-timeout), and {there}: {missing} did not; "
+            f"start the same command there, and look whether it reaches this machine"
         )
 
     def _who_came(self) -> tuple[str, str]:
         """Return how many agents have come, with the names of their machines, and the numbers of the others."""
         missing = [str(seat) for seat in range(self._seats) if seat not in self._agents]
         names = ", ".join(agents[0].node for agents in self._by_machine()) or "no machine"
-        return f"{len(self._agents)} came ({names})", ", ".join(missing)
+        others = f"agent{'s' * (len(missing) != 1)} {', '.join(missing)}"
+        return f"{len(self._agents)} of {self._seats} agents came ({names})", others
 
     def _by_machine(self) -> list[list[Agent]]:
         """Return the agents of each machine, in order of their seats."""

@@ -15,11 +15,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from offbeat.errors import ConfigurationError
+from offbeat.journal.costs import QUEUED, spent
 from offbeat.journal.records import Record
+from offbeat.journal.verdicts import ADVICE
 from offbeat.types import NO_CAUSE
 
 DEPTH: Final = 12
 """How many causes are told."""
+PHASES_TOLD: Final = 3
+LEAST: Final = 0.1
+"""A phase of a smaller share of a push's computing is not told."""
 WHAT: Final = re.compile(r"push=(\d+)@(\d+)|wait=(\d+)@(\d+\.?\d*)|(\d+)")
 ABSENT: Final = -1
 """In place of the cause of a record that is not there."""
@@ -69,7 +74,8 @@ def sentence(record: Record) -> str:
     match kind:
         case "pushed":
             shard = f" to shard {record['shard']}" if record.get("shard") is not None else ""
-            return f"{worker} pushed{shard} what it had computed from version {version} in {record['compute_s']:.3f} s"
+            made = f"{worker} pushed{shard} what it had computed from version {version} in {record['compute_s']:.3f} s"
+            return made + _longest(record)
         case "settle":
             return f"the push of {worker} with clock {record['clock']} was {record['fate']} at version {version}{reason}"
         case "release":
@@ -101,6 +107,16 @@ def sentence(record: Record) -> str:
             return f"{worker} was {record['state']}{reason}"
         case _:
             return f"{worker}: {kind.replace('_', ' ')}{reason}" if "worker" in record else f"{kind.replace('_', ' ')}{reason}"
+
+
+def _longest(record: Record) -> str:
+    """Return the longest phases of a push, as verdicts and the page divide it, in parentheses; empty if they were not measured."""
+    if list(record.get("phases") or {"compute": 0.0}) == ["compute"]:
+        return ""
+    parts = {name: value for name, value in spent(record)[0].items() if value >= LEAST * record["compute_s"]}
+    names = sorted(parts, key=lambda name: -parts[name])[:PHASES_TOLD]
+    said = [f"{'without a core' if name == QUEUED else ADVICE[name].one} {parts[name]:.3f} s" for name in names if name in ADVICE]
+    return f" ({', '.join(said)})" if said else ""
 
 
 @dataclass(slots=True)

@@ -134,23 +134,66 @@ def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
     """Run every rule and print a table of the results."""
     results: list[tuple[str, Result]] = []
     for name, policy in simulation.rules:
-        began = time.perf_counter()
-        gradient = content(simulation.gradient)
-        result = simulate(policy, simulation.cluster, simulation.work, content=gradient, journal=simulation.journal)
-        results.append((name, result))
-        took_s = time.perf_counter() - began
-        line = f"{name}: {result.seconds:,.1f} s simulated in {took_s:.1f} s, {result.events:,} events: {result.reason}"
-        screen.print(escape(line), highlight=False)
+        results.append((name, _simulated(simulation, name, policy, screen, simulation.journal)))
     alone = len(results) == 1 and simulation.cluster.total <= ROWS
     if alone:
         screen.print(*job_tables(dict(results[0][1].summary), screen.width), sep="\n", highlight=False)
     rows = {name: dict(result.summary) for name, result in results}
     if simulation.measured is not None:
         measured = simulation.measured
+        own, base = _of_the_jobs_rule(simulation, dict(results), screen)
+        if base is not None:
+            rows = {own: base, **rows}
         screen.print(comparison({f"{short(measured['sync'])}, measured": measured, **rows}, screen.width))
+        if base is not None and (said := _ratios(own, base, rows, measured)):
+            screen.print(escape(said), highlight=False)
     elif not alone:
         screen.print(comparison(rows, screen.width))
     return [result for _, result in results]
+
+
+def _simulated(simulation: SimulationOptions, name: str, policy: Policy, screen: Console, journal: Path | None) -> Result:
+    """Run one rule and print a line on the run."""
+    began = time.perf_counter()
+    result = simulate(policy, simulation.cluster, simulation.work, content=content(simulation.gradient), journal=journal)
+    took_s = time.perf_counter() - began
+    line = f"{name}: {result.seconds:,.1f} s simulated in {took_s:.1f} s, {result.events:,} events: {result.reason}"
+    screen.print(escape(line), highlight=False)
+    return result
+
+
+def _of_the_jobs_rule(simulation: SimulationOptions, results: dict[str, Result], screen: Console) -> tuple[str, dict[str, Any] | None]:
+    """Return the name and the summary of a simulation of the replayed job's own rule: one of ``results``, or one that is run for it.
+
+    Other rules can be compared with it only: the simulator leaves out deaths, links and folds, and so is faster than the measured job under
+    any rule. None in place of the summary: the job's rule cannot be simulated on this cluster.
+    """
+    assert simulation.measured is not None
+    spec = simulation.measured["sync"]
+    try:
+        policy = rule(spec)
+        for name, typed in simulation.rules:
+            if typed == policy:
+                return name, dict(results[name].summary)
+        check_rule(policy, simulation.cluster, simulation.work)
+    except ConfigurationError:
+        return short(spec), None
+    return short(spec), dict(_simulated(simulation, short(spec), policy, screen, None).summary)
+
+
+def _ratios(own: str, base: dict[str, Any], rows: dict[str, dict[str, Any]], measured: dict[str, Any]) -> str:
+    """Return how the rates of other rules compare with that of the replayed job's rule, as sentences; empty if there are no others."""
+    others = {name: summary for name, summary in rows.items() if name != own}
+    if not others or not base["samples_per_s"] > 0.0:
+        return ""
+    said = ", ".join(f"{name} {summary['samples_per_s'] / base['samples_per_s']:.2f} times" for name, summary in others.items())
+    if not measured["samples_per_s"] > 0.0:
+        return f"samples/s against {own}, both simulated: {said}."
+    off = base["samples_per_s"] / measured["samples_per_s"]
+    return (
+        f"samples/s against {own}, both simulated: {said}. Compare with the simulated {own}, not with the measured one: without deaths, "
+        f"links and folds the simulator gives {own} {off:.2f} times the measured rate."
+    )
 
 
 def save(path: Path, results: Sequence[Result]) -> None:

@@ -109,7 +109,7 @@ def ask_all(found: Sequence[Entry]) -> list[tuple[dict[str, Any], dict[str, Any]
 
 
 def chosen(found: Sequence[Entry], job: str) -> Entry:
-    """Return the job that the user means: by its pid, or by its script if no other job runs that.
+    """Return the job that the user means: by its pid, or by its script if no other job that answers runs that.
 
     Raises:
         ConfigurationError: there is no such job, or there are several.
@@ -117,6 +117,9 @@ def chosen(found: Sequence[Entry], job: str) -> Entry:
     fits = [entry for entry in found if str(entry.pid) == job] or [
         entry for entry in found if job in (entry.script, entry.script.rpartition("/")[2])
     ]
+    if len(fits) > 1:
+        # The file of a job in a container that has been killed stays where /tmp is shared: no pid tells from here that the job has ended.
+        fits = [entry for entry, (_, _, wrong) in zip(fits, ask_all(fits), strict=True) if not wrong] or fits
     if len(fits) == 1:
         return fits[0]
     known = ", ".join(f"{entry.pid} ({entry.script})" for entry in found) or "none"

@@ -100,16 +100,16 @@ def job_list(rows: Sequence[tuple[Mapping[str, Any], Summary | None, str]], widt
         Column("workers", [_alive(one, about["workers"]) for one, (about, _, _) in zip(found, rows, strict=True)]),
         Column("version", [f"{one['version']:,}" if one else "-" for one in found]),
         Column("samples/s", [f"{one['samples_per_s']:,.0f}" if one.get("samples") else "-" for one in found]),
-        Column("age", [age(about["age_s"]) for about, _, _ in rows]),
+        Column("age", [age(about["age_s"]).replace(" ", "\u00a0") for about, _, _ in rows]),
     ]
-    if any(wrong for _, _, wrong in rows):
-        columns.append(Column("", [readable(wrong) for _, _, wrong in rows], justify="left"))
     fitted = Fitted.of(columns, width)
     table = Table(box=None, pad_edge=False, padding=(0, fitted.gap, 0, 0))
     fitted.add_to(table, header_style="dim")
     for row in range(len(rows)):
         table.add_row(*(Text(cell) for cell in fitted.row(row)))
-    return table
+    # Below the table: a reason is a sentence, and as a cell it would take the width of all other columns.
+    reasons = [f"pid {about['pid']}: {readable(wrong)}" for about, _, wrong in rows if wrong]
+    return Group(table, *(Text(fill(reason, max(20, width), subsequent_indent="  "), style="dim") for reason in reasons))
 
 
 def _alive(summary: Summary, workers: int) -> str:

@@ -97,6 +97,8 @@ class JobView:
         """The newest time."""
         self.over = False
         """True once the end of the job is known."""
+        self._died: set[int] = set()
+        """Workers whose death was told, until they are alive again."""
         self._missed = 0
         self._unreadable = 0
         self.dirty = True
@@ -159,7 +161,8 @@ class JobView:
         elif kind == "job":
             self._begin(record)
         elif kind == "state_changed":
-            self._changed(record, t)
+            if self._changed(record, t):
+                return
         elif kind == "process" and record["role"] == "worker" and " on " in record["detail"]:
             self._hosts[record["number"]] = cut(record["detail"].rpartition(" on ")[2], NAME_MAX)
             if self._heat is not None:
@@ -178,8 +181,14 @@ class JobView:
             self._heat = Heat(workers)
         self._fresh_state = True
 
-    def _changed(self, record: Record, t: Seconds) -> None:
+    def _changed(self, record: Record, t: Seconds) -> bool:
+        """Take a worker's state. Returns True where this is the end of a death that was told: a late message of the dead one is no life."""
         worker, state = record["worker"], record["state"]
+        again = state == "dead" and worker in self._died
+        if state == "dead":
+            self._died.add(worker)
+        elif state != "recovered":
+            self._died.discard(worker)
         if state == "dead":
             self._lanes.died(worker, t)
         elif state == "alive":
@@ -190,6 +199,7 @@ class JobView:
             self._heat.died(worker, t)
         elif self._heat is not None:
             self._heat.alive(worker, t)
+        return again
 
     # Figures.
 
