@@ -253,7 +253,7 @@ class Watchers:
 
     def _answer(self, now: Seconds) -> dict[str, Any]:
         began = self._clock_began
-        events = [(None if began is None else round(at - began, 3), line[:1000]) for at, line in list(self._said)[-EVENTS_MAX:]]
+        events = [(None if began is None else max(0.0, round(at - began, 3)), line[:1000]) for at, line in list(self._said)[-EVENTS_MAX:]]
         about = {**self._about, "age_s": max(0.0, time.time() - self._began)}
         return {"kind": "watched", "about": about, "snapshot": self._snapshot, "events": events}
 
