@@ -162,8 +162,8 @@ class _Timeline:
         return self._trace.row(WORKERS, number, f"worker {number}")
 
     def close(self) -> None:
-        for number, lane in self._chart.lanes.items():
-            lane.turn("absent", self._chart.end_s)
+        self._chart.end()
+        for number in self._chart.lanes:
             self._drain(number)
         self._trace.flush()
 
