@@ -6,7 +6,7 @@ Pure: records in, spans out. What a worker does when is `report.turns`' to say; 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -16,10 +16,9 @@ from offbeat.report.turns import Turn, Turns, Watcher
 from offbeat.types import Seconds
 
 SPANS: Final = ("computing", "waiting", "idle", "dead")
-CHANGES: Final = frozenset({"release", "pushed", "abandoned", "paused", "state_changed", "fault"})
+CHANGES: Final = frozenset({"release", "pushed", "abandoned", "paused", "state_changed", "process", "fault"})
 """Records after which a worker may do something else."""
 MARKS: Final = ("killed", "returned", "dropped", "rejected", "abandoned", "interrupted")
-ABSENT: Final = Turn()
 
 
 class LaneSpan(NamedTuple):
@@ -59,10 +58,10 @@ class Lane:
     """The end of the last span: a pause is told twice, as the end of a wait and with the time of this wait."""
 
     def add(self, start_s: float, stop_s: float, what: str) -> None:
-        """Add a span, unless it took no time."""
+        """Add a span, unless it took no time; ``absent`` is drawn as nothing."""
         if start_s < self.until_s:
             start_s = self.until_s
-        if stop_s > start_s:
+        if stop_s > start_s and what != "absent":
             self.spans.append(LaneSpan(start_s, stop_s, what))
             self.until_s = stop_s
 
@@ -72,7 +71,7 @@ class Chart(Watcher):
 
     def __init__(self) -> None:
         self.sync = "?"
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: defaultdict[int, Lane] = defaultdict(Lane)
         self.moments: list[Moment] = []
         self._turns = Turns((self,))
         self._doing: Counter[str] = Counter()
@@ -110,22 +109,21 @@ class Chart(Watcher):
     def add(self, record: Record) -> None:
         """Take the next record."""
         kind, t = record["kind"], record["t"]
-        if kind in CHANGES or (kind == "process" and record["role"] == "worker"):
+        if kind in CHANGES:
             self._change(record["number" if kind == "process" else "worker"], record)
             return
         self._turns.add(record)
         if kind in ("fold", "publish"):
-            version, shard, parts = record["version"], record.get("shard"), len(record.get("parts", ()))
-            self.moments.append(Moment(t, kind, version, shard, parts, record["reason"]))
+            self.moments.append(Moment(t, kind, record["version"], record.get("shard"), len(record.get("parts", ())), record["reason"]))
         elif kind == "settle":
             if record["fate"] in MARKS:
-                self._lane(record["worker"]).marks.append(Mark(t, record["fate"], record["reason"]))
+                self.lanes[record["worker"]].marks.append(Mark(t, record["fate"], record["reason"]))
         elif kind == "interrupt":
-            self._lane(record["worker"]).marks.append(Mark(t, "interrupted", record["reason"]))
+            self.lanes[record["worker"]].marks.append(Mark(t, "interrupted", record["reason"]))
         elif kind == "job":
             self.sync = record["sync"]
             for number in range(record["workers"]):
-                self._lane(number)
+                self.lanes.setdefault(number, Lane())
 
     def end(self) -> None:
         """Close what is under way at the last record."""
@@ -133,46 +131,36 @@ class Chart(Watcher):
 
     def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
         """Draw the computation of a push, or one that was abandoned."""
-        self._lane(record["worker"]).add(begun, record["t"], "computing")
+        self.lanes[record["worker"]].add(begun, record["t"], "computing")
         return 0
 
     def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
         """Draw a stretch of time without a push."""
-        self._lane(worker).add(start, stop, doing)
-
-    def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
-        """Draw a wait that has ended."""
-        self._lane(worker).add(turn.since, stop, "waiting")
+        self.lanes[worker].add(start, stop, doing)
 
     def halted(self, worker: int, turn: Turn, stop: Seconds) -> None:
-        """Draw what a worker did before it paused or finished."""
-        if turn.doing != "absent":
-            self._lane(worker).add(turn.since, stop, turn.doing)
+        """Draw what a worker did until it went on, paused or finished."""
+        self.lanes[worker].add(turn.since, stop, turn.doing)
 
-    def _lane(self, number: int) -> Lane:
-        lane = self.lanes.get(number)
-        if lane is None:
-            lane = self.lanes[number] = Lane()
-        return lane
+    waited = halted
 
     def _change(self, number: int, record: Record) -> None:
-        kind, workers = record["kind"], self._turns.workers
-        before = workers.get(number, ABSENT)
-        doing, incarnation = before.doing, before.incarnation
+        kind, turn = record["kind"], self._turns.workers.get(number)
+        doing, incarnation = ("absent", 0) if turn is None else (turn.doing, turn.incarnation)
         self._turns.add(record)
-        turn = workers.get(number, ABSENT)
-        if before is ABSENT and kind != "fault":  # a fault of worker -1 is of one drawn anew each time
-            self._lane(number)
+        turn = self._turns.workers.get(number)
+        if turn is None:  # a process that is no worker's, or a fault of a worker that is drawn anew each time
+            return
         if kind == "abandoned":
-            self._lane(number).marks.append(Mark(record["t"], kind))
+            self.lanes[number].marks.append(Mark(record["t"], kind))
         elif kind == "release" and turn.incarnation > incarnation > 0:
-            self._lane(number).marks.append(Mark(record["t"], "returned"))
+            self.lanes[number].marks.append(Mark(record["t"], "returned"))
         if turn.doing == doing:
             return
         self._doing[doing] -= 1
         self._doing[turn.doing] += 1
         if turn.doing == "dead":
-            self._lane(number).marks.append(Mark(record["t"], "killed", record["reason" if kind == "state_changed" else "detail"]))
+            self.lanes[number].marks.append(Mark(record["t"], "killed", record["reason" if kind == "state_changed" else "detail"]))
         elif kind == "release" and turn.doing == "computing":
             self._look_for_a_barrier(record, waited=doing == "waiting")
 

@@ -133,7 +133,7 @@ class _Timeline:
         for moment in self._chart.moments:
             self._moment(moment, ends)
         self._chart.moments.clear()
-        worker = record.get("number") if record["kind"] == "process" and record["role"] == "worker" else record.get("worker")
+        worker: Any = record.get("number" if record["kind"] == "process" else "worker")
         if worker in self._chart.lanes:
             self._drain(worker)
 
