@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -102,40 +102,43 @@ def report(
 
 
 def _read(path: Path, *, drawn: bool) -> tuple[dict[str, Any], Chart]:
-    """Return the summary of a journal, or of what can be read of it, and its chart if this is drawn; what is missing is said."""
-    records, tally, chart = Records(path, tolerant=True), Tally(), Chart()
+    """Return the summary of a journal, or of what can be read of it, and its chart if this is drawn."""
+    tally, chart = Tally(), Chart()
 
     def add(record: Record) -> None:
         tally.add(record)
         if not record.get("optimizer"):
             chart.add(record)
 
-    records.feed(add if drawn else tally.add)
+    _feed(path, add if drawn else tally.add)
     chart.end()
     found = tally.summary()
-    if records.cut is not None:
-        say(f"warning: {records.cut}")
     if found["ok"] is None:
         say(f"warning: {path} has no end: the job goes on, or was killed; its last record is of {found['elapsed_s']:,.1f} s")
     return found, chart
 
 
-def _waits(path: Path) -> Iterator[str]:
-    """Tell for whom workers waited, according to what can be read of a journal."""
-    records, waits = Records(path, tolerant=True), WaitStory()
-    records.feed(waits.add)
+def _feed(path: Path, add: Callable[[Record], None]) -> Records:
+    """Hand what can be read of a journal to a function; what is missing is said."""
+    records = Records(path, tolerant=True)
+    records.feed(add)
     if records.cut is not None:
         say(f"warning: {records.cut}")
+    return records
+
+
+def _waits(path: Path) -> Iterator[str]:
+    """Tell for whom workers waited, according to what can be read of a journal."""
+    waits = WaitStory()
+    _feed(path, waits.add)
     return waits.lines()
 
 
 def _page(path: Path, html: Path, *, replay: bool) -> None:
     """Write the page of a journal."""
-    records, gathered = Records(path, tolerant=True), Gathered()
-    records.feed(gathered.add)
+    gathered = Gathered()
+    records = _feed(path, gathered.add)
     gathered.end()
-    if records.cut is not None:
-        say(f"warning: {records.cut}")
     made = f"offbeat {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     source = Source(path.name, records.nbytes, _digest(path, records.nbytes), records.cut, made)
     simulated = other_rules(path, gathered.tally.summary(), say) if replay else []
