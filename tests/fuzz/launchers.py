@@ -19,7 +19,7 @@ from offbeat.launch.program import Program
 from offbeat.launch.restarts import WorkerProcess
 from offbeat.launch.supervisor import Supervisor
 from offbeat.report.live import LiveProgress
-from offbeat.report.table import comparison, job_table
+from offbeat.report.table import comparison, job_tables
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Message
 from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
@@ -59,7 +59,7 @@ class ToSupervisor(Receiver):
         for number, worker in supervisor._workers._states.items():
             worker.has_pushed(number, supervisor._snapshot)
         if supervisor._summary is not None:
-            self.display._console.print(job_table(supervisor._summary), comparison([supervisor._summary]))
+            self.display._console.print(*job_tables(supervisor._summary, 200), comparison([supervisor._summary]))
         self.shown.truncate(0)
         if self.line.closed:
             if supervisor._failure is not None:

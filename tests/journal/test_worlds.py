@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.table import Table
 from tests.core.scripts import Schedule
 from tests.core.shard_world import Plan, ShardWorld
 from tests.core.world import World
@@ -23,7 +24,7 @@ from offbeat.journal.summary import Tally
 from offbeat.policies import rule
 from offbeat.report.figures import short
 from offbeat.report.lanes import SPANS, Chart
-from offbeat.report.table import comparison, job_table
+from offbeat.report.table import comparison, job_tables
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 
@@ -89,7 +90,8 @@ def adds_up(records: list[Record]) -> dict[str, Any]:
     bound = getattr(rule_of, "upper", getattr(rule_of, "staleness", None))
     assert (summary["lead_max"] is None or summary["lead_max"] <= bound) if bound is not None else summary["lead_max"] is None
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    assert job_table(summary).row_count == len(workers)
+    table = job_tables(summary, 200)[1]
+    assert isinstance(table, Table) and table.row_count == len(workers)
     assert comparison({"this": summary, "that": summary}).row_count == 2
     for number, lane in Chart.of(records).lanes.items():
         waited_s = sum(span.stop_s - span.start_s for span in lane.spans if span.what == "waiting")

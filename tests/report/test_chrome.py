@@ -12,7 +12,7 @@ import pytest
 from tests.journal.records import END, Record, abandoned, interrupt, release, round_of_two, two_shards
 
 from offbeat.errors import ConfigurationError
-from offbeat.journal.file import Journal
+from offbeat.journal.file import Journal, read
 from offbeat.policies import ElasticBSP
 from offbeat.report.chrome import BARRIERS, SHARDS, WORKERS, timeline, write
 from offbeat.report.lanes import Chart
@@ -61,7 +61,7 @@ def test_a_file_from_a_journal(tmp_path: Path) -> None:
     for entry in two_shards():
         journal.write(entry)
     journal.close()
-    write(tmp_path / "run.jsonl", tmp_path / "trace.json")
+    write(read(tmp_path / "run.jsonl"), tmp_path / "trace.json")
     found = json.loads((tmp_path / "trace.json").read_text())
     assert found == timeline(Chart.of(two_shards()))
     assert found["otherData"] == {"sync": "psp(c=1, b=0.5)"}

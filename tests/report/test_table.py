@@ -34,7 +34,7 @@ from offbeat.policies import BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import accuracy, seconds, share, short, state_words
 from offbeat.report.live import LiveProgress
 from offbeat.report.remarks import culprits, remarks
-from offbeat.report.table import comparison, console, job_table, job_tables
+from offbeat.report.table import comparison, console, job_tables
 
 RunJob: TypeAlias = Callable[..., list[dict[str, Any]]]
 
@@ -44,6 +44,12 @@ def shown(renderable: RenderableType, width: int = 160) -> str:
     console.print(renderable)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
+
+
+def table_of(summary: dict[str, Any]) -> Table:
+    table = job_tables(summary, 200)[1]
+    assert isinstance(table, Table)
+    return table
 
 
 def page(summary: dict[str, Any], width: int = 160) -> str:
@@ -123,8 +129,8 @@ def test_the_lead_is_in_iterations_and_staleness_in_versions(run_job: RunJob) ->
     summary = Tally.of(run_job(SSP(staleness=3), [0.05, 0.05, 0.05, 0.4], leaving_early=0.02, kill={1: 1.0})).summary()
     assert summary["lead_max"] == 3 < summary["staleness_max"]
     assert summary["per_worker"][0]["lead_max"] == 3
-    text = shown(job_table(summary))
-    assert "lead" in columns(job_table(summary)) and "max 3" in text and f"max {summary['staleness_max']}" in text
+    text = shown(table_of(summary))
+    assert "lead" in columns(table_of(summary)) and "max 3" in text and f"max {summary['staleness_max']}" in text
     assert Tally.of(run_job(BSP(), [0.1, 0.3])).summary()["lead_max"] is None
 
 
@@ -170,11 +176,11 @@ def columns(renderable: Table) -> list[str]:
 def test_columns_are_there_where_they_say_something() -> None:
     summary = Tally.of(round_of_two()).summary()
     always = {"worker", "state", "pushes", "samples", "waiting", "folded"}
-    assert set(columns(job_table(summary))) == always | {"compute\n/push"}
+    assert set(columns(table_of(summary))) == always | {"compute\n/push"}
     again = [interrupt(2.75, 1), abandoned(3.0, 1, 1), release(3.25, 1, 1, 1, plan=plan(batch=16)), push(3.5, 1, 1, steps=3)]
     again += [settle(3.5, 1, 2, "rejected"), epoch_ended(3.5, 0, 0, 1)]
     summary = Tally.of([*round_of_two()[:-1], *again]).summary()
-    table = job_table(summary)
+    table = table_of(summary)
     assert {"steps", "compute\n/step", "rejected", "abandoned", "batch\nby\nepoch"} < set(columns(table))
     assert "1, 500.0 ms" in shown(table)
     assert "3 pushes of 5 steps" in page(summary)
@@ -184,8 +190,8 @@ def test_blocks_are_told_from_whole_gradients() -> None:
     summary = Tally.of(two_shards()).summary()
     text = page(summary)
     assert "psp(c=1, b=0.5): versions 1..2 in 5.0 s" in text
-    assert not any("staleness" in name for name in columns(job_table(summary))), "all of it is 0"
-    assert "block\nstaleness\n(versions)" in columns(job_table(summary | {"staleness_max": 2}))
+    assert not any("staleness" in name for name in columns(table_of(summary))), "all of it is 0"
+    assert "block\nstaleness\n(versions)" in columns(table_of(summary | {"staleness_max": 2}))
     assert "Learning rate times 2.00..4.00, mean 2.667." in remarks(summary)
     assert "Versions of the shards, and the staleness of the blocks folded there: 2 (0.0, max 0); 1 (0.0, max 0)." in remarks(summary)
     summary["shards"] = [{"shard": one, "version": 20 - one, "staleness_mean": one / 2, "staleness_max": one} for one in range(12)]
@@ -207,7 +213,7 @@ def test_batches_are_told_by_epoch_and_the_last_few_at_most() -> None:
     for epoch in range(8):
         records += [release(1.0 + epoch, worker, plan=plan(batch=size)) for worker, size in ((0, 40 + epoch), (1, 24 - epoch))]
         records.append(epoch_ended(1.5 + epoch, epoch, 0, 1))
-    text = shown(job_table(Tally.of([*records, state(9.0, 1, "dead")]).summary()))
+    text = shown(table_of(Tally.of([*records, state(9.0, 1, "dead")]).summary()))
     assert "... 43 44 45 46 47 47" in text
     assert "... 22 21 20 19 18 17" in text
 

@@ -16,7 +16,6 @@ from tests.journal.records import END, JOB, abandoned, interrupt, push, release,
 
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
-from offbeat.journal.file import Journal
 from offbeat.journal.summary import Tally
 from offbeat.policies import ASP, BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import share, waiting_share
@@ -144,34 +143,29 @@ def test_shares_keep_the_time(lengths: list[float], columns: int) -> None:
     assert all(sum(row[column] for row in result.values()) == pytest.approx(1.0) for column in range(columns))
 
 
-def drawn(records: list[Record]) -> tuple[dict[str, Any], list[Record]]:
-    return Tally.of(records).summary(), records
+def drawn(records: list[Record]) -> tuple[dict[str, Any], Chart]:
+    return Tally.of(records).summary(), Chart.of(records)
 
 
 def test_the_pictures_figures_are_the_tables(run_job: RunJob, tmp_path: Path) -> None:
     """One duration, one share of waiting, wherever they are printed; and what is drawn agrees with them."""
     pytest.importorskip("matplotlib")
-    summary, records = drawn(run_job(SSP(staleness=1), [0.1, 0.1, 0.4]))
-    draw([(summary, records)], tmp_path / "one.svg")
+    summary, chart = drawn(run_job(SSP(staleness=1), [0.1, 0.1, 0.4]))
+    draw([(summary, chart)], tmp_path / "one.svg")
     facts = f"{summary['version']} folds in {summary['wall_s']:.1f} s of training, {share(waiting_share(summary['per_worker']))} waiting"
     assert facts in (tmp_path / "one.svg").read_text() and "seconds since the job began" in (tmp_path / "one.svg").read_text()
     title = str(job_tables(summary, 120)[0])
     assert f"in {summary['wall_s']:.1f} s of training" in title and f"{share(waiting_share(summary['per_worker']))} waiting" in title
-    chart = Chart.of(records)
     waited, busy = (sum(spent(chart, worker, what) for worker in range(3)) for what in ("waiting", "computing"))
     assert waiting_share(summary["per_worker"]) == pytest.approx(waited / (waited + busy), abs=0.01)
 
 
-def test_a_picture_of_journals_and_records(run_job: RunJob, tmp_path: Path) -> None:
+def test_a_picture_of_several_jobs(run_job: RunJob, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     records = run_job(ASP(), [0.1, 0.1], kill={0: 0.4})
-    journal = Journal(tmp_path / "run.jsonl", now=lambda: 0.0)
-    for entry in records:
-        journal.write(entry)
-    journal.close()
     many = run_job(BSP(), [0.01, 0.03], size=8 * 800)
     picture = tmp_path / "timeline.png"
-    draw([(Tally.of(records).summary(), tmp_path / "run.jsonl"), drawn(many)], picture)
+    draw([drawn(records), drawn(many)], picture)
     head = picture.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">I", head[16:20]) == (1400,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,10 +14,11 @@ from offbeat import __version__
 from offbeat.errors import MISTAKE, ConfigurationError
 from offbeat.files import write_result
 from offbeat.guarded import fail, say
+from offbeat.journal.arrivals import Record
 from offbeat.journal.file import Records
 from offbeat.journal.summary import Tally
-from offbeat.report import perfetto, tables_csv
-from offbeat.report.chrome import write as write_trace
+from offbeat.report import chrome, perfetto, tables_csv
+from offbeat.report.lanes import Chart
 from offbeat.report.page import render
 from offbeat.report.page.content import Source
 from offbeat.report.page.gather import Gathered
@@ -70,31 +71,30 @@ def report(
     if html is not None:
         _page(journals[0], html, replay=replay)
         screen.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
-    summaries, readable, failures = [], [], []
+    jobs, failures = [], []
     for path in journals if html is None or picture is not None else ():
         try:
-            summaries.append(_summary(path))
-            readable.append(path)
+            jobs.append(_read(path, drawn=picture is not None))
         except ConfigurationError as error:
             failures.append(str(error))
     if html is None:
-        for one in summaries:
+        for one, _ in jobs:
             screen.print(*job_tables(one, screen.width), sep="\n", highlight=False)
-        if len(summaries) > 1:
-            screen.print(comparison(summaries, screen.width))
+        if len(jobs) > 1:
+            screen.print(comparison([one for one, _ in jobs], screen.width))
     if trace is not None:
         if trace.suffix == perfetto.SUFFIX:
             perfetto.write(Records(journals[0]), trace)
         else:
-            write_trace(journals[0], trace)
+            chrome.write(Records(journals[0]), trace)
         screen.print(f"trace: {trace}")
     if tables is not None:
         names = tables_csv.write(Records(journals[0]), tables)
         screen.print(f"tables: {tables}: {', '.join(names)}")
-    if picture is not None and readable:
+    if picture is not None and jobs:
         from offbeat.report.timeline import draw  # matplotlib is optional, and slow to load
 
-        draw(list(zip(summaries, readable, strict=True)), picture)
+        draw(jobs, picture)
         screen.print(f"picture: {picture}")
     for failure in failures:
         fail(failure)
@@ -102,34 +102,44 @@ def report(
         raise typer.Exit(MISTAKE)
 
 
-def _summary(path: Path) -> dict[str, Any]:
-    """Return the summary of a journal, or of what can be read of it; what is missing is said."""
-    records, tally = Records(path, tolerant=True), Tally()
-    records.feed(tally.add)
+def _read(path: Path, *, drawn: bool) -> tuple[dict[str, Any], Chart]:
+    """Return the summary of a journal, or of what can be read of it, and its chart if this is drawn."""
+    tally, chart = Tally(), Chart()
+
+    def add(record: Record) -> None:
+        tally.add(record)
+        if not record.get("optimizer"):
+            chart.add(record)
+
+    _feed(path, add if drawn else tally.add)
+    chart.end()
     found = tally.summary()
-    if records.cut is not None:
-        say(f"warning: {records.cut}")
     if found["ok"] is None:
         say(f"warning: {path} has no end: the job goes on, or was killed; its last record is of {found['elapsed_s']:,.1f} s")
-    return found
+    return found, chart
+
+
+def _feed(path: Path, add: Callable[[Record], None]) -> Records:
+    """Hand what can be read of a journal to a function; what is missing is said."""
+    records = Records(path, tolerant=True)
+    records.feed(add)
+    if records.cut is not None:
+        say(f"warning: {records.cut}")
+    return records
 
 
 def _waits(path: Path) -> Iterator[str]:
     """Tell for whom workers waited, according to what can be read of a journal."""
-    records, waits = Records(path, tolerant=True), WaitStory()
-    records.feed(waits.add)
-    if records.cut is not None:
-        say(f"warning: {records.cut}")
+    waits = WaitStory()
+    _feed(path, waits.add)
     return waits.lines()
 
 
 def _page(path: Path, html: Path, *, replay: bool) -> None:
     """Write the page of a journal."""
-    records, gathered = Records(path, tolerant=True), Gathered()
-    records.feed(gathered.add)
+    gathered = Gathered()
+    records = _feed(path, gathered.add)
     gathered.end()
-    if records.cut is not None:
-        say(f"warning: {records.cut}")
     made = f"offbeat {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     source = Source(path.name, records.nbytes, _digest(path, records.nbytes), records.cut, made)
     simulated = other_rules(path, gathered.tally.summary(), say) if replay else []

@@ -56,14 +56,15 @@ class Lines:
     Args:
         path: the file.
         start: bytes to leave out at the beginning: up to the end of a line or frame.
+        growing: leave out the line or frame that is not whole yet; it is there when the file is read again from `whole`.
 
     Raises:
         OSError: from the iteration: the file cannot be read.
         ConfigurationError: from the iteration: the file is compressed with zstd, and there is none.
     """
 
-    def __init__(self, path: Path, start: int = 0) -> None:
-        self._path, self._start = path, start
+    def __init__(self, path: Path, start: int = 0, *, growing: bool = False) -> None:
+        self._path, self._start, self._growing = path, start, growing
         self.nbytes = start
         """Bytes of the file that have been read."""
         self.whole = start
@@ -78,7 +79,10 @@ class Lines:
             if (begin := _decompressor(self._path, head)) is None:
                 for line in file:
                     self.nbytes += len(line)
-                    self.whole = self.nbytes if line.endswith(b"\n") else self.whole
+                    if line.endswith(b"\n"):
+                        self.whole = self.nbytes
+                    elif self._growing:
+                        return
                     yield line
                 return
             self.unit = "frame"
@@ -90,20 +94,22 @@ class Lines:
                 yield rest
 
     def _parts(self, chunks: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]:
-        """Return what the frames hold, piece by piece, up to the first frame that is cut or damaged."""
+        """Return what the frames hold, piece by piece, or frame by frame if the file grows, up to the first that is cut or damaged."""
         frame: _Decompressor = begin()
-        readable = True
+        readable, held = True, bytearray()
         for data in chunks:
             self.nbytes += len(data)
             while data and readable:
                 try:
-                    yield frame.decompress(data)
+                    held += frame.decompress(data)
                 except (_zstd_error(), zlib.error):
                     readable = False  # goes on counting bytes: they are missing
                     break
-                data = b""
+                data = frame.unused_data if frame.eof else b""
+                if frame.eof or not self._growing:
+                    yield bytes(held)
+                    held.clear()
                 if frame.eof:
-                    data = frame.unused_data
                     self.whole = self.nbytes - len(data)
                     frame = begin()
 

@@ -39,8 +39,8 @@ class Growing:
             self.nbytes = self._path.stat().st_size
             if self.nbytes < self.place:
                 raise Replaced
-            lines = Lines(self._path, self.place)
-            for line in _whole(lines):
+            lines = Lines(self._path, self.place, growing=True)
+            for line in lines:
                 self._lines += 1
                 if (entry := parse(line)) is None:
                     rest = "; what comes before it is shown" if self._lines > 1 else ""
@@ -61,20 +61,3 @@ class Growing:
 
 class Replaced(Exception):
     """Raised where a journal is not the one that was read before."""
-
-
-def _whole(lines: Lines) -> Iterator[bytes]:
-    """Return the lines that are whole, and of those in frames the ones of whole frames."""
-    waiting: list[bytes] = []
-    mark = lines.whole
-    for line in lines:
-        if lines.unit == "line":
-            if line.endswith(b"\n"):
-                yield line
-            continue
-        if lines.whole != mark:
-            yield from waiting
-            waiting, mark = [], lines.whole
-        waiting.append(line)
-    if lines.whole != mark:
-        yield from waiting

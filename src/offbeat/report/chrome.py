@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
-from offbeat.journal.file import of_optimizer, read
+from offbeat.journal.file import of_optimizer
 from offbeat.report.lanes import Chart, Lane, Moment
 
 TraceEvent: TypeAlias = dict[str, Any]
@@ -29,19 +29,15 @@ COLOURS: Final = {"computing": "good", "waiting": "bad", "idle": "grey", "dead":
 """Names from the viewer's own palette; other viewers pass them over."""
 
 
-def write(journal: Path | str | Iterable[Record], trace: Path | str) -> None:
-    """Write one job's timeline.
-
-    Args:
-        journal: its path, or the records themselves.
-        trace: the file to write, JSON.
+def write(records: Iterable[Record], trace: Path) -> None:
+    """Write the timeline of a job's first optimizer as JSON.
 
     Raises:
         ConfigurationError: the journal cannot be read, or the file cannot be written.
     """
-    found = timeline(Chart.of(of_optimizer(read(journal) if isinstance(journal, Path | str) else journal)))
+    found = timeline(Chart.of(of_optimizer(records)))
     try:
-        Path(trace).write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+        trace.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write the trace {trace}: {error.strerror}") from error
 

@@ -1,22 +1,24 @@
 """From a journal to a picture's raw material: for each worker the spans of what it did and the marks on it, and the job's own moments.
 
-Pure: records in, spans out. How they look is the business of `report.timeline` and `report.chrome`.
+Pure: records in, spans out. What a worker does when is `report.turns`' to say; how it looks is the business of `report.timeline`,
+`report.chrome` and `report.perfetto`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from offbeat.journal.arrivals import JournalArrivals, Record
+from offbeat.journal.arrivals import Record
+from offbeat.report.turns import Turn, Turns, Watcher
+from offbeat.types import Seconds
 
 SPANS: Final = ("computing", "waiting", "idle", "dead")
-CHANGES: Final = ("release", "pushed", "abandoned", "interrupt", "paused", "settle", "state_changed")
+CHANGES: Final = frozenset({"release", "pushed", "abandoned", "paused", "state_changed", "process", "fault"})
+"""Records after which a worker may do something else."""
 MARKS: Final = ("killed", "returned", "dropped", "rejected", "abandoned", "interrupted")
-DEATHS: Final = ("kill", "vanish")
-"""Faults made on purpose that end a process."""
 
 
 class LaneSpan(NamedTuple):
@@ -52,58 +54,53 @@ class Lane:
 
     spans: list[LaneSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    doing: str = "absent"
-    since_s: float = 0.0
-    incarnation: int = 0
+    until_s: float = 0.0
+    """The end of the last span: a pause is told twice, as the end of a wait and with the time of this wait."""
 
-    def turn(self, doing: str, t: float) -> None:
-        """Close the span under way and begin another; ``absent`` is drawn as nothing."""
-        if self.doing != "absent" and t > self.since_s:
-            self.spans.append(LaneSpan(self.since_s, t, self.doing))
-        self.doing, self.since_s = doing, t
-
-    def die(self, t: float, reason: str = "") -> None:
-        """Begin the span of a death. A kill often has two records, of the supervisor and of the coordinator: the first counts."""
-        if self.doing not in ("dead", "absent"):
-            self.turn("dead", t)
-            self.marks.append(Mark(t, "killed", reason))
+    def add(self, start_s: float, stop_s: float, what: str) -> None:
+        """Add a span, unless it took no time; ``absent`` is drawn as nothing."""
+        if start_s < self.until_s:
+            start_s = self.until_s
+        if stop_s > start_s and what != "absent":
+            self.spans.append(LaneSpan(start_s, stop_s, what))
+            self.until_s = stop_s
 
 
-@dataclass(slots=True)
-class Chart:
+class Chart(Watcher):
     """Collect one job's lanes by worker, and its moments."""
 
-    sync: str = "?"
-    lanes: dict[int, Lane] = field(default_factory=dict)
-    moments: list[Moment] = field(default_factory=list)
-    start_s: float = 0.0
-    """When the first worker was admitted: how long processes take to start is no rule's doing."""
-    end_s: float = 0.0
-    blocks: bool = False
-    """True if the rule has shard scope: workers continue by themselves, without a release."""
-    _arrivals: JournalArrivals = field(default_factory=JournalArrivals)
-    _doing: Counter[str] = field(default_factory=Counter)
-    """Number of workers by activity."""
-    _round: tuple[float, int] = (0.0, -1)
-    """The time and version of the newest release."""
-    _barrier: tuple[float, int] = (0.0, -1)
-    """The same of the newest barrier."""
-    _gone_on: int = 0
-    """Number of workers that have begun to compute in this round, and of those among them that had waited for it."""
-    _had_waited: int = 0
+    def __init__(self) -> None:
+        self.sync = "?"
+        self.lanes: defaultdict[int, Lane] = defaultdict(Lane)
+        self.moments: list[Moment] = []
+        self._turns = Turns((self,))
+        self._doing: Counter[str] = Counter()
+        """Number of workers by activity."""
+        self._round: tuple[float, int] = (0.0, -1)
+        """The time and version of the newest release."""
+        self._barrier: tuple[float, int] = (0.0, -1)
+        """The same of the newest barrier."""
+        self._gone_on = 0
+        """Number of workers that have begun to compute in this round, and of those among them that had waited for it."""
+        self._had_waited = 0
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Chart:
         """The chart of a whole journal, with the journal's own times."""
         chart = cls()
-        admitted = False
         for record in records:
-            if record["kind"] == "release" and not admitted:
-                admitted, chart.start_s = True, record["t"]
             chart.add(record)
-        for lane in chart.lanes.values():
-            lane.turn("absent", chart.end_s)
+        chart.end()
         return chart
+
+    @property
+    def start_s(self) -> Seconds:
+        """When the first worker was admitted: how long processes take to start is no rule's doing."""
+        return self._turns.began or 0.0
+
+    @property
+    def end_s(self) -> Seconds:
+        return self._turns.now
 
     def times(self, what: str) -> list[float]:
         """Return the times of the moments of one kind, in seconds."""
@@ -112,31 +109,60 @@ class Chart:
     def add(self, record: Record) -> None:
         """Take the next record."""
         kind, t = record["kind"], record["t"]
-        self.end_s = max(self.end_s, t)
-        self.blocks = self.blocks or record.get("shard") is not None  # a push may be rejected before the first fold
-        if kind == "job":
+        if kind in CHANGES:
+            self._change(record["number" if kind == "process" else "worker"], record)
+            return
+        self._turns.add(record)
+        if kind in ("fold", "publish"):
+            self.moments.append(Moment(t, kind, record["version"], record.get("shard"), len(record.get("parts", ())), record["reason"]))
+        elif kind == "settle":
+            if record["fate"] in MARKS:
+                self.lanes[record["worker"]].marks.append(Mark(t, record["fate"], record["reason"]))
+        elif kind == "interrupt":
+            self.lanes[record["worker"]].marks.append(Mark(t, "interrupted", record["reason"]))
+        elif kind == "job":
             self.sync = record["sync"]
             for number in range(record["workers"]):
-                self._lane(number)
-        elif kind in ("fold", "publish"):
-            self.moments.append(Moment(t, kind, record["version"], record.get("shard"), len(record.get("parts", ())), record["reason"]))
-        elif kind == "process":
-            if record["role"] == "worker" and record["what"] == "killed":
-                self._change(record["number"], record)
-        elif kind in CHANGES or (kind == "fault" and record["what"] in DEATHS):
-            self._change(record["worker"], record)
+                self.lanes.setdefault(number, Lane())
 
-    def _lane(self, number: int) -> Lane:
-        return self.lanes.setdefault(number, Lane())
+    def end(self) -> None:
+        """Close what is under way at the last record."""
+        self._turns.end()
+
+    def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
+        """Draw the computation of a push, or one that was abandoned."""
+        self.lanes[record["worker"]].add(begun, record["t"], "computing")
+        return 0
+
+    def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
+        """Draw a stretch of time without a push."""
+        self.lanes[worker].add(start, stop, doing)
+
+    def halted(self, worker: int, turn: Turn, stop: Seconds) -> None:
+        """Draw what a worker did until it went on, paused or finished."""
+        self.lanes[worker].add(turn.since, stop, turn.doing)
+
+    waited = halted
 
     def _change(self, number: int, record: Record) -> None:
-        lane = self._lane(number)
-        before = lane.doing
-        self._one_worker(lane, record)
-        self._doing[before] -= 1
-        self._doing[lane.doing] += 1
-        if record["kind"] == "release" and before != lane.doing == "computing":
-            self._look_for_a_barrier(record, waited=before == "waiting")
+        kind, turn = record["kind"], self._turns.workers.get(number)
+        doing, incarnation = ("absent", 0) if turn is None else (turn.doing, turn.incarnation)
+        self._turns.add(record)
+        turn = self._turns.workers.get(number)
+        if turn is None:  # a process that is no worker's, or a fault of a worker that is drawn anew each time
+            return
+        if kind == "abandoned":
+            self.lanes[number].marks.append(Mark(record["t"], kind))
+        elif kind == "release" and turn.incarnation > incarnation > 0:
+            self.lanes[number].marks.append(Mark(record["t"], "returned"))
+        if turn.doing == doing:
+            return
+        self._doing[doing] -= 1
+        self._doing[turn.doing] += 1
+        if turn.doing == "dead":
+            self.lanes[number].marks.append(Mark(record["t"], "killed", record["reason" if kind == "state_changed" else "detail"]))
+        elif kind == "release" and turn.doing == "computing":
+            self._look_for_a_barrier(record, waited=doing == "waiting")
 
     def _look_for_a_barrier(self, record: Record, *, waited: bool) -> None:
         """Note a barrier if all computing workers have begun at this instant, from one version, and at least two had waited for it."""
@@ -150,52 +176,6 @@ class Chart:
         if this != self._barrier:  # a worker that comes back from a pause makes no second one
             self._barrier = this
             self.moments.append(Moment(record["t"], "barrier", record["version"], reason=record["reason"]))
-
-    def _one_worker(self, lane: Lane, record: Record) -> None:
-        kind, t = record["kind"], record["t"]
-        if kind == "release":
-            _release(lane, record, self.blocks)
-        elif kind == "pushed":
-            if self._arrivals.begins(record):
-                _finish(lane, record, "shard" in record)
-        elif kind == "abandoned":
-            _finish(lane, record, self.blocks)
-            lane.marks.append(Mark(t, "abandoned"))
-        elif kind == "interrupt":
-            lane.marks.append(Mark(t, "interrupted", record["reason"]))
-        elif kind == "paused":
-            lane.turn("idle", t)
-        elif kind == "settle":
-            if record["fate"] in MARKS:
-                lane.marks.append(Mark(t, record["fate"], record["reason"]))
-        elif kind in ("fault", "process"):
-            lane.die(t, record.get("detail", ""))
-        elif record["state"] == "dead":
-            lane.die(t, record["reason"])
-        elif record["state"] == "finished":
-            lane.turn("absent", t)
-
-
-def _finish(lane: Lane, record: Record, blocks: bool) -> None:
-    """End a computation. If no release began it, it began as long ago as its push says."""
-    if record["incarnation"] != lane.incarnation:
-        return
-    if blocks and lane.doing == "waiting":
-        lane.turn("computing", max(lane.since_s, record["t"] - record["compute_s"]))
-    if lane.doing in ("computing", "idle"):
-        lane.turn("waiting", record["t"])
-
-
-def _release(lane: Lane, record: Record, blocks: bool) -> None:
-    fresh = record["incarnation"] > lane.incarnation
-    if lane.doing == "dead" and not fresh:
-        return  # sent to a process that was already gone
-    if fresh and lane.incarnation > 0:
-        lane.marks.append(Mark(record["t"], "returned"))
-    lane.incarnation = record["incarnation"]
-    # Parameters that were asked for in the middle of an iteration do not begin a new one.
-    if lane.doing != "computing" and not (blocks and lane.doing == "waiting"):
-        lane.turn("computing", record["t"])
 
 
 def shares(spans: Sequence[LaneSpan], start_s: float, stop_s: float, columns: int) -> dict[str, list[float]]:

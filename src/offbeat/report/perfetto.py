@@ -133,7 +133,7 @@ class _Timeline:
         for moment in self._chart.moments:
             self._moment(moment, ends)
         self._chart.moments.clear()
-        worker = record.get("number") if record["kind"] == "process" and record["role"] == "worker" else record.get("worker")
+        worker: Any = record.get("number" if record["kind"] == "process" else "worker")
         if worker in self._chart.lanes:
             self._drain(worker)
 
@@ -162,8 +162,8 @@ class _Timeline:
         return self._trace.row(WORKERS, number, f"worker {number}")
 
     def close(self) -> None:
-        for number, lane in self._chart.lanes.items():
-            lane.turn("absent", self._chart.end_s)
+        self._chart.end()
+        for number in self._chart.lanes:
             self._drain(number)
         self._trace.flush()
 

@@ -1,6 +1,6 @@
 """Tables for people, made from summaries (`journal.summary.Tally.summary`). It decides what is worth a column; it counts nothing itself.
 
-`job_table` shows one job worker by worker; `comparison` puts several jobs side by side, live ones or simulated ones. Columns that would
+`job_tables` shows one job worker by worker; `comparison` puts several jobs side by side, live ones or simulated ones. Columns that would
 say the same of everybody are left out.
 """
 
@@ -79,16 +79,6 @@ def job_tables(summary: Summary, width: int) -> list[Table | str]:
         said.append(f"(A terminal wider than {width} characters shows also: {', '.join(fitted.left_out)}.)")
     logged = [f"{name}: {float(value):.6g}" for name, value in summary["metrics"].items()]
     return [escape(_title(summary)), _table(fitted, shown, slow), *(escape(text) for text in (*said, *logged) if text)]
-
-
-def job_table(summary: Summary, width: int | None = None) -> Table:
-    """Return the table of one job with a row for each worker, without totals and remarks.
-
-    Args:
-        summary: of the job.
-        width: see `job_tables`; None: there is room for all columns.
-    """
-    return _table(Fitted.of(_columns(summary, summary["per_worker"]), width), summary["per_worker"], culprits(summary))
 
 
 def _table(fitted: Fitted, workers: Sequence[dict[str, Any]], slow: Sequence[int]) -> Table:

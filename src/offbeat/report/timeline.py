@@ -6,15 +6,13 @@ kind of colour blindness can tell apart, and they differ in brightness too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from offbeat.errors import ConfigurationError
-from offbeat.journal.arrivals import Record
-from offbeat.journal.file import of_optimizer, read
 from offbeat.report.figures import Summary, share, short, training_words, waiting_share
 from offbeat.report.lanes import SPANS, Chart, Lane, LaneSpan, shares
 from offbeat.report.remarks import culprits
@@ -53,17 +51,19 @@ NAMED: Final = 6
 """Workers of a heat map that have a label: those that the verdicts name, and the ends."""
 BAR: Final = 0.74
 """The height of a lane's bar; lanes are 1 apart."""
+PLACES: Final = AXIS_PIXELS * 8
+"""Lines and marks of one kind are drawn at so many places at most: what a pixel has more of cannot be seen, and takes long."""
 
 
-def draw(jobs: Sequence[tuple[Summary, Path | str | Iterable[Record]]], picture: Path | str) -> None:
+def draw(jobs: Sequence[tuple[Summary, Chart]], picture: Path) -> None:
     """Draw jobs one below the other, so that their waiting can be compared at a glance.
 
     Args:
-        jobs: for each its summary, whose figures stand above the lanes, and its journal: a path, or the records themselves.
+        jobs: for each its summary, whose figures stand above the lanes, and what is drawn.
         picture: the file to write; its ending names the format, ``.png`` or ``.svg`` for instance. A PNG is 1400 pixels wide.
 
     Raises:
-        ConfigurationError: matplotlib is not installed, a journal cannot be read, or the picture cannot be written.
+        ConfigurationError: matplotlib is not installed, or the picture cannot be written.
     """
     if not jobs:
         raise ConfigurationError("a timeline of 0 jobs: give at least one journal")
@@ -71,18 +71,17 @@ def draw(jobs: Sequence[tuple[Summary, Path | str | Iterable[Record]]], picture:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigurationError(f'drawing a timeline needs matplotlib ({error}); pip install "offbeat[plots]"') from error
-    charts = [(job, Chart.of(of_optimizer(read(source) if isinstance(source, Path | str) else source))) for job, source in jobs]
-    heights = [min(HEAT_LANES, max(1, len(chart.lanes))) + 1.0 for _, chart in charts]
+    heights = [min(HEAT_LANES, max(1, len(chart.lanes))) + 1.0 for _, chart in jobs]
     inches = sum(0.30 * lanes + 0.45 for lanes in heights) + 1.0
     figure = Figure(figsize=(WIDTH_INCHES, inches), dpi=DPI, facecolor="white")
-    rows = figure.subplots(len(charts), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
-    start_s = min(chart.start_s for _, chart in charts)
-    stop_s = max(start_s + 1e-3, *(chart.end_s for _, chart in charts))
-    dense = [_job(axes, job, chart, (start_s, stop_s)) for axes, (job, chart) in zip(rows[:, 0], charts, strict=True)]
+    rows = figure.subplots(len(jobs), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})
+    start_s = min(chart.start_s for _, chart in jobs)
+    stop_s = max(start_s + 1e-3, *(chart.end_s for _, chart in jobs))
+    dense = [_job(axes, job, chart, (start_s, stop_s)) for axes, (job, chart) in zip(rows[:, 0], jobs, strict=True)]
     if any(dense):
         figure.text(0.985, 0.1 / inches, "lanes too dense for single spans show shares of time", ha="right", fontsize=9, color="#666666")
     rows[-1, 0].set_xlabel("seconds since the job began", color=INK)
-    _legend(figure, [chart for _, chart in charts])
+    _legend(figure, [chart for _, chart in jobs])
     figure.subplots_adjust(left=0.075, right=0.985, top=1 - 0.75 / inches, bottom=0.5 / inches, hspace=0.42)
     try:
         figure.savefig(picture)
@@ -100,7 +99,7 @@ def _job(axes: Axes, job: Summary, chart: Chart, span: tuple[float, float]) -> b
     strip = -0.85
     folds, barriers = chart.times("fold"), chart.times("barrier")
     crowded = len(folds) * DENSE_PIXELS > AXIS_PIXELS * (chart.end_s - chart.start_s) / (stop_s - start_s)
-    axes.vlines(folds, strip - 0.25, strip + 0.25, color=INK, linewidth=0.6, alpha=0.2 if crowded else 0.8)
+    axes.vlines(_apart(folds, stop_s - start_s), strip - 0.25, strip + 0.25, color=INK, linewidth=0.6, alpha=0.2 if crowded else 0.8)
     if _telling(chart):
         axes.vlines(barriers, -0.5, len(numbers) - 0.5, color=BARRIER, linewidth=0.8, linestyle="dotted", zorder=2)
     axes.set_yticks([strip, *range(len(numbers))], ["folds", *(f"worker {number}" for number in numbers)])
@@ -159,7 +158,7 @@ def _lane(axes: Axes, row: int, lane: Lane, shown_s: float) -> bool:
         for what in BUSY:
             bars = [(span.start_s, span.stop_s - span.start_s) for span in busy if span.what == what]
             axes.broken_barh(bars, (low, BAR), **_face(what) | edge)
-    _marks(axes, row, lane)
+    _marks(axes, row, lane, shown_s)
     return width < DENSE_PIXELS and bool(busy)
 
 
@@ -177,13 +176,18 @@ def _as_shares(axes: Axes, row: int, busy: Sequence[LaneSpan]) -> None:
         axes.fill_between(edges, [*base, base[-1]], [*top, top[-1]], step="post", **_face(what))
 
 
-def _marks(axes: Axes, row: int, lane: Lane) -> None:
+def _marks(axes: Axes, row: int, lane: Lane, shown_s: float) -> None:
     for what, (marker, colour, size) in SHAPES.items():
-        times = [mark.t for mark in lane.marks if mark.what == what]
+        times = _apart([mark.t for mark in lane.marks if mark.what == what], shown_s)
         # Deaths and returns sit in the middle of the lane; the many small marks hang at its upper edge.
         height = row if size > 5 else row - BAR / 2
         rim: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 1.0 if size > 5 else 0.4} if marker != "x" else {}
         axes.plot(times, [height] * len(times), marker, color=colour, markersize=size, linestyle="none", clip_on=False, zorder=3, **rim)
+
+
+def _apart(times: list[float], shown_s: float) -> list[float]:
+    """Return one of the times at each of `PLACES`."""
+    return times if len(times) < PLACES else list({int(t / shown_s * PLACES): t for t in times}.values())
 
 
 def _face(what: str) -> dict[str, Any]:

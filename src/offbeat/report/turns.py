@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from offbeat.journal.arrivals import JournalArrivals, Record
 from offbeat.types import Seconds
@@ -50,11 +50,12 @@ class Turn:
     clock: int = 0
 
 
-class Watcher(Protocol):
-    """What `Turns` tells of a job."""
+class Watcher:
+    """Is told by `Turns` what happens in a job; a method that a subclass leaves out passes over what it is told."""
 
     def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
         """Take a push, or an abandoned computation, that the worker has computed since ``begun``. Return its number, from 1; 0: none."""
+        return 0
 
     def more(self, turn: Turn, record: Record) -> None:
         """Take a further record of the worker's last push: its arrival at another shard."""
@@ -63,7 +64,10 @@ class Watcher(Protocol):
         """Take a stretch of time without a push: ``waiting``, ``idle``, ``dead``, or ``computing`` of which no push came."""
 
     def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
-        """Take a wait that ended at ``stop``; ``turn`` says how long it was and who ended it."""
+        """Take a wait from ``turn.since`` to ``stop``; ``turn`` says who ended it."""
+
+    def halted(self, worker: int, turn: Turn, stop: Seconds) -> None:
+        """Take a pause or an end of the script at ``stop``; no stretch tells what the worker did from ``turn.since`` on."""
 
 
 @dataclass
@@ -100,6 +104,7 @@ class Turns:
             turn = self._turn(record["worker"])
             if self.blocks and turn.doing == "waiting":
                 self._close(record["worker"], turn, t)
+            self._halt(record["worker"], turn, t)
             if turn.doing != "dead":
                 turn.doing, turn.since = "idle", t if turn.doing in ("absent", "computing") or self.blocks else turn.since
         elif kind == "state_changed":
@@ -107,6 +112,7 @@ class Turns:
                 self._die(record["worker"], t)
             elif record["state"] == "finished":
                 turn = self._turn(record["worker"])
+                self._halt(record["worker"], turn, t)
                 turn.doing = "absent" if turn.doing != "dead" else turn.doing
         elif kind == "process":
             if record["role"] == "worker" and record["what"] == "killed":
@@ -195,6 +201,10 @@ class Turns:
         self._close(number, turn, t)
         turn.doing, turn.since = "dead", t
 
+    def _halt(self, number: int, turn: Turn, t: Seconds) -> None:
+        for watcher in self.watchers:
+            watcher.halted(number, turn, t)
+
     def _close(self, number: int, turn: Turn, t: Seconds) -> None:
         if turn.doing != "absent" and t > turn.since:
             for watcher in self.watchers:
@@ -202,7 +212,7 @@ class Turns:
 
 
 @dataclass
-class Waits:
+class Waits(Watcher):
     """Adds up the waits of a job by the worker that ended them.
 
     >>> waits = Waits()
@@ -240,9 +250,6 @@ class Waits:
         """Count the time from the release to a push."""
         self.busy_s += record["t"] - begun
         return 0
-
-    def more(self, turn: Turn, record: Record) -> None:
-        """Pass over a further arrival of a push."""
 
     def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
         """Count a wait that nobody ended."""

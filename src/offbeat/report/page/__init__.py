@@ -58,7 +58,7 @@ def render(gathered: Gathered, source: Source, simulated: Sequence[dict[str, Any
     style = (HERE / "style.css").read_text(encoding="utf-8")
     template = environment.get_template("page.html")
     while True:
-        head, data = packed(gathered, source.name, shown)
+        head, data = packed(gathered, content.summary, source.name, shown)
         page = template.render(**context, style=style, script=script, digest=digest, head=head, data=data)
         # Lone surrogates come from file names that are not UTF-8.
         page = page.encode("utf-8", "replace").decode("utf-8")

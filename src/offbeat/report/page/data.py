@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from offbeat.report.page.bars import WORDS
+from offbeat.report.figures import Summary
+from offbeat.report.page.bars import WORDS, costs_of
 from offbeat.report.page.gather import Gathered
 from offbeat.report.page.levels import KIND_OF, KINDS, ORDER, OWN
 from offbeat.report.page.pack import Packed
@@ -17,11 +18,12 @@ from offbeat.report.turns import ENDED_BY
 
 
 @np.errstate(all="ignore")  # numbers of a journal may be out of any range
-def packed(gathered: Gathered, name: str, lanes: list[int]) -> tuple[str, str]:
+def packed(gathered: Gathered, summary: Summary, name: str, lanes: list[int]) -> tuple[str, str]:
     """Return the description, as JSON in which nothing can end a script element, and the packed columns.
 
     Args:
         gathered: the job.
+        summary: its summary.
         name: of the journal's file.
         lanes: the workers that have a lane at first.
     """
@@ -66,8 +68,7 @@ def packed(gathered: Gathered, name: str, lanes: list[int]) -> tuple[str, str]:
     packs.add("stretch start", ticks(np.array([one[2] for one in steps.stretches])))
     packs.add("stretch length", ticks(np.array([one[3] - one[2] for one in steps.stretches])))
 
-    costs = {worker: sum(causes.values()) for worker, causes in gathered.tally.costs.by_worker().items()}
-    workers, slow = gathered.tally.costs.workers, culprits(gathered.tally.summary())
+    costs, workers = costs_of(gathered), gathered.tally.costs.workers
     count = len(levels.longest)
     head = {
         "name": name,
@@ -77,7 +78,7 @@ def packed(gathered: Gathered, name: str, lanes: list[int]) -> tuple[str, str]:
         "workers": count,
         "hosts": [workers[n].host if n in workers else "" for n in range(count)] if any(w.host for w in workers.values()) else [],
         "lanes": [number for number in lanes if number < count],
-        "slow": slow,
+        "slow": culprits(summary),
         "costs": [round(costs.get(n, 0.0), 4) for n in range(count)],
         "seconds": gathered.tally.costs.seconds,
         "kinds": KINDS,

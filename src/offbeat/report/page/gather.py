@@ -15,7 +15,6 @@ METRICS_KEPT: Final = 24
 """Most metrics that have a curve; of others the page has the last value."""
 STALENESS_KEPT: Final = 1_000
 """Greater values of staleness count as this one."""
-MACHINES_KEPT: Final = 10_000
 
 
 class Gathered:

@@ -17,7 +17,7 @@ from offbeat.core.phases import Phase
 from offbeat.journal.arrivals import Record
 from offbeat.journal.costs import spent
 from offbeat.report.page.levels import OWN, Levels
-from offbeat.report.turns import Turn
+from offbeat.report.turns import Turn, Watcher
 from offbeat.types import Seconds
 
 PUSHES_KEPT: Final = 300_000
@@ -61,8 +61,8 @@ class Names:
         return number
 
 
-class Steps:
-    """A watcher (`report.turns.Watcher`) of a job that keeps its pushes, and shares of time."""
+class Steps(Watcher):
+    """A watcher of a job that keeps its pushes, and shares of time."""
 
     def __init__(self, kept: int = PUSHES_KEPT) -> None:
         self.levels = Levels()
@@ -146,9 +146,6 @@ class Steps:
         whole["into"][place] = record["version"]
         whole["staleness"][place] = -1 if staleness is None else staleness
         self._real["settled"][place] = record["t"]
-
-    def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
-        """Pass over a wait: it comes with the push after it."""
 
     def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
         """Keep a stretch of time without a push."""

@@ -7,6 +7,7 @@ Who uses what::
     every process            -- messages.py  every kind of message with its fields; what does not fit is refused on arrival
                              -- numbered.py  one connection between servers for several optimizers
                              -- packing.py   tensors in lists and maps as bytes (nothing is pickled)
+                             -- control_groups.py  what the groups of this process leave of the machine
     while a job begins       -- loading.py, first_steps.py  did all workers load the same state, do they see different samples
     while it ends            -- last_words.py  why a process fails, for a process that can still print it
 

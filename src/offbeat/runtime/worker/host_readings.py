@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from offbeat.runtime.job.control_groups import UNIFIED, folders, processors
 from offbeat.types import Seconds
 
 OFTEN_S: Final[Seconds] = 0.25
 """Seconds between two readings of the files that are about the whole host: they are longer, and change slowly."""
 GAUGES_S: Final[Seconds] = 1.0
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+PROC = Path("/proc")
 
 Reader = Callable[[], float]
 
@@ -63,13 +64,14 @@ class HostReadings:
             "major_faults": lambda: float(usage().ru_majflt),
             "queued_s": _File(PROC / "self/schedstat", lambda text: int(text.split()[1]) * 1e-9),
         }
-        group = _cgroup()
+        group = next(iter(folders(UNIFIED)), Path("/sys/fs/cgroup"))
+        cores = float(len(os.sched_getaffinity(0)))
         host: dict[str, Reader] = {
             "stolen_s": _File(PROC / "stat", lambda text: int(text.split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")),
             "memory_stalled_s": _File(_first(group / "memory.pressure", PROC / "pressure/memory"), _pressure),
             "throttled_s": _File(group / "cpu.stat", _throttled),
         }
-        return cls(own, host, {"cores": _cores(group)})
+        return cls(own, host, {"cores": min(cores, processors() or cores)})
 
     def follow(self, gauges: Mapping[str, Reader]) -> None:
         """Read these values too, every `GAUGES_S` seconds; they are told as they are."""
@@ -125,24 +127,6 @@ class _File:
         if self._open is None:
             self._open = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         return self._number(os.pread(self._open, 4096, 0).decode("ascii", "replace"))
-
-
-def _cgroup() -> Path:
-    """Return the folder of this process's cgroup, of version 2; of the root where it has none."""
-    with suppress(OSError):
-        for line in (PROC / "self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                return CGROUP / line[3:].lstrip("/")
-    return CGROUP
-
-
-def _cores(group: Path) -> float:
-    """Return the cores that this process may use: those of its affinity, as far as its cgroup lets it use them."""
-    cores = float(len(os.sched_getaffinity(0)))
-    with suppress(OSError, ValueError):
-        quota, period = (group / "cpu.max").read_text().split()
-        cores = min(cores, int(quota) / int(period))
-    return cores
 
 
 def _first(*paths: Path) -> Path:
