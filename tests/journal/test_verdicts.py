@@ -172,7 +172,7 @@ def test_more_workers_than_cores() -> None:
     assert verdict.what == "Oversubscribed: 4 workers share 2 cores"
 
 
-@pytest.mark.parametrize(("queued_s", "cause"), [(0.0, "link"), (0.02, "link"), (0.09, "queued")])
+@pytest.mark.parametrize(("queued_s", "cause"), [(0.0, "link"), (0.02, "link"), (0.06, "queued")])
 def test_a_link_is_what_neither_phases_nor_a_queue_for_a_core_explain(queued_s: float, cause: str) -> None:
     records = barrier([[STEP, with_more(unknown=0.1)]] * 30, host=[{}, {"queued_s": queued_s}])
     for record in records:

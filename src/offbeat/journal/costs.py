@@ -6,8 +6,8 @@ has all of it, and with three late ones of four each has a third. *Where each pu
 longer than the fast ones do, and the waits of the others that this causes; both count per worker of the job.
 
 A worker's cost is divided by causes: by how much longer each phase of its push was than with the fastest quarter of the fold's workers.
-Two causes are not phases. `QUEUED`: the script's thread was ready to run and had no core, in a phase or with the release there to read.
-`LINK`: the rest of the time between a release and the push that the worker's own phases do not explain, so messages on their way.
+Two causes are not phases. `QUEUED`: the script's thread was ready to run and had no core. `LINK`: the time between a release and the push
+that the worker's own phases do not explain, so messages on their way, or a release that the worker had no core to read.
 
 The first push after a worker has joined is left out: it contains the beginning of its script.
 """
@@ -105,6 +105,8 @@ class WorkerCosts:
     samples: int = 0
     own_s: Seconds = 0.0
     waited_s: Seconds = 0.0
+    woken_late_s: Seconds = 0.0
+    """For how long, beyond its phases, it had no core: with a release there to read, as a rule. A part of `LINK`."""
     totals: Causes = field(default_factory=dict)
     """Seconds by phase and cause."""
     used: Causes = field(default_factory=dict)
@@ -210,11 +212,10 @@ class Costs:
             return
         worker, t = self._worker(record["worker"]), record["t"]
         seconds, waited = spent(record)
-        own = sum(seconds.values())
+        own, woken_late_s = sum(seconds.values()), 0.0
         if "phases" in record and "held" not in record and (link := t - worker.released_at - own) > 0.0:  # with blocks no release says when
-            # What it was queued for beyond its phases was after the release had come: it did not run, and could not read it.
-            late_s = min(link, max(0.0, (record.get("host") or {}).get("queued_s", 0.0) - seconds.get(QUEUED, 0.0)))
-            seconds[LINK], seconds[QUEUED] = link - late_s, seconds.get(QUEUED, 0.0) + late_s
+            seconds[LINK] = link
+            woken_late_s = min(link, max(0.0, (record.get("host") or {}).get("queued_s", 0.0) - seconds.get(QUEUED, 0.0)))
         worker.pushed_at, worker.last = t, seconds
         worker.pushes += 1
         worker.steps += record.get("steps", 1)
@@ -238,6 +239,7 @@ class Costs:
             worker.processes[process] = worker.processes.get(process, 0) + 1
         worker.own_s += own
         worker.waited_s += waited
+        worker.woken_late_s += woken_late_s
         for name, value in (record.get("processor") or {}).items():
             worker.used[name] = worker.used.get(name, 0.0) + value
         for name, value in seconds.items():

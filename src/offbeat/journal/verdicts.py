@@ -6,7 +6,7 @@ they cost. A worker that waits for others is never named: costs are of arrivals,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median_low
 from typing import Any, Final, Literal, NamedTuple
@@ -26,6 +26,9 @@ SECOND: Final = 0.5
 """A worker's second cause has a verdict of its own if it costs at least this part of the first; else the first has both costs."""
 BUSY: Final = 0.5
 """A phase whose processor time is below this part of its wall time waits for something."""
+LATE_READING: Final = 1 / 3
+"""A link is no cause if this part of what it is longer than with others is time without a core. The other processes of the job that share
+the core are late for the same reason, which the worker's own readings do not tell; over a slow link they tell nothing at all."""
 RECLAIMED: Final = 0.02
 READ_BACK: Final = 30.0
 """Pages a step. A worker that reads so many from the disk, while tasks wait for memory for a share `RECLAIMED` of what it is late, is short
@@ -151,7 +154,7 @@ def _by_cause(costs: Costs) -> list[Verdict]:
     """Return a verdict for each cause, with the workers that it makes slow."""
     groups: dict[str, dict[int, Seconds]] = {}
     for number, causes in costs.by_worker().items():
-        for cause, cost_s in _main(_renamed(costs.workers[number], causes)).items():
+        for cause, cost_s in _main(_renamed(costs.workers[number], _without_late_reading(costs, number, causes))).items():
             groups.setdefault(cause, {})[number] = cost_s
     said = []
     for cause, by_worker in groups.items():
@@ -170,6 +173,18 @@ def _main(causes: Causes) -> Causes:
     kept = {cause: cost_s for cause, cost_s in causes.items() if cost_s >= SECOND * most}
     factor = sum(causes.values()) / sum(kept.values()) if kept and most > 0.0 else 0.0
     return {cause: cost_s * factor for cause, cost_s in kept.items()}
+
+
+def _without_late_reading(costs: Costs, number: int, causes: Causes) -> Causes:
+    """Return the causes with a link that is none: a worker without a core reads its releases late."""
+
+    def more_s(of: Callable[[WorkerCosts], Seconds]) -> Seconds:
+        a_step = {one: of(worker) / worker.steps for one, worker in costs.workers.items() if worker.steps}
+        return a_step[number] - min(a_step.values())
+
+    if LINK in causes and more_s(lambda worker: worker.woken_late_s) >= LATE_READING * more_s(lambda worker: worker.totals.get(LINK, 0.0)):
+        return {**{name: value for name, value in causes.items() if name != LINK}, QUEUED: causes.get(QUEUED, 0.0) + causes[LINK]}
+    return causes
 
 
 def _renamed(worker: WorkerCosts, causes: Causes) -> Causes:
