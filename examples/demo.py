@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+from offbeat.journal.file import Records
+from offbeat.report.lanes import Chart
 from offbeat.report.table import comparison, console
 from offbeat.report.timeline import draw
 
@@ -54,8 +56,8 @@ def main() -> None:
     screen.rule("side by side")
     screen.print(comparison(figures, screen.width))
     picture = args.out / "timeline.png"
-    journals = [args.out / f"{rule.split('(', maxsplit=1)[0]}.jsonl" for rule in RULES]
-    draw(list(zip(figures, journals, strict=True)), picture)
+    charts = [Chart.of(Records(args.out / f"{rule.split('(', maxsplit=1)[0]}.jsonl")) for rule in RULES]
+    draw(list(zip(figures, charts, strict=True)), picture)
     screen.print(f"(Worker {SLOW[0]} was {SLOW[2:]} s late at each step; worker {KILLED} was killed half-way and restarted.)")
     screen.print(f"Who computed, waited and died when: {picture}. The three commands took {time.monotonic() - began:.0f} s.")
 
