@@ -1,4 +1,4 @@
-"""Runs the complete scripts of README.md and docs/*.md, so that an example on a page does what the page says.
+"""Runs the complete scripts of README.md and docs/*.md, and the demo, so that an example on a page does what the page says.
 
 A python block is a script when its first line is its file's name, ``# train.py``. A second line ``# offbeat run ...`` or
 ``# python train.py ...`` is the command that runs it; without one it is run by plain Python. Other python blocks are fragments,
@@ -111,3 +111,12 @@ def _succeed(arguments: list[str], folder: Path, given: str = "") -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OFFBEAT_")}
     done = subprocess.run(arguments, cwd=folder, input=given, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.timeout(DEADLINE_S)
+def test_the_demo_draws_its_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    command = [sys.executable, str(ROOT / "examples/demo.py"), "--epochs", "1", "--out", str(tmp_path)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert (tmp_path / "timeline.png").stat().st_size > 10_000
