@@ -55,6 +55,8 @@ class Phase(IntEnum):
 PHASES: Final = tuple(phase.label for phase in Phase)
 COMPUTING: Final = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.OWN, Phase.EVALUATION, Phase.GC, Phase.UPDATE, Phase.COMPUTE})
 """Phases in which a worker that has its processor to itself uses it, unless its script sleeps or reads."""
+_TOGETHER: Final = frozenset(phase.label for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.COMPUTE))
+"""Phases in which processes of one worker may wait for each other."""
 WAITING: Final = Phase.WAIT
 NS: Final = 1e-9
 
@@ -85,9 +87,6 @@ def slowest(accounts: Sequence[Spent | None]) -> int:
         return sum(measured) - account.phases.get(Phase.WAIT.label, 0.0)
 
     return max(range(len(accounts)), key=lambda rank: busy_s(accounts[rank]))
-
-
-_TOGETHER: Final = frozenset(phase.label for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.COMPUTE))
 
 
 class PhaseClock:

@@ -55,7 +55,7 @@ class Lane:
     spans: list[LaneSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     until_s: float = 0.0
-    """The end of the last span: a pause is told twice, as the end of a wait and with the time of this wait."""
+    """The end of the last span. `Turns` tells of a pause twice, when the wait before it ends and as a stretch; the lane adds it once."""
 
     def add(self, start_s: float, stop_s: float, what: str) -> None:
         """Add a span, unless it took no time; ``absent`` is drawn as nothing."""

@@ -51,7 +51,7 @@ class Turn:
 
 
 class Watcher:
-    """Is told by `Turns` what happens in a job; a method that a subclass leaves out passes over what it is told."""
+    """The receiver of what `Turns` finds in a job. A subclass overrides the methods it needs; the others do nothing."""
 
     def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
         """Take a push, or an abandoned computation, that the worker has computed since ``begun``. Return its number, from 1; 0: none."""
