@@ -120,6 +120,11 @@ def test_who_queues_everywhere_waits_for_a_core() -> None:
     assert verdict.what.startswith("Every worker waits ") and verdict.what.endswith(" of its time for a core, which other processes use")
 
 
+def test_the_job_s_own_servers_are_nobody_s_fault() -> None:
+    """Two workers on two cores leave none for the servers: a quarter of the steps is queueing, as in undisturbed jobs."""
+    assert found(barrier([[STEP, STEP]] * 30, host=[{"queued_s": 0.28 * sum(STEP.values())}] * 2, busy=0.4)) == []
+
+
 def test_who_is_slowed_on_purpose_is_not_told_to_look_at_the_script() -> None:
     records = barrier([[STEP, with_more(own=0.1)]] * 30)
     on_purpose = {"kind": "fault", "t": 0.9, "what": "slow", "worker": 1, "detail": "0.1 s, each step"}
