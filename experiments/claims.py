@@ -8,15 +8,19 @@ orders; what is simulated without real gradients is the same on every machine, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal, NamedTuple, SupportsFloat
+from typing import Final, Literal, NamedTuple, SupportsFloat
 
 from rich.markup import escape
 from rich.table import Table
 
 from experiments.result import Row, number
 from offbeat.errors import ConfigurationError
+
+MECHANISM: Final = "mechanism"
+"""The variant of an experiment that shows how its rule works, on simulated times and small gradients, in seconds. The experiment has its
+rows too. A rule that does something else breaks one of its claims: ``tests/experiments/test_mutations.py`` shows this for each rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +81,11 @@ def near(row: str, value: float, tolerance: float, why: str, *, mode: Literal["q
     '1.8 to 2.2'
     """
     return Claim(row=row, at_least=value * (1 - tolerance), at_most=value * (1 + tolerance), why=why, mode=mode)
+
+
+def mechanism(*claims: Claim) -> tuple[Claim, ...]:
+    """Make claims of an experiment twice: for the experiment itself, and for its variant ``mechanism``, which has their rows only."""
+    return tuple(replace(claim, variant=variant) for claim in claims for variant in ("", MECHANISM))
 
 
 class Verdict(NamedTuple):

@@ -16,7 +16,9 @@ from torch import nn
 from experiments import data
 from experiments._training.models import digits_cnn, small_cnn
 from experiments._training.runs import Recipe, series, side_by_side, train
-from experiments.claims import Claim
+from experiments.claims import MECHANISM, Claim
+from experiments.elastic_fig4 import mechanism
+from experiments.elastic_fig4.mechanism import waits
 from experiments.result import COLOURS, Row, label, new_figure, save, spread
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result
@@ -85,6 +87,7 @@ def run_one(job: Job) -> Result:
 
 
 CLAIMS: Final = (
+    *mechanism.CLAIMS,
     Claim(
         row="cheap updates: elastic(R=15) time", over="cheap updates: asp time", at_least=1.02, why="paper's order; 1.12, of seeds alone"
     ),
@@ -108,7 +111,10 @@ def run(quick: bool, out: Path, *, seeds: int = 1) -> list[Row]:
     for panel in PANELS:
         found = {sync: [result for job, result in done.items() if (job.panel, job.sync) == (panel, sync)] for sync in panel.rules}
         rows += rows_of(panel, found, quick)
-    return rows
+    return rows + mechanism.rows()
+
+
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 def rows_of(panel: Panel, found: dict[str, list[Result]], quick: bool) -> list[Row]:
@@ -133,7 +139,7 @@ def rows_of(panel: Panel, found: dict[str, list[Result]], quick: bool) -> list[R
 
 def waited(result: Result) -> float:
     """Seconds that all workers together have waited to be admitted."""
-    return float(sum(worker["wait_s"] for worker in result.summary["per_worker"]))
+    return float(sum(waits(result)))
 
 
 def waiting(result: Result) -> float:
