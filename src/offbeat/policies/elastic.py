@@ -12,7 +12,7 @@ from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, 
 from offbeat.errors import ConfigurationError
 from offbeat.policies.prediction import averaged, meet
 from offbeat.policies.superstep import Superstep
-from offbeat.policies.zipline import OBJECTIVES, Objective
+from offbeat.policies.zipline import OBJECTIVES, Objective, Times, ZipLine, zipline
 from offbeat.types import Seconds, WorkerId
 
 MODES = ("async", "bulk", "local")
@@ -114,6 +114,10 @@ class ElasticBSP(ServerRule):
 
     def start(self) -> ServerRule:
         return _Local(self) if self.mode == "local" else _Counted(self)
+
+    def barrier(self, ends: Times) -> ZipLine:
+        """Choose the barrier among the predicted pushes (workers x R), in seconds from now."""
+        return zipline(ends, objective=self.objective, length_penalty=self.length_penalty)
 
 
 class _Running(ServerRule):
