@@ -45,7 +45,7 @@ PANELS: Final = (
     Panel(
         "cheap updates",
         0.01,
-        ("bsp", "ssp(staleness=3)", "asp", "elastic(R=15)", "elastic(R=30)", "elastic(R=240)"),
+        ("bsp", "ssp(staleness=3)", "asp", *(f"elastic(R={R})" for R in (15, 30, 60, 120, 240))),
         ("ssp(staleness=3)", "asp", "elastic(R=15)", "bsp"),
     ),
     Panel(
