@@ -31,7 +31,7 @@ class ElasticBSP(ServerRule):
     one, at L_p: ``e[p, i] = L_p + i * I_p``, i = i0 .. i0 + R - 1, with ``i0 = max(1, ceil((now - L_p) / I_p))``, so that none is in the
     past. ZipLine chooses one prediction of each worker such that ``max(Z) - min(Z)`` of the chosen set Z is least. Worker p makes
     ``q_p = i - i0 + 1`` more pushes and waits. When all wait, all continue with the same version. Within a superstep the workers' numbers
-    of iterations differ by at most 2R.
+    of iterations differ by at most 2R - 1: R - 1 when the last interval has been measured, and R more by the plan. (2R where one joins.)
 
     Three modes. ``async``: each push is folded as it arrives. ``bulk``: all pushes of a superstep are folded at the barrier.
     ``local``: worker p makes q_p local optimizer steps, and the parameters are averaged at the barrier; intervals are measured from these
