@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 import torch
 
 from experiments._training.runs import side_by_side
-from experiments.claims import Claim
+from experiments.claims import MECHANISM, Claim
+from experiments.learning_rates import mechanism
 from experiments.learning_rates.tasks import TASKS
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.cluster import Cluster, Work
@@ -27,6 +28,7 @@ FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 SINGLE: Final = "one process"
 _DIGITS = "digits, three seeds in full mode: "
 CLAIMS: Final = (
+    *mechanism.CLAIMS,
     Claim(
         row="digits: one process, best factor",
         at_least=0.5,
@@ -86,7 +88,10 @@ def run(quick: bool, out: Path) -> list[Row]:
         for factor in factors
         for seed in range(seeds)
     ]
-    return rows_of(dict(zip(jobs, side_by_side(run_one, jobs), strict=True)), out)
+    return rows_of(dict(zip(jobs, side_by_side(run_one, jobs), strict=True)), out) + mechanism.rows()
+
+
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 def rows_of(losses: dict[Job, float], out: Path) -> list[Row]:

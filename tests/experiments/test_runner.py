@@ -40,6 +40,7 @@ LONG = {
     "ensemble_fig4": "ensemble_fig5",
     "ensemble_table": "ensemble_fig5",
     "learning_rates": "ringmaster",
+    "psp_fig3": "psp_fig4",
     "psp_table1": "psp_fig4",
 }
 """Quick runs of some twenty seconds and more on two cores, each with another one of the same code, which is enough for CI."""
