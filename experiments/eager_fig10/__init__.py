@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from experiments._eager import NAMES, RANKS, Learned, Lesson, learn, speed_rows
 from experiments._eager.timing import drawn, modelled
 from experiments._training.runs import side_by_side
-from experiments.claims import Claim, near
+from experiments.claims import MECHANISM, Claim, near
+from experiments.eager_fig10 import mechanism
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.cluster import Cluster
 
@@ -78,26 +79,32 @@ def run_one(job: Job) -> Learned:
     return learn(job.sync, lesson, cluster(job.delay_s))
 
 
-CLAIMS: Final = tuple(
-    claim
-    for prefix, paper in ((f"{1000 * delay_s:.0f} ms: ", paper) for delay_s, paper in SOLO.items())
-    for claim in (
-        near(f"{prefix}solo over full", paper, 0.15, "paper, whose delay is hidden altogether; 7 to 13 % below"),
-        Claim(row=f"{prefix}solo over full", over=f"{prefix}solo over full, timing model", at_least=0.97, at_most=1.03, why="within 2 %"),
-        *(
+CLAIMS: Final = (
+    *mechanism.CLAIMS,
+    *(
+        claim
+        for prefix, paper in ((f"{1000 * delay_s:.0f} ms: ", paper) for delay_s, paper in SOLO.items())
+        for claim in (
+            near(f"{prefix}solo over full", paper, 0.15, "paper, whose delay is hidden altogether; 7 to 13 % below"),
             Claim(
-                row=f"{prefix}{sync}: validation loss",
-                over=f"{prefix}full: validation loss",
-                at_least=0.99,
-                at_most=1.01,
-                why="paper: equal",
-            )
-            for sync in ("majority", "solo")
-        ),
-        near(f"{prefix}solo: validation loss", LOSS, 0.02, "paper", mode="full"),
-        near(f"{prefix}solo: validation loss", 4.883, 0.03, "least squares on the quick run's points", mode="quick"),
-    )
+                row=f"{prefix}solo over full", over=f"{prefix}solo over full, timing model", at_least=0.97, at_most=1.03, why="within 2 %"
+            ),
+            *(
+                Claim(
+                    row=f"{prefix}{sync}: validation loss",
+                    over=f"{prefix}full: validation loss",
+                    at_least=0.99,
+                    at_most=1.01,
+                    why="paper: equal",
+                )
+                for sync in ("majority", "solo")
+            ),
+            near(f"{prefix}solo: validation loss", LOSS, 0.02, "paper", mode="full"),
+            near(f"{prefix}solo: validation loss", 4.883, 0.03, "least squares on the quick run's points", mode="quick"),
+        )
+    ),
 )
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
@@ -108,7 +115,7 @@ def run(quick: bool, out: Path) -> list[Row]:
     for delay_s in SOLO:
         rows += rows_of(delay_s, {job.sync: result for job, result in results.items() if job.delay_s == delay_s}, quick)
     picture(results, out)
-    return rows
+    return rows + mechanism.rows()
 
 
 def rows_of(delay_s: float, found: dict[str, Learned], quick: bool) -> list[Row]:

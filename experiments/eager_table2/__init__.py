@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from experiments.claims import Claim, near
-from experiments.eager_table2 import live
+from experiments.claims import MECHANISM, Claim, near
+from experiments.eager_table2 import live, mechanism
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
@@ -79,6 +79,7 @@ def steps_per_s(sync: str, time_s: float) -> float:
 
 
 CLAIMS: Final = (
+    *mechanism.CLAIMS,
     Claim(row="order", says="Asynch-PS < D-PSGD < SGP with overlap 1 < eager-SGD, solo", why="paper"),
     near("Asynch-PS", SERVER_STEPS, 0.02, "paper; calibrated"),
     near("eager-SGD, solo", EAGER_STEPS, 0.02, "paper; calibrated"),
@@ -86,6 +87,7 @@ CLAIMS: Final = (
     near("SGP with overlap 1", 1.02, 0.15, "paper; messages between ranks cost nothing here"),
     Claim(row="live: eager-SGD over synchronous", at_least=0.95, why="1.15 by the delays alone; a loaded machine slows both, full more"),
 )
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
@@ -104,6 +106,7 @@ def run(quick: bool, out: Path) -> list[Row]:
     lived = {sync: live.steps_per_s(sync, ranks, compute(SCALE), RANKS, steps) / SCALE for sync in tried}
     note = f"{ranks} processes on one machine, {SCALE} times as fast; the delays of the first {ranks} of the {RANKS}"
     rows += [Row(f"live: {names[sync]}", None, per_s, "steps/s", note) for sync, per_s in lived.items()]
+    rows += mechanism.rows()
     return [*rows, Row("live: eager-SGD over synchronous", None, lived["solo"] / lived["full"], "x")]
 
 
