@@ -34,9 +34,11 @@ LIMIT_S = 480.0
 LONG = {
     "dbw_fig3": "dbw_fig2",
     "eager_fig10": "eager_fig13",
+    "eager_fig11": "eager_fig13",
     "eager_fig12": "eager_fig13",
     "eager_fig9": "eager_fig13",
     "eager_table2": "eager_fig13",
+    "ensemble_fig3": "ensemble_fig5",
     "ensemble_fig4": "ensemble_fig5",
     "ensemble_table": "ensemble_fig5",
     "learning_rates": "ringmaster",
