@@ -85,8 +85,8 @@ class ElasticBSP(ServerRule):
     """How many pushes of each worker are measured after a barrier before the next is planned; at least 0. With 0 the plan is made at once,
     from known intervals; but as all workers leave a barrier together, many workers then rarely meet later than after one push."""
     weighting: Literal["gradients", "workers"] = "gradients"
-    """What counts alike in a fold of many. ``gradients``: each gradient, by its samples; in mode ``local`` parameters have equal weights, as
-    those of a fast worker are already more steps away. ``workers``: each worker, however many gradients it made; in mode ``local``
+    """What counts alike in a fold of many. ``gradients``: each gradient, by its samples; in mode ``local`` parameters have equal weights,
+    as those of a fast worker are already more steps away. ``workers``: each worker, however many gradients it made; in mode ``local``
     parameters have weights in inverse proportion to steps."""
     objective: Objective = "range"
     """What ZipLine minimises: the wait of the first to arrive (``range``, the paper's), or the ``sum`` of all waits."""
