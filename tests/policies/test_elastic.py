@@ -52,10 +52,12 @@ class Elastic(Promises):
         counted = all(push.samples for push in pushes)
         for part, push in zip(effect.parts, pushes, strict=True):
             size[part.worker] += push.steps if mode == "local" else push.samples if counted else 1
-            share[part.worker] += part.weight
+            share[part.worker] += part.weight * (push.steps if mode == "local" else 1)
+        assert isclose(sum(part.weight for part in effect.parts), 1.0)
         for worker in size:
             expected = 1 / len(size) if self.rule.weighting == "workers" else size[worker] / sum(size.values())
-            assert isclose(share[worker], expected), f"worker {worker}'s share is {share[worker]}, not {expected}"
+            found = share[worker] / sum(share.values())
+            assert isclose(found, expected), f"worker {worker}'s share is {found}, not {expected}"
 
     def release(self, effect: Release) -> None:
         assert 1 <= effect.plan.steps <= self.rule.R
@@ -221,7 +223,7 @@ def test_golden_history_local() -> None:
     """One step each takes 1 and 3 s; from then on three steps of worker 0 meet one of worker 1, every 3 s."""
     job = Clockwork(ElasticBSP(R=15, mode="local"), 2, constant(1.0, 3.0)).run(until=9.0)
     folds = [(at, [(p.worker, p.weight) for p in e.parts]) for at, e in job.of(Fold) if isinstance(e, Fold)]
-    assert folds == [(3.0, [(0, 0.5), (1, 0.5)]), (6.0, [(0, 0.75), (1, 0.25)]), (9.0, [(0, 0.75), (1, 0.25)])]
+    assert folds == [(3.0, [(0, 0.5), (1, 0.5)]), (6.0, [(0, 0.5), (1, 0.5)]), (9.0, [(0, 0.5), (1, 0.5)])]
     assert [e.plan.steps for _, e in job.of(Release) if isinstance(e, Release) and e.worker == 0] == [1, 3, 3, 3]
     assert job.waited == 2.0
 
@@ -231,7 +233,8 @@ def test_workers_may_count_the_same_whatever_they_have_done() -> None:
     ((_, fold),) = bulk.of(Fold)
     assert isinstance(fold, Fold) and {p.worker: p.weight for p in fold.parts} == {0: 0.5 / 6, 1: 0.5 / 4}
     local = Clockwork(ElasticBSP(R=15, mode="local", weighting="workers"), 2, constant(1.0, 3.0)).run(until=9.0)
-    assert all(part.weight == 0.5 for _, e in local.of(Fold) if isinstance(e, Fold) for part in e.parts)
+    folds = [[part.weight for part in e.parts] for _, e in local.of(Fold) if isinstance(e, Fold)]
+    assert folds == [[0.5, 0.5], [0.25, 0.75], [0.25, 0.75]], "one step each, then three and one"
 
 
 # Where the barrier is put.

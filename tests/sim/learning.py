@@ -97,12 +97,13 @@ class Plain:
             for i, (p, value) in enumerate(zip(self.model.parameters(), self.versions[-1], strict=True)):
                 p.copy_(value)
                 p.grad = sum((part["weight"] * g[i] for part, g in zip(parts, gradients, strict=True)), torch.zeros_like(p))
-        before = [group["lr"] for group in self.optimizer.param_groups]
+        before = [(group["lr"], group["weight_decay"]) for group in self.optimizer.param_groups]
         for group in self.optimizer.param_groups:
             group["lr"] *= scale
+            group["weight_decay"] *= sum(part["weight"] for part in parts)  # as if each gradient contained it
         self.optimizer.step()
-        for group, lr in zip(self.optimizer.param_groups, before, strict=True):
-            group["lr"] = lr
+        for group, (lr, decay) in zip(self.optimizer.param_groups, before, strict=True):
+            group["lr"], group["weight_decay"] = lr, decay
         self.versions.append(self.parameters())
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.tensors.optimizers import OptimizerSpec, build, hyperparameters, spec_of, supported
+from offbeat.tensors.optimizers import OptimizerSpec, build, hyperparameters, spec_of, supported, weighted_decay
 
 
 def one() -> list[torch.Tensor]:
@@ -92,3 +92,13 @@ def test_a_setting_that_cannot_travel_is_named() -> None:
 def test_nonsense_from_a_peer_is_refused(data: Any) -> None:
     with pytest.raises(ProtocolError):
         OptimizerSpec.from_wire(data)
+
+
+@pytest.mark.parametrize(("name", "weighted"), [("SGD", True), ("Adam", True), ("RMSprop", True), ("AdamW", False), ("Adafactor", False)])
+def test_decay_is_weighted_where_it_is_a_part_of_the_gradient(name: str, weighted: bool) -> None:
+    optimizer = getattr(torch.optim, name)([torch.zeros(2, 2, requires_grad=True)], lr=0.1, weight_decay=0.5)
+    with weighted_decay(optimizer, 0.75):
+        assert optimizer.param_groups[0]["weight_decay"] == (0.375 if weighted else 0.5)
+    with weighted_decay(optimizer, 1.0000001):
+        assert optimizer.param_groups[0]["weight_decay"] == 0.5
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5

@@ -85,7 +85,9 @@ class ElasticBSP(ServerRule):
     """How many pushes of each worker are measured after a barrier before the next is planned; at least 0. With 0 the plan is made at once,
     from known intervals; but as all workers leave a barrier together, many workers then rarely meet later than after one push."""
     weighting: Literal["gradients", "workers"] = "gradients"
-    """The weights in a fold of many: in proportion to samples (in mode ``local`` to steps), or equal for all workers."""
+    """What counts alike in a fold of many. ``gradients``: each gradient, by its samples; in mode ``local`` parameters have equal weights,
+    as those of a fast worker are already more steps away. ``workers``: each worker, however many gradients it made; in mode ``local``
+    parameters have weights in inverse proportion to steps."""
     objective: Objective = "range"
     """What ZipLine minimises: the wait of the first to arrive (``range``, the paper's), or the ``sum`` of all waits."""
     length_penalty: bool = False
@@ -189,10 +191,11 @@ class _Local(_Running):
         for c in parts:
             self._intervals[c.worker] = averaged(self.rule, self._intervals.get(c.worker), c.compute_s / c.steps)
         self._plan(view)
-        total = sum(c.steps for c in parts)
-        equal = self.rule.weighting == "workers"
-        weights = tuple(1.0 / len(parts) if equal else c.steps / total for c in parts)
-        return Decision(parts, f"barrier: {total} local steps of {len(parts)} workers", weights=weights)
+        # Parameters after q steps are q steps away from the barrier's: equal weights count each gradient alike, weights of 1/q each worker.
+        # Weights in proportion to q would count speed twice.
+        counts = [1.0 / c.steps if self.rule.weighting == "workers" else 1.0 for c in parts]
+        weights = tuple(count / sum(counts) for count in counts)
+        return Decision(parts, f"barrier: {sum(c.steps for c in parts)} local steps of {len(parts)} workers", weights=weights)
 
     def _plan(self, view: View) -> None:
         present = [worker for worker in view.active if worker in self._intervals]

@@ -7,7 +7,8 @@ subclasses and other classes are refused: the server would run something else th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -17,7 +18,7 @@ import torch
 
 from offbeat.errors import ConfigurationError, ProtocolError
 
-__all__ = ["Hyperparameters", "OptimizerSpec", "hyperparameters", "spec_of", "supported"]
+__all__ = ["Hyperparameters", "OptimizerSpec", "hyperparameters", "spec_of", "supported", "weighted_decay"]
 
 Hyperparameters: TypeAlias = dict[str, Any]
 
@@ -34,6 +35,8 @@ _REFUSED = {
     "LBFGS": "it evaluates the loss several times within a step, which a server cannot do",
     "SparseAdam": "it needs sparse gradients, and gradients are exchanged dense; use Adam",
 }
+_DECOUPLED = ("AdamW", "Adafactor", "Muon")
+"""Optimizers whose weight decay is a part of the step and not of the gradient; others are so with ``decoupled_weight_decay``."""
 _FUSED = ("Adam", "AdamW", "Adagrad")
 """Optimizers whose fused CPU kernel is faster: one pass and no temporaries instead of eight passes."""
 _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
@@ -174,6 +177,37 @@ def build(name: str, settings: Mapping[str, Any], params: Iterable[torch.Tensor]
     extra = {"fused": True} if name in _FUSED else {}
     optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(params, **as_arguments(settings), **extra)
     return optimizer
+
+
+@contextmanager
+def weighted_decay(optimizer: torch.optim.Optimizer, weight: float) -> Iterator[None]:
+    """Scale weight decay that is a part of the gradient, inside the ``with`` block, by the sum of the weights of a round's gradients.
+
+    Each of these gradients would contain the decay if its rank had added it. A round with half of the ranks' gradients then has half of the
+    decay, and over the same samples the decay is as set. Decay that is a part of the step (AdamW) stays: Adam's steps do not become smaller
+    with the sum, and what the decay is balanced with is the step. Optimizers of other classes than torch.optim's stay as they are.
+
+    >>> optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, weight_decay=0.5)
+    >>> with weighted_decay(optimizer, 0.25):
+    ...     optimizer.param_groups[0]["weight_decay"]
+    0.125
+    >>> optimizer.param_groups[0]["weight_decay"]
+    0.5
+    """
+    weight = round(weight, 5)  # of three ranks each has 1/3, and the float32 sum is not 1
+    name = type(optimizer).__name__
+    gradients = type(optimizer) is getattr(torch.optim, name, None) and name not in _DECOUPLED and weight != 1.0
+    groups = [
+        group for group in optimizer.param_groups if gradients and not group.get("decoupled_weight_decay") and group.get("weight_decay")
+    ]
+    before = [group["weight_decay"] for group in groups]
+    for group in groups:
+        group["weight_decay"] = group["weight_decay"] * weight
+    try:
+        yield
+    finally:
+        for group, own in zip(groups, before, strict=True):
+            group["weight_decay"] = own
 
 
 def as_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:

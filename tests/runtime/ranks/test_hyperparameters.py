@@ -38,6 +38,17 @@ def test_they_arrive_bit_by_bit(rates: list[float], steps: list[int], here: list
     assert riders[0].known == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_result_says_what_its_gradients_weigh(dtype: torch.dtype) -> None:
+    riders = [PiggybackedHyperparameters(optimizer(0.1), rank, 3) for rank in range(3)]
+    places = [torch.zeros(rider.numel, dtype=dtype) for rider in riders]
+    for rider, place in zip(riders, places, strict=True):
+        rider.write(place, 1)
+    for weights in ((1 / 3, 1 / 3, 1 / 3), (1 / 3, 0.0, 0.1), (0.0, 0.0, 0.0)):
+        total = sum((weight * place for weight, place in zip(weights, places, strict=True)), torch.zeros_like(places[0]))
+        assert riders[0].weight(total) == pytest.approx(sum(weights), rel=1e-6)
+
+
 def test_two_of_one_rank_in_a_round() -> None:
     rider = PiggybackedHyperparameters(optimizer(0.1), 1, 2)
     first, second = torch.zeros(rider.numel), torch.zeros(rider.numel)

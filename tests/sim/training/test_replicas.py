@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.sim.learning import BATCH, Plain, close, cluster, data, loss_of, network, one_thread, optimizer_of, train
+from torch import nn
 from torch.nn import functional
 
 from offbeat.core.batch_sizes import BatchOrder
@@ -77,6 +78,17 @@ def test_replayed_rounds_are_what_plain_torch_makes_of_the_journal(sync: str, tm
     assert not engine._handed and len(engine._snapshots) <= 5
     assert Tally.of(read(journal)).problems() == []
     assert any(part["staleness"] for record in folds(journal) for part in record["parts"])
+
+
+@pytest.mark.parametrize("sync", ["full", "majority", "quorum(q=2)", "solo", "solo(delivery=latest)"])
+def test_weight_decay_is_as_set(sync: str) -> None:
+    """The minimum of (w - 1)^2 / 2 with a decay of d is at 1 / (1 + d), however many gradients a round has."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1 / 1.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=0.1)
+    training = Training(model, lambda y, target: (y - target).square().mean() / 2, (torch.ones(8, 1), torch.ones(8, 1)), optimizer)
+    simulate(sync, Cluster(workers=8, compute="uniform(low=0.5, high=1.5)"), Work(time_s=100.0), content=training)
+    assert 1 / model.weight.item() - 1 == pytest.approx(0.1, rel=0.005)
 
 
 def test_what_comes_late_is_clipped_and_nothing_else_is() -> None:

@@ -77,6 +77,10 @@ class PiggybackedHyperparameters:
         factor = float(place.view(-1, self._width)[:, 0].max())
         return round(_SMALL / factor) if factor else 1
 
+    def weight(self, place: torch.Tensor) -> float:
+        """Return the sum of the weights of the gradients in a result: 1 if each living rank has one in it, of its usual size."""
+        return float(place.view(-1, self._width)[:, 0].to(torch.float64).sum()) / _SMALL
+
     @contextmanager
     def leading(self) -> Iterator[None]:
         """Give the optimizer, inside the ``with`` block, the settings of the rank with the most steps (the lowest of several)."""

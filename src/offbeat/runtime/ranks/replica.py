@@ -18,7 +18,7 @@ from offbeat.runtime.job.packing import Packer, unpack
 from offbeat.runtime.ranks.hyperparameters import SCHEDULED, PiggybackedHyperparameters
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import DTYPES, Layout, Memory, elements, view
-from offbeat.tensors.optimizers import supported
+from offbeat.tensors.optimizers import supported, weighted_decay
 from offbeat.transport.base import Buffer, SharedMemory
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import WorkerId
@@ -130,15 +130,16 @@ class Replica:
 
     def step(self, result: torch.Tensor) -> None:
         """Apply the result of a round with the optimizer. ``p.grad`` keeps its contents."""
-        self.riders.read(result[self._body :])
+        riders = result[self._body :]
+        self.riders.read(riders)
         own = [parameter.grad for parameter in self._parameters]
-        ranks = self.riders.divisor(result[self._body :]) if self.sums else 1
+        ranks = self.riders.divisor(riders) if self.sums else 1
         for parameter, grad in zip(self._parameters, self._grads(result), strict=True):
             if ranks > 1:
                 grad = grad * ranks  # the result is read by other ranks, too
             parameter.grad = grad if grad.device == parameter.device else grad.to(parameter.device)
         try:
-            with self.riders.leading(), self.phases.within(Phase.UPDATE):
+            with self.riders.leading(), weighted_decay(self._optimizer, self.riders.weight(riders)), self.phases.within(Phase.UPDATE):
                 self._optimizer.step()
         finally:
             for parameter, grad_of_its_own in zip(self._parameters, own, strict=True):

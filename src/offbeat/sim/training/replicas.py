@@ -22,6 +22,7 @@ from offbeat.sim.training.gossip_replicas import Vector
 from offbeat.sim.training.model import Model
 from offbeat.sim.training.workload import Handed
 from offbeat.tensors.layout import view
+from offbeat.tensors.optimizers import weighted_decay
 from offbeat.types import Version, WorkerId
 
 State: TypeAlias = defaultdict[torch.Tensor, Any]
@@ -39,6 +40,8 @@ class Replicas(Engine):
         self._optimizer = optimizer
         self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._sum = torch.zeros_like(self.memory)
+        self._weight = 0.0
+        """The sum of the weights of the gradients in `_sum`."""
         self._places = [view(self._sum, tensor) for tensor in model.layout.tensors]
 
     def fold(self, effect: Fold) -> Folded:
@@ -51,7 +54,7 @@ class Replicas(Engine):
 
     def _apply(self, effect: Fold) -> None:
         """Every rank steps with the sum."""
-        self.memory.copy_(self._stepped(self.memory, self._sum))
+        self.memory.copy_(self._stepped(self.memory, self._sum, self._weight))
 
     def _parameters_of(self, push: Handed) -> torch.Tensor:
         """Return the parameters that a contribution is computed from."""
@@ -59,6 +62,7 @@ class Replicas(Engine):
 
     def _add_up(self, effect: Fold) -> None:
         self._sum.zero_()
+        self._weight = 0.0
         for part in sorted(effect.parts, key=lambda part: part.staleness):  # load each version only once
             push = self._handed[part.worker, part.incarnation, part.clock]
             assert len(push.steps) == 1, f"a gradient covers one iteration, not {len(push.steps)}"
@@ -68,19 +72,21 @@ class Replicas(Engine):
             weight = part.weight
             if part.staleness and self._clip is not None:
                 weight *= min(1.0, self._clip / max(_norm(gradient), 1e-30))
+            self._weight += weight
             for place, piece in zip(self._places, gradient, strict=True):
                 if piece is not None:
                     place.add_(piece, alpha=weight)
 
-    def _stepped(self, parameters: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-        """Make a step of the optimizer, with its present state, from these parameters. Returns the model's memory, which the next call
-        overwrites."""
+    def _stepped(self, parameters: torch.Tensor, total: torch.Tensor, weight: float) -> torch.Tensor:
+        """Make a step of the optimizer, with its present state, from these parameters, with a sum of gradients and the sum of their
+        weights. Returns the model's memory, which the next call overwrites."""
         model = self.model
         model.stale()
         model.memory.copy_(parameters)
         for parameter, tensor in zip(model.parameters, model.layout.tensors, strict=True):
             parameter.grad = view(total, tensor)
-        self._optimizer.step()
+        with weighted_decay(self._optimizer, weight):
+            self._optimizer.step()
         for parameter in model.parameters:
             parameter.grad = None
         return model.memory
@@ -106,8 +112,8 @@ class DriftingReplicas(Replicas):
         """The parameters with which each rank computes its next gradient."""
         self._from: dict[Key, torch.Tensor] = {}
         """The parameters from which each contribution without a fate is computed."""
-        self._newest = (0, torch.zeros_like(self.memory))
-        """The newest version, and the sum that made it."""
+        self._newest = (0, torch.zeros_like(self.memory), 0.0)
+        """The newest version, the sum that made it, and the sum of its weights."""
         self._last = self.memory.clone()
         """The parameters of the last rank that left while no other was there."""
 
@@ -143,7 +149,7 @@ class DriftingReplicas(Replicas):
 
     def _apply(self, effect: Fold) -> None:
         """Apply the sum to the replicas of the ranks that wait for it; the others apply it when they are released."""
-        self._newest = effect.version, self._sum.clone()
+        self._newest = effect.version, self._sum.clone(), self._weight
         sync = self._every is not None and effect.version % self._every == 0
         for worker in list(self.replicas) if sync else [part.worker for part in effect.parts if not part.staleness]:
             if worker in self.replicas:
@@ -154,11 +160,11 @@ class DriftingReplicas(Replicas):
             _average_states(list(self._states.values()))
 
     def _catch_up(self, worker: WorkerId) -> None:
-        version, total = self._newest
+        version, total, weight = self._newest
         if self._applied[worker] < version:
             self._applied[worker] = version
             self._optimizer.state = self._states[worker]
-            self.replicas[worker] = self._stepped(self.replicas[worker], total).clone()
+            self.replicas[worker] = self._stepped(self.replicas[worker], total, weight).clone()
 
     def _adopt(self, worker: WorkerId) -> None:
         source = min(self.replicas, default=None)
