@@ -83,3 +83,12 @@ class Quadratic(Workload):
 
     def reached(self, values: Mapping[str, float]) -> bool:
         return values["loss"] <= self._target
+
+    @staticmethod
+    def reached_by(k: float, curvatures: Vector, *, variance: float, lr: float) -> float:
+        """Return the loss at which the noise of k gradients keeps SGD, whose coordinates have the variance ``lr v / (h (2 - lr h) k)``.
+
+        >>> round(Quadratic.reached_by(16, np.ones(4), variance=0.32, lr=0.1), 6)
+        0.000526
+        """
+        return float(np.sum(lr * variance / len(curvatures) / (2.0 * k * (2.0 - lr * curvatures))))

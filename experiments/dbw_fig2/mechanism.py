@@ -23,7 +23,7 @@ ALPHA: Final = 0.7
 LR, VARIANCE, COORDINATES = 0.1, 0.01, 200
 REACHED_BY: Final = 14.5
 """The number of gradients whose noise keeps the loss at the target."""
-TARGET: Final = LR * VARIANCE / (2 * REACHED_BY * (2 - LR))
+TARGET: Final = Quadratic.reached_by(REACHED_BY, np.ones(COORDINATES), variance=VARIANCE, lr=LR)
 CONSTANT: Final = (12, 14, 16)
 SEEDS: Final = 3
 LIMIT_S: Final = 300.0

@@ -11,6 +11,7 @@ from experiments._dbw import WORKERS, Race, run_race, static, time_to_target
 from experiments._training.runs import side_by_side
 from experiments.claims import MECHANISM, Claim
 from experiments.dbw_fig3 import mechanism
+from experiments.dbw_fig3.quadratics import QUADRATICS, quadratics
 from experiments.dbw_fig3.rates import equal_rates, stability
 from experiments.result import COLOURS, Row, label, new_figure, save
 
@@ -41,13 +42,19 @@ CLAIMS: Final = (
         at_most=0.7,
         mode="quick",
         variant="equal_rates",
-        why="no advantage at a = 1 at equal learning rates: 0.40",
+        why="no advantage at a = 1 at equal learning rates: 0.38",
     ),
+    *QUADRATICS,
     *mechanism.CLAIMS,
 )
 
 
-VARIANTS: Final = {"equal_rates": equal_rates, "stability": stability, MECHANISM: lambda quick, out: mechanism.rows()}
+VARIANTS: Final = {
+    "equal_rates": equal_rates,
+    "stability": stability,
+    "quadratics": quadratics,
+    MECHANISM: lambda quick, out: mechanism.rows(),
+}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
