@@ -32,6 +32,12 @@ RINGS: Final = ("dpsgd", "sgp(graph=ring, out_degree=2)")
 OTHERS: Final = ("sgp", "sgp(out_degree=2, overlap=1)", "adpsgd")
 HOPS: Final = 3
 """Of 1, 2 and 4 places: after a step with each, a rank of 8 has an equal share of all."""
+SLOWER: Final = 4.0
+"""How many times as long the steps of the one slow rank take where waiting is measured."""
+LEADS: Final = {"dpsgd": RANKS // 2, "sgp(graph=ring, out_degree=2)": RANKS // 2 - 1}
+"""Steps by which the rank across the ring is ahead of a slow one: one for each hop, and none for the first where mixing ends a step."""
+LEAD: Final = "lead of the rank across the ring over a slow one"
+ASYNCHRONOUS: Final = "adpsgd: steps of a rank over those of one 4 times as slow"
 ALLREDUCE: Final = "allreduce: ranks that have arrived as a round closes"
 
 CLAIMS: Final = mechanism(
@@ -47,6 +53,11 @@ CLAIMS: Final = mechanism(
         )
         for sync in (*RINGS, *OTHERS)
     ),
+    *(
+        Claim(row=f"{sync}: {LEAD}", at_least=lead, at_most=lead, why="a rank waits for its neighbours only")
+        for sync, lead in LEADS.items()
+    ),
+    near(ASYNCHRONOUS, SLOWER, 0.03, "nobody waits"),
     Claim(row=ALLREDUCE, at_least=RANKS, at_most=RANKS, why="all, each time"),
 )
 
@@ -82,6 +93,13 @@ def mixed(sync: str) -> Mixing:
     return content
 
 
+def steps_of(sync: str) -> list[int]:
+    """Return the steps that each of the ranks has made beside a slow one, the first."""
+    factors = ", ".join([f"{SLOWER:g}", *["1"] * (RANKS - 1)])
+    cluster = Cluster(workers=RANKS, compute=f"per_worker(law='uniform(low=0.99, high=1.01)', factors=({factors}))")
+    return [worker["pushes"] for worker in simulate(sync, cluster, Work(time_s=100.0)).summary["per_worker"]]
+
+
 def rows() -> list[Row]:
     """Return what is claimed. Spreads are the replicas' standard deviation, distances are over the way that training has gone."""
     found = {sync: mixed(sync) for sync in (*RINGS, *OTHERS)}
@@ -98,5 +116,8 @@ def rows() -> list[Row]:
         made.append(
             Row(f"{sync}: mean of the replicas, distance from full", 0, content.distance(full), "", "of the way from the beginning")
         )
+    uneven = {sync: steps_of(sync) for sync in (*LEADS, "adpsgd")}
+    made += [Row(f"{sync}: {LEAD}", lead, uneven[sync][RANKS // 2] - uneven[sync][0], "steps") for sync, lead in LEADS.items()]
+    made.append(Row(ASYNCHRONOUS, SLOWER, uneven["adpsgd"][RANKS // 2] / uneven["adpsgd"][0], "x"))
     equal = Cluster(workers=RANKS, compute="uniform(low=0.99, high=1.01)")
     return [*made, Row(ALLREDUCE, RANKS, counted("allreduce", equal, 100).arrivals, "")]
