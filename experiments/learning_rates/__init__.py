@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 import torch
 
 from experiments._training.runs import side_by_side
-from experiments.claims import Claim
+from experiments.claims import MECHANISM, Claim
+from experiments.learning_rates import staleness
 from experiments.learning_rates.tasks import TASKS
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.cluster import Cluster, Work
@@ -44,6 +45,7 @@ CLAIMS: Final = (
         why=_DIGITS + "2.1 over 0.125",
     ),
     Claim(row="digits: bsp, loss at factor 1", over="digits: bsp, loss at best", at_least=1, at_most=2, why=_DIGITS + "0.125 over 0.094"),
+    *staleness.CLAIMS,
 )
 
 
@@ -86,7 +88,7 @@ def run(quick: bool, out: Path) -> list[Row]:
         for factor in factors
         for seed in range(seeds)
     ]
-    return rows_of(dict(zip(jobs, side_by_side(run_one, jobs), strict=True)), out)
+    return rows_of(dict(zip(jobs, side_by_side(run_one, jobs), strict=True)), out) + staleness.rows(quick)
 
 
 def rows_of(losses: dict[Job, float], out: Path) -> list[Row]:
@@ -129,3 +131,6 @@ def ranged(values: Sequence[float]) -> str:
     '0.250 to 0.500 over 2 seeds'
     """
     return f"{min(values):.3f} to {max(values):.3f} over {len(values)} seed{'s' * (len(values) > 1)}"
+
+
+VARIANTS: Final = {MECHANISM: lambda quick, out: staleness.rows(quick)}

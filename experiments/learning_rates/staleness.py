@@ -1,4 +1,4 @@
-"""One learning rate under staleness: a noisy quadratic, eight equal workers, plain SGD, momentum and Adam, all at the rate that suits ``bsp``."""
+"""One learning rate under staleness: a noisy quadratic, eight equal workers, plain SGD, momentum and Adam, all at a rate for ``bsp``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from experiments.claims import Claim, mechanism
+from experiments.result import Row
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 from offbeat.sim.training.gradients import Training
@@ -38,6 +40,16 @@ RULES: Final = (
     "ringmaster(threshold=4)",
 )
 FACTORS: Final = (1.0, 0.5, 0.25, 0.125, 0.0625)
+QUICK: Final = ("bsp", "asp", "asp(discount=inverse)", "ringmaster(threshold=4)")
+_MANY: Final = "staleness of about 7, of at most 3 under ringmaster"
+CLAIMS: Final = mechanism(
+    Claim(row="momentum 0.9: asp", over="momentum 0.9: bsp", at_least=1000, why="diverges: " + _MANY),
+    Claim(row="momentum 0.9: ringmaster(threshold=4)", over="momentum 0.9: bsp", at_least=1000, why="diverges: " + _MANY),
+    Claim(row="momentum 0.9: asp(discount=inverse)", over="momentum 0.9: bsp", at_least=1, at_most=4, why="steps of an eighth; 2.2"),
+    Claim(row="Adam: asp", over="Adam: bsp", at_least=5, at_most=25, why="does not diverge, as steps have a length; 11"),
+    Claim(row="Adam: ringmaster(threshold=4)", over="Adam: bsp", at_least=3, at_most=15, why="7.3"),
+    Claim(row="Adam: asp(discount=inverse)", over="Adam: bsp", at_least=0.7, at_most=1.5, why="1.04"),
+)
 
 
 class Method(NamedTuple):
@@ -92,10 +104,25 @@ class _NoisyTraining(Training):
         self.model = _NoisyModel(module, optimizer, seed)
 
 
-def final_loss(sync: str, method: Method, factor: float = 1.0, seed: int = 0) -> float:
+def final_loss(sync: str, method: Method, factor: float = 1.0, seed: int = 0, gradients: int = GRADIENTS) -> float:
     """Return the mean loss of the versions in the last quarter of a run."""
     module = Quadratic()
     training = _NoisyTraining(module, method.make(module, factor * method.lr), seed)
-    end_s = GRADIENTS / WORKERS
+    end_s = gradients / WORKERS
     result = simulate(sync, Cluster(workers=WORKERS, compute=COMPUTE, seed=seed), Work(time_s=end_s), content=training, counted=False)
     return fmean(point.values["loss"] for point in result.curve if point.t > 0.75 * end_s)
+
+
+def rows(quick: bool) -> list[Row]:
+    """Return the losses of the rules at the rate of ``bsp``; unless ``quick`` of all rules, and their best factors of it."""
+    made = []
+    for method in METHODS[1:] if quick else METHODS:
+        for sync in QUICK if quick else RULES:
+            same = final_loss(sync, method, gradients=GRADIENTS // 2 if quick else GRADIENTS)
+            made.append(Row(f"{method.name}: {sync}", None, same, "", f"loss at a rate of {method.lr}"))
+            if not quick:
+                others = {factor: final_loss(sync, method, factor) for factor in FACTORS[1:]}
+                best = min(FACTORS, key=({1.0: same} | others).__getitem__)
+                note = f"of {method.lr}; loss {({1.0: same} | others)[best]:.3f}"
+                made.append(Row(f"{method.name}: {sync}, best factor", None, best, "", note))
+    return made
