@@ -17,6 +17,7 @@ QUICK_S, FULL_S = 400.0, 2000.0
 """Simulated seconds of a run; a fast worker makes a batch in a second."""
 LIVE: Final = ("bsp", "asp", "backup(b=1)", "majority", "elastic(mode=local)", "rennala(batch={n})")
 QUICK_LIVE: Final = "elastic(mode=local)"
+QUICK_BATCHES: Final = 200
 SHOWN: Final = (
     "asp(discount=inverse)",
     "elastic(mode=local)",
@@ -84,7 +85,7 @@ def run(quick: bool, out: Path) -> list[Row]:
     for spec in (QUICK_LIVE,) if quick else LIVE:
         case = BY_SPEC[spec]
         for of, row in (("slowest", _slowest(case)), ("long", _long(case)))[: 1 if quick else 2]:
-            share = live.shares(case.sync(live.WORKERS[of]), of)[-1]
+            share = live.shares(case.sync(live.WORKERS[of]), of, QUICK_BATCHES if quick else 0)[-1]
             note = f"live {share:.3f}, simulated {found[row]:.3f}"
             rows.append(Row(_apart(row), None, share - found[row], "", note))
     return rows

@@ -23,8 +23,8 @@ workers slower and slow ones not."""
 LIMIT_S: Final = 240.0
 
 
-def shares(sync: str, of: str) -> list[float]:
-    """Return the share of each kind of batch in all weights; ``of`` is ``slowest`` or ``long``.
+def shares(sync: str, of: str, batches: int = 0) -> list[float]:
+    """Return the share of each kind of batch in all weights; ``of`` is ``slowest`` or ``long``. No batches: as many as `BATCHES` says.
 
     Raises:
         JobError: the job failed, or was not over in time.
@@ -32,7 +32,7 @@ def shares(sync: str, of: str) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "shares.json"
         job = ["--workers", str(WORKERS[of]), "--sync", sync, str(SCRIPT)]
-        script = ["--of", of, "--batches", str(BATCHES[of]), "--unit", str(UNIT_S), "--out", str(out)]
+        script = ["--of", of, "--batches", str(batches or BATCHES[of]), "--unit", str(UNIT_S), "--out", str(out)]
         process = subprocess.Popen(
             [sys.executable, "-m", "offbeat.cli", "run", *job, *script],
             stdout=subprocess.DEVNULL,
