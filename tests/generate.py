@@ -1,4 +1,4 @@
-"""The text that is made from the rules' classes: names for type checkers, lists and tables in the documents.
+"""The text that is made from the rules' classes, and from what experiments claim: names for type checkers, lists and tables in documents.
 `python -m tests.generate` writes it."""
 
 from __future__ import annotations
@@ -124,27 +124,40 @@ def checkpoints() -> str:
     return "".join(f"| {', '.join(names)} | {' | '.join(line)} |\n" for line, names in lines.items())
 
 
+def biases() -> str:
+    """Return the lines of the table of shares, which the experiment ``bias`` is held to."""
+    from experiments.bias.cases import rows  # imports torch
+
+    return rows()
+
+
 HEAD = "| rule | fold (what becomes the next version) | admit (which workers may continue) | made for |\n|---|---|---|---|\n"
 KEPT_HEAD = "| rule | parameters, optimizer state | the epoch's indices | bit for bit like the uninterrupted job |\n|---|---|---|---|\n"
+BIAS_HEAD = "| rule | slowest worker | what only it has | long batches |\n|---|--:|---|--:|\n"
+LINES = r"(\|[^\n]*\|\n)*"
 PLACES = {
-    ROOT / "src" / "offbeat" / "policies" / "__init__.py": (r"(?<=    # rules: begin\n).*?(?=    # rules: end\n)", names),
-    ROOT / "docs" / "rules.md": (r"(?<=have-in-common\)\n).*?(?=\* \[Obsolete work)", links),
-    ROOT / "docs" / "checkpoints.md": (rf"(?<={re.escape(KEPT_HEAD)})(\|[^\n]*\|\n)*", checkpoints),
-    ROOT / "docs" / "choosing.md": (rf"(?<={re.escape(HEAD)})(\|[^\n]*\|\n)*", rows),
+    ROOT / "src" / "offbeat" / "policies" / "__init__.py": ((r"(?<=    # rules: begin\n).*?(?=    # rules: end\n)", names),),
+    ROOT / "docs" / "rules.md": (
+        (r"(?<=have-in-common\)\n).*?(?=\* \[Obsolete work)", links),
+        (rf"(?<={re.escape(BIAS_HEAD)}){LINES}", biases),
+    ),
+    ROOT / "docs" / "checkpoints.md": ((rf"(?<={re.escape(KEPT_HEAD)}){LINES}", checkpoints),),
+    ROOT / "docs" / "choosing.md": ((rf"(?<={re.escape(HEAD)}){LINES}", rows),),
 }
-"""By the file: where the text stands, and what makes it."""
+"""By the file: where each text stands, and what makes it."""
 
 
 def generated(path: Path) -> str:
-    """Return the file's text with the generated part as the rules have it.
+    """Return the file's text with the generated parts as the rules have them.
 
     Raises:
-        ValueError: the place where the text belongs is not there.
+        ValueError: a place where such a text belongs is not there.
     """
-    pattern, make = PLACES[path]
-    text, found = re.subn(pattern, lambda _: make(), path.read_text(encoding="utf-8"), count=1, flags=re.DOTALL)
-    if not found:
-        raise ValueError(f"{path} has no place for what is generated from the rules: expected {pattern!r}")
+    text = path.read_text(encoding="utf-8")
+    for pattern, make in PLACES[path]:
+        text, found = re.subn(pattern, lambda _, make=make: make(), text, count=1, flags=re.DOTALL)  # type: ignore[misc]
+        if not found:
+            raise ValueError(f"{path} has no place for what is generated from the rules: expected {pattern!r}")
     return text
 
 

@@ -12,7 +12,7 @@ import torch
 
 from experiments._training.runs import side_by_side
 from experiments.claims import MECHANISM, Claim
-from experiments.learning_rates import mechanism
+from experiments.learning_rates import local_steps, staleness
 from experiments.learning_rates.tasks import TASKS
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.cluster import Cluster, Work
@@ -28,7 +28,7 @@ FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 SINGLE: Final = "one process"
 _DIGITS = "digits, three seeds in full mode: "
 CLAIMS: Final = (
-    *mechanism.CLAIMS,
+    *local_steps.CLAIMS,
     Claim(
         row="digits: one process, best factor",
         at_least=0.5,
@@ -46,6 +46,7 @@ CLAIMS: Final = (
         why=_DIGITS + "2.1 over 0.125",
     ),
     Claim(row="digits: bsp, loss at factor 1", over="digits: bsp, loss at best", at_least=1, at_most=2, why=_DIGITS + "0.125 over 0.094"),
+    *staleness.CLAIMS,
 )
 
 
@@ -88,10 +89,13 @@ def run(quick: bool, out: Path) -> list[Row]:
         for factor in factors
         for seed in range(seeds)
     ]
-    return rows_of(dict(zip(jobs, side_by_side(run_one, jobs), strict=True)), out) + mechanism.rows()
+    found = dict(zip(jobs, side_by_side(run_one, jobs), strict=True))
+    return rows_of(found, out) + mechanism(quick)
 
 
-VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
+def mechanism(quick: bool) -> list[Row]:
+    """Return what AdaComm's steps follow, and what one rate comes to under staleness."""
+    return local_steps.rows() + staleness.rows(quick)
 
 
 def rows_of(losses: dict[Job, float], out: Path) -> list[Row]:
@@ -134,3 +138,6 @@ def ranged(values: Sequence[float]) -> str:
     '0.250 to 0.500 over 2 seeds'
     """
     return f"{min(values):.3f} to {max(values):.3f} over {len(values)} seed{'s' * (len(values) > 1)}"
+
+
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism(quick)}

@@ -289,6 +289,32 @@ def test_learning_rates_are_those_of_the_rank_that_is_furthest(hosts: dict[int, 
     assert results == [[-2.0, -2.0, 1.0], [-2.0, -2.0, 0.25]]
 
 
+@pytest.mark.parametrize("hosts", [TOGETHER, APART], ids=["together", "apart"])
+def test_weight_decay_has_the_weight_of_the_gradients(hosts: dict[int, str]) -> None:
+    first, second, both = threading.Event(), threading.Event(), barrier(2)
+
+    def script(worker: Worker) -> list[float]:
+        model, optimizer = linear(worker, "solo")
+        both.wait()
+        optimizer.param_groups[0]["weight_decay"] = 0.5
+        if worker.number == 0:
+            step(model, optimizer, 2.0, 0.0)
+            step(model, optimizer, 0.0, 0.0)  # one gradient of two: half of the decay
+            first.set()
+            wait(second)
+            optimizer.pull()
+            return [float(model.weight.detach()[0, 0])]
+        wait(first)
+        step(model, optimizer, 0.0, 0.0)  # late
+        found = step(model, optimizer, 0.0, 0.0)  # two gradients
+        second.set()
+        return found[:1]
+
+    with Job(2, hosts=hosts) as job:
+        results = job.run(script)
+    assert results == [[-0.375], [-0.375]], "-1, then 3/4 and a half of it"
+
+
 @pytest.mark.parametrize("hosts", [TOGETHER, APART, HALVES], ids=["together", "apart", "halves"])
 def test_replicas_that_drift_are_set_to_their_mean(hosts: dict[int, str]) -> None:
     def script(worker: Worker) -> list[list[float]]:

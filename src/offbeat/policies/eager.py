@@ -13,7 +13,10 @@ from offbeat.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True)
 class Partial(RoundRule):
-    """The settings that all rules of this file share; see `Majority` for the algorithm."""
+    """The settings that all rules of this file share; see `Majority` for the algorithm.
+
+    Their formulas are those of batches of one size. Of unequal batches each sample has one weight: `core.allreduce.rounds`.
+    """
 
     staleness: int | None = None
     """The most rounds between the version that a gradient was computed from and the one onto which it is folded: a round waits for a rank
@@ -200,11 +203,12 @@ class Quorum(Partial):
 
 @dataclass(frozen=True, kw_only=True)
 class Full(Partial):
-    """Close a round when all ranks have arrived: a synchronous allreduce without a server. The gradient is the mean over the ranks.
+    """Close a round when all ranks have arrived: a synchronous allreduce without a server. The gradient is that of the joined batch.
 
-    ``G = (1/P) * sum_i g_i`` over the P living ranks.
+    ``G = sum_i n_i g_i / sum_i n_i`` over the living ranks with n_i samples each: the mean over the ranks where batches are of one size.
 
-    Source: the baseline "synch-SGD" of Li et al. 2020. Under it replicas have the parameters of DistributedDataParallel.
+    Source: the baseline "synch-SGD" of Li et al. 2020. With batches of one size replicas have the parameters of DistributedDataParallel,
+    which gives each rank the same weight whatever its batch.
     """
 
     about = About(
