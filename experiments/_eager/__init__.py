@@ -128,10 +128,21 @@ def accuracy(inputs: Tensor, targets: Tensor) -> Callable[[nn.Module], float]:
     return evaluate
 
 
-def speed_rows(found: Mapping[str, Learned], paper: Mapping[str, float], note: str, prefix: str = "") -> list[Row]:
-    """Throughput of each rule, how much faster than ``full`` it is, and how many of a round's gradients are new."""
+def speed_rows(
+    found: Mapping[str, Learned], paper: Mapping[str, float], note: str, prefix: str = "", rates: Mapping[str, float] | None = None
+) -> list[Row]:
+    """Throughput of each rule, how much faster than ``full`` it is, and how many of a round's gradients are new.
+
+    Args:
+        found: by rule.
+        paper: its speed-ups, by rule.
+        note: about them.
+        prefix: of the rows' names.
+        rates: the paper's steps in a second, by rule.
+    """
     rows = [
-        Row(f"{prefix}{sync}: steps", None, run.steps_per_s, "1/s", f"{RANKS} gradients each; simulated") for sync, run in found.items()
+        Row(f"{prefix}{sync}: steps", (rates or {}).get(sync), run.steps_per_s, "1/s", f"{RANKS} gradients each; simulated")
+        for sync, run in found.items()
     ]
     rows += [
         Row(f"{prefix}{sync} over full", paper.get(sync), run.steps_per_s / found["full"].steps_per_s, "x", note)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result, simulate
+from offbeat.sim.training.workload import Workload
 
 WORKERS: Final = 2
 BATCH: Final = 128
@@ -27,12 +28,12 @@ SYNC_EPOCH_S: Final = 293 * (STEP_S + EXCHANGE_S)
 ENSEMBLE_EPOCH_S: Final = 293 * STEP_S + 10 * EXCHANGE_S
 
 
-def timed(sync: str, *, epochs: int = EPOCHS, **settings: Any) -> Result:
+def timed(sync: str, *, epochs: int = EPOCHS, content: Workload | None = None, **settings: Any) -> Result:
     """A run in which only times count. Both workers together go through 75,000 images in an epoch, whatever the rule."""
     half = f"constant(seconds={EXCHANGE_S / 2})"
     given = {"workers": WORKERS, "compute": f"constant(seconds={STEP_S})", "delay": half, "push_delay": half, "timeout_s": TIMEOUT_S}
     samples = IMAGES if "overlap" in sync else WORKERS * SPLIT
-    return simulate(sync, Cluster(**{**given, **settings}), Work(epochs=epochs, samples=samples, batch=BATCH))
+    return simulate(sync, Cluster(**{**given, **settings}), Work(epochs=epochs, samples=samples, batch=BATCH), content=content)
 
 
 def epoch_ends(result: Result) -> list[float]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,14 +15,10 @@ from torch.func import functional_call, grad, vmap
 
 from experiments import data
 from experiments._dbw import BATCH, WORKERS, law, network
-from experiments.claims import Claim
-from experiments.dbw_fig1 import steps
+from experiments.claims import MECHANISM, Claim
+from experiments.dbw_fig1 import mechanism, steps
+from experiments.dbw_fig1.noted import NotedDBW
 from experiments.result import COLOURS, Row, label, new_figure, save
-from offbeat.core.events import Folded
-from offbeat.core.policy import ServerRule
-from offbeat.policies import DBW
-from offbeat.policies.dbw_gain import GainEstimator
-from offbeat.policies.dbw_run import Run
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 from offbeat.sim.training.gradients import Training
@@ -35,44 +30,6 @@ ALPHA: Final = 0.7
 """The round trips of figure 2; the paper does not say which ones figure 1 has."""
 AT_A_TIME: Final = 100
 """Images whose gradients are in memory together."""
-
-
-class Estimate(NamedTuple):
-    """What the rule knows when it chooses k for a version."""
-
-    version: int
-    norm: float
-    variance: float
-
-
-class Noted(GainEstimator):
-    """Writes down its estimates after each fold, and how many gradients each fold had."""
-
-    estimates: list[Estimate]
-    parts: dict[int, int]
-
-    def add(self, event: Folded, weights: Sequence[float], scale: float) -> bool:
-        known = super().add(event, weights, scale)
-        self.parts[event.version] = len(weights)
-        if self.norm is not None and self.variance is not None:
-            self.estimates.append(Estimate(event.version, self.norm, self.variance))
-        return known
-
-
-@dataclass(frozen=True, kw_only=True)
-class NotedDBW(DBW):
-    """DBW, which tells what it believes.
-
-    Source: `DBW`.
-    """
-
-    estimates: list[Estimate] = field(default_factory=list, repr=False, compare=False)
-    parts: dict[int, int] = field(default_factory=dict, repr=False, compare=False)
-
-    def start(self) -> ServerRule:
-        gain = Noted(history=self.history, smoothness=self.smoothness, momentum=self.momentum)
-        gain.estimates, gain.parts = self.estimates, self.parts
-        return Run(self, gain)
 
 
 class Truth(NamedTuple):
@@ -155,10 +112,11 @@ CLAIMS: Final = (
     Claim(row="gain below the decrease of the loss", at_least=93.0, mode="full", why="paper: always; 98 %"),
     Claim(row="decrease / gain: median", at_least=1.5, at_most=4.0, why="2 where the learning rate is far below 1/L, as 0.01 is here"),
     Claim(row="correlation of gain and decrease", at_least=0.7, why="paper: almost proportional; 0.97 in a quick run, 0.84 in a full one"),
+    *mechanism.CLAIMS,
 )
 
 
-VARIANTS: Final = {"steps": steps.run}
+VARIANTS: Final = {"steps": steps.run, MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
@@ -178,6 +136,7 @@ def run(quick: bool, out: Path) -> list[Row]:
         Row("decrease / gain: median", "nearly constant", float(np.median(course.decrease / course.gain)), ""),
         Row("correlation of gain and decrease", "almost proportional", aligned, ""),
         Row("mean k", None, float(course.k.mean()), "", f"of {WORKERS}"),
+        *mechanism.rows(),
     ]
 
 

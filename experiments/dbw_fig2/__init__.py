@@ -9,7 +9,8 @@ from typing import Final
 
 from experiments._dbw import LR, QUICK_TARGET, TARGET, WORKERS, Race, run_race, static, time_to_target
 from experiments._training.runs import series, side_by_side
-from experiments.claims import Claim
+from experiments.claims import MECHANISM, Claim
+from experiments.dbw_fig2 import mechanism
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.journal.file import read
 
@@ -30,7 +31,9 @@ CLAIMS: Final = (
         row="DBW: mean k, last third", over="DBW: mean k, first third after the warm-up", at_least=1.0, why="paper: k grows; 1.2 and 2.6"
     ),
     Claim(row="B-DBW: commonest k", at_least=7, at_most=10, why="paper: 9; k / E[T] is flat from 8 to 10"),
+    *mechanism.CLAIMS,
 )
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
@@ -62,6 +65,7 @@ def run(quick: bool, out: Path) -> list[Row]:
         Row("DBW: mean k, first third after the warm-up", "small", fmean(dynamic[5:third] or dynamic), "", "of 16"),
         Row("DBW: mean k, last third", 16, fmean(dynamic[-third:]), "", "the paper's grows to 16"),
         Row("B-DBW: commonest k", 9, max(set(blind), key=blind.count), "", f"mean {fmean(blind):.1f}; after {WORKERS} at the warm-up"),
+        *mechanism.rows(),
     ]
 
 

@@ -9,7 +9,9 @@ from typing import Final
 
 from experiments._dbw import WORKERS, Race, run_race, static, time_to_target
 from experiments._training.runs import side_by_side
-from experiments.claims import Claim
+from experiments.claims import MECHANISM, Claim
+from experiments.dbw_fig3 import mechanism
+from experiments.dbw_fig3.quadratics import QUADRATICS, quadratics
 from experiments.dbw_fig3.rates import equal_rates, stability
 from experiments.result import COLOURS, Row, label, new_figure, save
 
@@ -40,12 +42,19 @@ CLAIMS: Final = (
         at_most=0.7,
         mode="quick",
         variant="equal_rates",
-        why="no advantage at a = 1 at equal learning rates: 0.40",
+        why="no advantage at a = 1 at equal learning rates: 0.38",
     ),
+    *QUADRATICS,
+    *mechanism.CLAIMS,
 )
 
 
-VARIANTS: Final = {"equal_rates": equal_rates, "stability": stability}
+VARIANTS: Final = {
+    "equal_rates": equal_rates,
+    "stability": stability,
+    "quadratics": quadratics,
+    MECHANISM: lambda quick, out: mechanism.rows(),
+}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
@@ -61,7 +70,7 @@ def run(quick: bool, out: Path) -> list[Row]:
     }
     picture(mean, out)
     note = "one seed, 100 images for each gradient, to a loss of 0.3" if quick else f"mean of {seeds} seeds"
-    return [row for alpha in ALPHAS for row in rows_of(alpha, mean[alpha], note)]
+    return [*(row for alpha in ALPHAS for row in rows_of(alpha, mean[alpha], note)), *mechanism.rows()]
 
 
 def name_of(sync: str) -> str:

@@ -44,9 +44,9 @@ def static(k: int) -> str:
     return f"backup(b={WORKERS - k})"
 
 
-def equal_rates(quick: bool, out: Path, *, seeds: int = 5) -> list[Row]:
+def equal_rates(quick: bool, out: Path, *, seeds: int = 10) -> list[Row]:
     """Figure 3's races at a = 1, static rules with the learning rate of the dynamic ones."""
-    rules = (*map(static, KS), "dbw", "dbw(smoothness=auto)", "b_dbw")
+    rules = (*map(static, KS), "dbw", "dbw(smoothness=auto)", f"dbw(smoothness={0.1 / LR:g})", "b_dbw")
     return compare([Setting(LR, None, rules)], quick, out, seeds, GIVE_UP_S)
 
 

@@ -82,12 +82,20 @@ def video_times() -> NDArray[np.float64]:
     Raises:
         MissingDataError: the lengths are not there.
     """
-    with gzip.open(locate("ucf101-lengths/ucf101_lengths.csv.gz"), "rt", encoding="utf-8") as source:
-        frames = np.sort([int(row["frames"]) for row in csv.DictReader(source) if row["split1"] == "train"])
-    longest = frames[BATCH - 1 :: BATCH].astype(np.float64)
+    longest = video_frames()[BATCH - 1 :: BATCH].astype(np.float64)
     count = len(load().x)
     chosen = np.quantile(longest, (np.arange(count) + 0.5) / count)
     return _seconds(chosen)
+
+
+def video_frames() -> NDArray[np.int64]:
+    """The frames of each of UCF101's videos in the training set of its first split, ascending.
+
+    Raises:
+        MissingDataError: the lengths are not there.
+    """
+    with gzip.open(locate("ucf101-lengths/ucf101_lengths.csv.gz"), "rt", encoding="utf-8") as source:
+        return np.sort(np.array([int(row["frames"]) for row in csv.DictReader(source) if row["split1"] == "train"], dtype=np.int64))
 
 
 def _seconds(lengths: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from experiments._training.models import digits_cnn, small_cnn
 from experiments._training.runs import Recipe, series, side_by_side, train
 from experiments.claims import MECHANISM, Claim
 from experiments.elastic_fig4 import mechanism
-from experiments.elastic_fig4.mechanism import waits
+from experiments.elastic_fig4.mechanism import waiting, waits
 from experiments.result import COLOURS, Row, label, new_figure, save, spread
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import Result
@@ -45,7 +45,7 @@ PANELS: Final = (
     Panel(
         "cheap updates",
         0.01,
-        ("bsp", "ssp(staleness=3)", "asp", "elastic(R=15)", "elastic(R=30)", "elastic(R=240)"),
+        ("bsp", "ssp(staleness=3)", "asp", *(f"elastic(R={R})" for R in (15, 30, 60, 120, 240))),
         ("ssp(staleness=3)", "asp", "elastic(R=15)", "bsp"),
     ),
     Panel(
@@ -140,11 +140,6 @@ def rows_of(panel: Panel, found: dict[str, list[Result]], quick: bool) -> list[R
 def waited(result: Result) -> float:
     """Seconds that all workers together have waited to be admitted."""
     return float(sum(waits(result)))
-
-
-def waiting(result: Result) -> float:
-    """Their share of the workers' time."""
-    return waited(result) / (WORKERS * result.seconds)
 
 
 def picture(found: dict[tuple[str, str], Result], out: Path) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from experiments._ensemble import ENSEMBLE, ENSEMBLE_EPOCH_S, EPOCHS, STEP_S, SYNC_EPOCH_S, TIMEOUT_S, epoch_ends, timed
-from experiments.claims import Claim, near
+from experiments.claims import MECHANISM, Claim, near
+from experiments.ensemble_fig4 import mechanism
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.run import Result
 
@@ -40,6 +41,7 @@ def faulty(sync: str, epochs: int, *, slow: bool, down: bool) -> Result:
 
 
 CLAIMS: Final = (
+    *mechanism.CLAIMS,
     near("Sync SGD: longest stall over a death of 240 s", 240.0, 0.02, "it waits until the worker is back"),
     Claim(
         row="EnsembleSync: longest stall over a death of 240 s",
@@ -48,6 +50,7 @@ CLAIMS: Final = (
         why="paper: the timeout; less what is computed in it",
     ),
 )
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
@@ -74,7 +77,7 @@ def run(quick: bool, out: Path) -> list[Row]:
                 "the timeout is 30 s; derived from the paper's text",
             )
         )
-    return rows
+    return rows + mechanism.rows()
 
 
 def stalled(result: Result, epoch_s: float) -> float:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from experiments._ensemble import BATCH, ENSEMBLE, ENSEMBLE_EPOCH_S, WORKERS, epoch_ends, timed
-from experiments.claims import Claim, near
+from experiments.claims import MECHANISM, Claim, near
+from experiments.ensemble_fig5 import mechanism
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.run import Result
 
@@ -55,6 +56,7 @@ def batches(result: Result) -> list[dict[int, int]]:
 
 
 CLAIMS: Final = (
+    *mechanism.CLAIMS,
     *(near(f"{name}: greatest batch of the slow worker", 234.7, 0.01, "derived; whole images") for name in ("inverse", "affine")),
     *(near(f"{name}: least batch of the other", 21.3, 0.05, "derived; whole images") for name in ("inverse", "affine")),
     *(near(f"{name}: batch of the survivor of a death", 256, 0.0, "the budget") for name in ("inverse", "affine")),
@@ -68,6 +70,7 @@ CLAIMS: Final = (
         row="40 epochs with six deaths", over="40 epochs without a failure", at_least=1.05, at_most=1.25, why="six timeouts of 30 s: 1.15"
     ),
 )
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
@@ -96,7 +99,7 @@ def run(quick: bool, out: Path) -> list[Row]:
             Row(f"{name}: epochs until both have the same again", "slowly", "never" if equal is None else equal, "", "to 8 images"),
             Row(f"{name}: batch of the survivor of a death", 256, max(max(epoch.values()) for epoch in sizes[len(slow) :]), "images"),
         ]
-    return rows
+    return rows + mechanism.rows()
 
 
 def picture(plain: Result, failed: Result, found: dict[str, Result], out: Path) -> None:

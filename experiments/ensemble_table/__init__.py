@@ -16,8 +16,9 @@ from experiments import data
 from experiments._ensemble import BATCH, ENSEMBLE, EPOCHS, WORKERS, epoch_ends, timed
 from experiments._training.models import digits_cnn, small_cnn
 from experiments._training.runs import Recipe, series, side_by_side, train
-from experiments.claims import Claim, near
+from experiments.claims import MECHANISM, Claim, near
 from experiments.data import Images
+from experiments.ensemble_table import mechanism
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.core.partitions import Splits
 from offbeat.sim.cluster import Cluster, Work
@@ -32,10 +33,12 @@ ACCURACY: Final = {"bsp": 83.19, "asp": 82.96, ENSEMBLE: 84.29}
 
 
 CLAIMS: Final = (
+    *mechanism.CLAIMS,
     near("EnsembleSync over Sync SGD", 6.76, 0.015, "paper; costs calibrated, the middle of the table is what is found"),
     near("Sync SGD: time", 412.2, 0.01, "paper; calibrated"),
     *(Claim(row=f"{name}: accuracy", at_least=90.0, mode="quick", why="95 to 96 %; one seed, not separated") for name in RULES.values()),
 )
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 def run(quick: bool, out: Path) -> list[Row]:
@@ -50,6 +53,7 @@ def run(quick: bool, out: Path) -> list[Row]:
         )
         rows.append(Row(f"{name}: accuracy", ACCURACY[sync], 100 * series(results[sync], "accuracy")[1][-1], "%", note))
     rows.append(Row("EnsembleSync over Sync SGD", 6.76, times["bsp"] / times[ENSEMBLE], "x", ""))
+    rows += mechanism.rows()
     figure = new_figure()
     axes = figure.subplots()
     for colour, (sync, name) in zip(COLOURS, RULES.items(), strict=False):

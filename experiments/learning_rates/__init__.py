@@ -12,7 +12,7 @@ import torch
 
 from experiments._training.runs import side_by_side
 from experiments.claims import MECHANISM, Claim
-from experiments.learning_rates import staleness
+from experiments.learning_rates import local_steps, staleness
 from experiments.learning_rates.tasks import TASKS
 from experiments.result import COLOURS, Row, label, new_figure, save
 from offbeat.sim.cluster import Cluster, Work
@@ -28,6 +28,7 @@ FACTORS: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 SINGLE: Final = "one process"
 _DIGITS = "digits, three seeds in full mode: "
 CLAIMS: Final = (
+    *local_steps.CLAIMS,
     Claim(
         row="digits: one process, best factor",
         at_least=0.5,
@@ -88,7 +89,13 @@ def run(quick: bool, out: Path) -> list[Row]:
         for factor in factors
         for seed in range(seeds)
     ]
-    return rows_of(dict(zip(jobs, side_by_side(run_one, jobs), strict=True)), out) + staleness.rows(quick)
+    found = dict(zip(jobs, side_by_side(run_one, jobs), strict=True))
+    return rows_of(found, out) + mechanism(quick)
+
+
+def mechanism(quick: bool) -> list[Row]:
+    """Return what AdaComm's steps follow, and what one rate comes to under staleness."""
+    return local_steps.rows() + staleness.rows(quick)
 
 
 def rows_of(losses: dict[Job, float], out: Path) -> list[Row]:
@@ -133,4 +140,4 @@ def ranged(values: Sequence[float]) -> str:
     return f"{min(values):.3f} to {max(values):.3f} over {len(values)} seed{'s' * (len(values) > 1)}"
 
 
-VARIANTS: Final = {MECHANISM: lambda quick, out: staleness.rows(quick)}
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism(quick)}

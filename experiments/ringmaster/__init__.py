@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from experiments._training.runs import side_by_side
-from experiments.claims import Claim
+from experiments.claims import MECHANISM, Claim
 from experiments.learning_rates.tasks import digits
 from experiments.result import COLOURS, Row, label, new_figure, save
+from experiments.ringmaster import mechanism
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 from offbeat.sim.training.gradients import Training
@@ -42,7 +43,9 @@ CLAIMS: Final = (
     Claim(row="bsp: seconds", over="asp: seconds", at_least=4, why="each version waits 64 s for the slowest; asp makes four in a second"),
     Claim(row=f"ringmaster(threshold=8): share that arrives at lr {HIGH}", at_least=0.9, why="staleness is below 8"),
     Claim(row=f"asp: share that arrives at lr {HIGH}", at_most=0.8, why="two of four seeds; staleness has no bound"),
+    *mechanism.CLAIMS,
 )
+VARIANTS: Final = {MECHANISM: lambda quick, out: mechanism.rows()}
 
 
 class Job(NamedTuple):
@@ -81,7 +84,7 @@ def run(quick: bool, out: Path) -> list[Row]:
     """Train under every rule with every learning rate; write the figure."""
     rates, seeds = (RATES[1:], 1) if quick else (RATES, SEEDS)
     jobs = [Job(sync, lr, SEED + seed) for sync in RULES for lr in rates for seed in range(seeds)]
-    return rows_of(dict(zip(jobs, side_by_side(seconds_to_target, jobs), strict=True)), out)
+    return [*rows_of(dict(zip(jobs, side_by_side(seconds_to_target, jobs), strict=True)), out), *mechanism.rows()]
 
 
 def rows_of(seconds: dict[Job, float], out: Path) -> list[Row]:

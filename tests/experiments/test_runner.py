@@ -34,12 +34,15 @@ LIMIT_S = 480.0
 LONG = {
     "dbw_fig3": "dbw_fig2",
     "eager_fig10": "eager_fig13",
+    "eager_fig11": "eager_fig13",
     "eager_fig12": "eager_fig13",
     "eager_fig9": "eager_fig13",
     "eager_table2": "eager_fig13",
+    "ensemble_fig3": "ensemble_fig5",
     "ensemble_fig4": "ensemble_fig5",
     "ensemble_table": "ensemble_fig5",
     "learning_rates": "ringmaster",
+    "psp_fig3": "psp_fig4",
     "psp_table1": "psp_fig4",
 }
 """Quick runs of some twenty seconds and more on two cores, each with another one of the same code, which is enough for CI."""

@@ -125,6 +125,16 @@ def test_the_job_s_own_servers_are_nobody_s_fault() -> None:
     assert found(barrier([[STEP, STEP]] * 30, host=[{"queued_s": 0.28 * sum(STEP.values())}] * 2, busy=0.4)) == []
 
 
+@pytest.mark.parametrize(("cores", "said"), [(2.0, []), (3.0, ["queued"])])
+def test_where_no_core_is_left_for_the_servers_a_little_queueing_is_not_told(cores: float, said: list[str]) -> None:
+    slow = with_more(forward=0.012)
+    records = barrier([[STEP, slow]] * 30, host=[{}, {"queued_s": 0.012}], busy=0.85)
+    for record in records:
+        if record.get("host", {}).get("cores"):
+            record["host"]["cores"] = cores
+    assert [verdict.cause for verdict in found(records)] == said
+
+
 def test_who_is_slowed_on_purpose_is_not_told_to_look_at_the_script() -> None:
     records = barrier([[STEP, with_more(own=0.1)]] * 30)
     on_purpose = {"kind": "fault", "t": 0.9, "what": "slow", "worker": 1, "detail": "0.1 s, each step"}

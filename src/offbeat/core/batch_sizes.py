@@ -10,9 +10,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
 from math import ceil
 from statistics import median
 from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from offbeat.errors import ConfigurationError
 from offbeat.types import Seconds, WorkerId, worker_ids
@@ -34,6 +38,8 @@ DEAD_BAND: Final = 0.05
 64 times that have a standard deviation of ten per cent."""
 LEAST_SHARE: Final = 8
 """No worker gets less than the base size divided by this, so that one whose time does not depend on its batch still takes part."""
+TINY: Final = 1e-200
+"""In place of 0 in a denominator."""
 
 _AUTO: Final = re.compile(r"auto(?::(\d+)(?::(\d+))?)?")
 _FORM: Final = "64 for all workers, 0=64,1=32 for some, or auto, auto:64 or auto:64:96 (base size, greatest size)"
@@ -200,9 +206,10 @@ class AutoSizes:
         if (base, deal) in self._sizes:
             return self._sizes[base, deal]
         workers = sorted(living)
-        ideal = [base * self.shares[worker] for worker in workers]
+        shares = [self.shares[worker] for worker in workers]
         most = max(base, deal.most - deal.most % deal.granularity) if deal.most else None
-        found = whole(ideal, base * len(workers), granularity=deal.granularity, least=-(-base // LEAST_SHARE), most=most)
+        least = -(-base // LEAST_SHARE)
+        found = whole(shares, base * len(workers), rising=True, granularity=deal.granularity, least=least, most=most)
         sizes = self._sizes[base, deal] = dict(zip(workers, found, strict=True))
         return sizes
 
@@ -290,48 +297,75 @@ def adjusted(
     return fixed
 
 
-def whole(ideal: Sequence[float], budget: int, *, granularity: int = 1, least: int = 1, most: int | None = None) -> list[int]:
-    """Round batch sizes to whole numbers that add up to the budget, by largest remainder; on ties the first worker gets more.
+def whole(
+    weights: Sequence[float],
+    budget: int,
+    *,
+    fixed: Sequence[float] | None = None,
+    rising: bool = False,
+    granularity: int = 1,
+    least: int = 1,
+    most: int | None = None,
+) -> list[int]:
+    """Return whole batch sizes x that add up to the budget and of which the longest time is the shortest possible.
+
+    Each unit of the budget goes where it helps most: to the worker with the longest time ``weight / x + fixed``, or, where times are
+    ``x / weight`` (``rising``), to the worker with the shortest time with one unit more. No other division has a shorter longest time,
+    which rounding ideal sizes by their remainders does not give. On ties the worker with the fewest units gets one, then the first.
 
     Two cases cannot add up to the budget: if all are at ``most``, the rest of the budget is unused; if there are more workers than the
     budget has units, each worker has one unit.
 
     Args:
-        ideal: the ideal batch sizes; only the proportions of their parts above ``least`` count.
+        weights: of each worker, at least 0.
         budget: a multiple of ``granularity``.
+        fixed: of each worker, in the unit of ``weight / x``; None: 0.
+        rising: times grow with the batch, as that of one step does; else they fall, as that of a share of an epoch does.
         granularity: all sizes are multiples of it.
         least: the least size of each worker.
-        most: the greatest size of each worker; None: no limit. What exceeds it is given to the other workers.
+        most: the greatest size of each worker; None: no limit.
 
-    >>> whole([100.0, 100.0, 56.0], 256, granularity=8)
+    >>> whole([0.1, 0.1, 0.05], 256, granularity=8)
     [104, 96, 56]
+    >>> whole([1.0, 99.0], 60), whole([1.0, 99.0], 60, rising=True)
+    ([1, 59], [1, 59])
     >>> whole([250.0, 6.0], 256, least=16, most=200)
     [200, 56]
     """
-    n, units = len(ideal), budget // granularity
+    n, units = len(weights), budget // granularity
     assert n > 0 and units * granularity == budget, f"{budget} samples in units of {granularity} for {n} workers"
     low = max(1, min(ceil(least / granularity), units // n))
     high = max(low, units if most is None else most // granularity)
     if not low * n < units < high * n:
         return [granularity * (low if units <= low * n else high)] * n
-    above = _spread([max(0.0, x / granularity - low) for x in ideal], units - low * n, high - low)
-    given = [low + int(x + 1e-9) for x in above]
-    by_remainder = sorted(range(n), key=lambda i: (given[i] - low - above[i], i))
-    for i in [i for i in by_remainder if given[i] < high][: units - sum(given)]:
-        given[i] += 1
+    a, c = np.asarray(weights, dtype=float) / granularity, np.zeros(n) if fixed is None else np.asarray(fixed, dtype=float)
+    given = _above(a, c, int(rising), units, low, high)
+    # What is left are units that tie for the next place.
+    queue = [(-(a[i] / (given[i] + rising) + c[i]), given[i], i) for i in range(n) if given[i] < high]
+    heapify(queue)
+    for _ in range(units - sum(given)):
+        _, held, i = queue[0]
+        given[i] = held + 1
+        if given[i] < high:
+            heapreplace(queue, (-(a[i] / (given[i] + rising) + c[i]), given[i], i))
+        else:
+            heappop(queue)
     return [granularity * x for x in given]
 
 
-def _spread(wants: Sequence[float], room: float, most: float) -> list[float]:
-    """Divide ``room`` in proportion to ``wants``, at most ``most`` each; what exceeds that goes to the others."""
-    given, free = [0.0] * len(wants), set(range(len(wants)))
-    while True:
-        total = sum(wants[i] for i in free)
-        fair = {i: room * wants[i] / total if total > 0 else room / len(free) for i in free}
-        over = {i for i in free if fair[i] > most}
-        for i in over or free:
-            given[i] = min(fair[i], most)
-        free -= over
-        if not over or not free:
-            return given
-        room -= most * len(over)
+def _above(a: NDArray[np.float64], c: NDArray[np.float64], more: int, units: int, low: int, high: int) -> list[int]:
+    """Return the units of each worker once all that are worth more than t are given; t is the least for which there are enough units.
+
+    The unit after the x-th is worth ``a / (x + more) + c``, so a worker has ``ceil(a / (t - c) - more)`` that are worth more than t.
+    """
+
+    def given(t: float) -> NDArray[np.float64]:
+        return np.clip(np.ceil(a / np.maximum(t - c, TINY) - more), low, high)
+
+    short, enough = 0.0, float((a / (low + more) + c).max())
+    while short < (t := (short + enough) / 2) < enough:
+        if given(t).sum() > units:
+            short = t
+        else:
+            enough = t
+    return [int(x) for x in given(enough)]

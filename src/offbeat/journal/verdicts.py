@@ -17,6 +17,9 @@ from offbeat.types import Seconds
 
 LEAST: Final = 0.05
 """The least share of the job's time about which anything is said."""
+LEAST_BESIDE_SERVERS: Final = 0.1
+"""The same for a worker that has no core, or is released late, where the workers of its host leave no core for the job's own servers and
+supervisor: these made one of two workers on two cores 6 to 8 % late, in steps of 3 ms."""
 FEW_FOLDS: Final = 5
 SURE_FOLDS: Final = 20
 DEATHS_TOLD: Final = 5
@@ -34,8 +37,8 @@ READ_BACK: Final = 30.0
 """Pages a step. A worker that reads so many from the disk, while tasks wait for memory for a share `RECLAIMED` of what it is late, is short
 of memory: the kernel counts only a part of such a wait as one for memory. A file that is read for the first time stalls nobody."""
 EVERYWHERE: Final = {"data": 0.4, "gc": 0.1, "evaluation": 0.1, "save": 0.1, QUEUED: 1 / 3}
-"""By phase: the share of every worker's own time from which a verdict names the phase, though no worker is late by it. In steps of 3 to 7 ms
-the job's own servers and supervisor keep two workers on two cores waiting for 12 to 24 % of it; one busy neighbour for 41 to 48 %."""
+"""By phase: the share of every worker's own time from which a verdict names the phase, though no worker is late by it. In steps of 3 to
+7 ms the job's own servers and supervisor keep two workers on two cores waiting for 12 to 24 % of it; one busy neighbour for 41 to 48 %."""
 
 
 class Advice(NamedTuple):
@@ -161,7 +164,8 @@ def _by_cause(costs: Costs) -> list[Verdict]:
     for cause, by_worker in groups.items():
         most = max(by_worker.values())
         by_worker = {number: cost_s for number, cost_s in by_worker.items() if cost_s >= SAME * most}
-        if sum(by_worker.values()) >= LEAST * costs.seconds:
+        least = LEAST_BESIDE_SERVERS if cause in (QUEUED, LINK) and _full(costs, by_worker) else LEAST
+        if sum(by_worker.values()) >= least * costs.seconds:
             said.append(_verdict(costs, cause, by_worker))
     return said
 
@@ -186,6 +190,22 @@ def _without_late_reading(costs: Costs, number: int, causes: Causes) -> Causes:
     if LINK in causes and more_s(lambda worker: worker.woken_late_s) >= LATE_READING * more_s(lambda worker: worker.totals.get(LINK, 0.0)):
         return {**{name: value for name, value in causes.items() if name != LINK}, QUEUED: causes.get(QUEUED, 0.0) + causes[LINK]}
     return causes
+
+
+def _full(costs: Costs, numbers: Iterable[int]) -> bool:
+    """Return whether each of these workers shares a host's cores with as many workers as there are cores."""
+    shared = _sharing(costs)
+    return all(any(number in group and len(group) >= cores for group, cores in shared.values()) for number in numbers)
+
+
+def _sharing(costs: Costs) -> dict[str, tuple[list[int], float]]:
+    """Return the measured workers of each host, and the number of cores that they share."""
+    found: dict[str, tuple[list[int], float]] = {}
+    for number, worker in costs.workers.items():
+        if worker.steps and worker.cores:
+            group, cores = found.setdefault(worker.host, ([], 0.0))
+            found[worker.host] = [*group, number], max(cores, worker.cores)
+    return found
 
 
 def _renamed(worker: WorkerCosts, causes: Causes) -> Causes:
@@ -291,12 +311,7 @@ def _since(costs: Costs, workers: Iterable[int]) -> Seconds | None:
 
 def _oversubscribed(costs: Costs) -> Verdict | None:
     """Return the verdict on a host that has fewer cores than workers, if all of them queue for a core."""
-    by_host: dict[str, list[int]] = {}
-    for number, worker in costs.workers.items():
-        if worker.steps and worker.cores:
-            by_host.setdefault(worker.host, []).append(number)
-    for host, numbers in by_host.items():
-        cores = max(costs.workers[number].cores for number in numbers)
+    for host, (numbers, cores) in _sharing(costs).items():
         shares = [_queued(costs.workers[number]) for number in numbers]
         if len(numbers) > cores and (share := median_low(shares)) >= LEAST:
             where = f" on {host}" if host else ""

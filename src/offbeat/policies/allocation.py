@@ -1,9 +1,14 @@
 """Divide a budget of samples into batch sizes such that all workers finish their shares of an epoch at the same time.
 
-Pure arithmetic over measured step times: how long a worker's steps take (`Speed`, `StepTime`), the ideal batch sizes (`equalised`), and
-these in whole samples (`whole`). `Budget` combines the three over a run.
+Pure arithmetic over measured step times: how long a worker's steps take (`Speed`, `StepTime`), and the whole batch sizes with which the
+slowest takes the shortest time (`core.batch_sizes.whole`). `Budget` combines them over a run.
 
-Source: EnsembleSync, section 3.2. Departures: the affine model, the rounding to whole samples, and the treatment of returning workers.
+A worker with N samples takes ``t(x) = N/x * s(x) = N * (a/x + c)`` over its share of an epoch, if a step with a batch of x takes
+``s(x) = a + c * x``. With all c = 0 and before rounding the sizes are the paper's ``x_i = B * alpha_i / sum(alpha)``, where ``alpha_i`` is
+``t_i * x_i``.
+
+Source: EnsembleSync, section 3.2. Departures: the affine model, the least longest time in whole samples, and the treatment of returning
+workers.
 """
 
 from __future__ import annotations
@@ -35,8 +40,6 @@ FIXED = 0.05
 be adapted."""
 MEMORY: Epoch = 10
 """The number of epochs for which measurements of an absent worker stay valid."""
-HALVINGS = 100
-"""The number of bisections of the interval of the common time: more than a float has bits."""
 
 
 class StepTime(NamedTuple):
@@ -44,34 +47,6 @@ class StepTime(NamedTuple):
 
     fixed_s: Seconds
     sample_s: Seconds
-
-
-def equalised(times: Sequence[StepTime], samples: Sequence[int], budget: float) -> list[float]:
-    """Return the batch sizes x, as floats, with which all workers take equally long over their shares of an epoch.
-
-    A worker with N samples takes ``t(x) = N/x * s(x) = N * (a/x + c)``, so ``x = N*a / (t - N*c)``, and the common t is such that the
-    batch sizes add up to the budget. With all c = 0 this is the paper's ``x_i = B * alpha_i / sum(alpha)``, ``alpha_i = t_i * x_i``.
-
-    Args:
-        times: the step time of each worker; every ``fixed_s`` is more than 0.
-        samples: N, the samples of each worker.
-        budget: B, the sum of the batch sizes.
-
-    >>> equalised([StepTime(0.1, 0.0), StepTime(0.3, 0.0)], [1000, 1000], 256)
-    [64.0, 192.0]
-    """
-    N = np.maximum(1, np.asarray(samples, dtype=float))
-    a, c = (N * np.array(column) for column in zip(*times, strict=True))
-    if not c.any():
-        return [float(x) for x in budget * a / a.sum()]
-    low, high = c.max(), float((a * len(a) / budget + c).max())  # the common time is at most the slowest worker's with equal batches
-    for _ in range(HALVINGS):
-        t = (low + high) / 2
-        if (a / np.maximum(t - c, 1e-300)).sum() > budget:
-            low = t
-        else:
-            high = t
-    return [float(x) for x in a / np.maximum(high - c, 1e-300)]
 
 
 @dataclass(slots=True)
@@ -158,19 +133,20 @@ class Budget:
             self.speeds.setdefault(worker, Speed()).observe(samples / steps, seconds / steps, epoch)
         self._sums.clear()
         workers = sorted(shares)
-        sizes = whole(self._ideal(workers, shares, epoch), self.total, granularity=self.granularity, least=self.least, most=self.most)
+        weights, fixed = self._times(workers, shares, epoch)
+        sizes = whole(weights, self.total, fixed=fixed, granularity=self.granularity, least=self.least, most=self.most)
         new = dict(zip(workers, sizes, strict=True))
         if new.keys() != self.batches.keys() or any(abs(x - self.batches[w]) >= self.hysteresis * self.batches[w] for w, x in new.items()):
             self.batches = new
 
-    def _ideal(self, workers: Sequence[WorkerId], shares: Mapping[WorkerId, int], epoch: Epoch) -> list[float]:
+    def _times(self, workers: Sequence[WorkerId], shares: Mapping[WorkerId, int], epoch: Epoch) -> tuple[list[float], list[float]]:
+        """Return N * a and N * c of each worker: 1 and 0 for all as long as nothing is known, 0 and 0 for one that is to have the least."""
         known = {w: speed.time(self.model) for w, speed in self.speeds.items() if epoch - speed.epoch <= MEMORY}
         measured = [known[w] for w in workers if w in known and self.model != "none"]
         if not measured:
-            return [self.total / len(workers)] * len(workers)
+            return [1.0] * len(workers), [0.0] * len(workers)
         middle = StepTime(median(t.fixed_s for t in measured), median(t.sample_s for t in measured))
         back = {w for w in workers if self.humble and self.batches and w not in self.batches}
-        ready = [w for w in workers if w not in back]
-        dealt = equalised([known.get(w, middle) for w in ready], [shares[w] for w in ready], self.total) if ready else []
-        ideal = dict(zip(ready, dealt, strict=True))
-        return [ideal.get(w, 0.0) for w in workers]
+        samples = [0 if w in back else max(1, shares[w]) for w in workers]
+        times = [known.get(w, middle) for w in workers]
+        return [n * t.fixed_s for n, t in zip(samples, times, strict=True)], [n * t.sample_s for n, t in zip(samples, times, strict=True)]

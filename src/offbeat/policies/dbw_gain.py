@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from math import inf, isfinite, sqrt
+from math import isfinite
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,9 +18,10 @@ from offbeat.core.events import Folded
 from offbeat.types import Version
 
 MEMORY = 0.9
-"""The weight of the earlier estimate in the running mean of the smoothness."""
-STEEPEST, FLATTEST = 1.9, 0.1
-"""Estimates of L * eta are clipped to this range: from 2 on no step has a positive gain, even without variance."""
+"""The factor by which each fold reduces the earlier terms of the estimate of L."""
+STEEPEST, FLATTEST = 1.9, 0.01
+"""Estimates of L * eta are clipped to this range: from 2 on no step has a positive gain, even without variance; an estimate of at most 0 is
+one that the noise hides."""
 
 
 class MeasuredFold(NamedTuple):
@@ -33,7 +34,7 @@ class MeasuredFold(NamedTuple):
     variance: float
     """The variance of one worker's gradient, summed over the coordinates."""
     lr: float
-    """The effective learning rate of the step: that of the optimizer over 1 - momentum."""
+    """The optimizer's learning rate at the step."""
 
 
 class GainEstimator:
@@ -47,8 +48,12 @@ class GainEstimator:
         smoothness: L; None: 1/eta, the paper's assumption, under which ``gain(k) = eta/2 * (N - V/k)``; auto: estimated, see below.
         momentum: heavy-ball momentum; the effective step is eta / (1 - momentum).
 
-    ``auto``: the running mean of ``L = sqrt(|g_t - g_{t-1}|^2 - V_t/k_t - V_{t-1}/k_{t-1}) / (eta_{t-1} * |g_{t-1}|)``, in which the
-    noise of both gradients is subtracted, but not below 0; clipped to 0.1/eta and 1.9/eta.
+    ``auto``: L is the curvature along the steps, ``g^T H g / |g|^2`` for a Hessian H. The step from version t - 1 changes the gradient by
+    ``-eta H g``, g = g_{t-1}, so that ``E<g, g - g_t> = eta g^T H g + v``: the noise of g is in the step and in the difference, that of g_t
+    is not in g; v = V/k is its variance. Therefore ``L = sum(<g, g - g_t> - v) / sum(eta |g|^2)``, sums over folds of more than one
+    gradient, each with 0.9 of the weight of the next one. Both sums are unbiased; a ratio or a root of each step would not be.
+    With momentum m the signal moves by ``eta / (1 - m)`` times itself, but the noise of one gradient by eta only at first; the
+    denominator has ``eta / (1 - m) * (|g|^2 - v) + eta v``. L is clipped to 0.01/eta and 1.9/eta.
 
     >>> estimate = GainEstimator(history=5, smoothness=None, momentum=0.0)
     >>> estimate.add(Folded(1, squares=(25.0, 1.0), total=9.0, lr=2.0), weights=(0.5, 0.5), scale=1.0)
@@ -62,7 +67,8 @@ class GainEstimator:
         self._variances: deque[float] = deque(maxlen=history)
         """The estimates of V from the last D folds of more than one gradient."""
         self._smoothness = smoothness
-        self._estimated: float | None = None
+        self._turned, self._moved = 0.0, 0.0
+        """The sums of the estimate of L: the change of the gradients along the steps, less the noise, and the steps' lengths."""
         self._heavier = 1.0 / (1.0 - momentum)
         self._lr = 0.0
 
@@ -77,6 +83,11 @@ class GainEstimator:
     def variance(self) -> float | None:
         """V; None before the first fold of more than one gradient."""
         return sum(self._variances) / len(self._variances) if self._variances else None
+
+    @property
+    def smoothness(self) -> float | None:
+        """The estimate of L, at times below 0 where the noise hides it; None: not estimated, or not yet."""
+        return self._turned / self._moved if self._moved > 0.0 else None
 
     def add(self, event: Folded, weights: Sequence[float], scale: float) -> bool:
         """Add the norms of one more fold; return whether they were complete and finite.
@@ -95,11 +106,10 @@ class GainEstimator:
         variance = self._variances[-1] if k > 1 else self.variance
         if variance is None:
             return False
-        lr = event.lr * self._heavier
-        self._lr = lr / scale
+        self._lr = event.lr * self._heavier / scale
         if event.difference is not None and self._measured and self._measured[-1].version == event.version - 1:
-            self._update_curvature(event.difference - variance / k, self._measured[-1])
-        self._measured.append(MeasuredFold(event.version, k, event.total, variance, lr))
+            self._update_curvature(event.total, event.difference, self._measured[-1])
+        self._measured.append(MeasuredFold(event.version, k, event.total, variance, event.lr))
         return True
 
     def gains(self, scales: Sequence[float]) -> NDArray[np.float64] | None:
@@ -118,17 +128,24 @@ class GainEstimator:
         return gains
 
     def _curvature(self, lr: NDArray[np.float64]) -> NDArray[np.float64] | float:
-        if self._smoothness is None or (self._smoothness == "auto" and self._estimated is None):
+        if isinstance(self._smoothness, float | int):
+            return float(self._smoothness)
+        estimated = self.smoothness if self._smoothness == "auto" else None
+        if estimated is None:
             return 1.0 / np.maximum(lr, np.finfo(float).tiny)
-        if self._smoothness == "auto":
-            assert self._estimated is not None
-            highest = max(float(lr.max()), np.finfo(float).tiny)
-            return min(max(self._estimated, FLATTEST / highest), STEEPEST / highest)
-        return float(self._smoothness)
+        highest = max(float(lr.max()), np.finfo(float).tiny)
+        return min(max(estimated, FLATTEST / highest), STEEPEST / highest)
 
-    def _update_curvature(self, difference: float, before: MeasuredFold) -> None:
-        """Update the estimate of L. ``difference`` is |g_t - g_{t-1}|^2 less the noise of g_t."""
-        moved = before.lr * sqrt(before.total)
-        found = sqrt(max(difference - before.variance / before.k, 0.0)) / moved if moved > 0.0 else inf
-        if isfinite(found):
-            self._estimated = found if self._estimated is None else MEMORY * self._estimated + (1.0 - MEMORY) * found
+    def _update_curvature(self, total: float, difference: float, before: MeasuredFold) -> None:
+        """Add the step from the fold ``before`` to the estimate of L.
+
+        Args:
+            total: |g_t|^2.
+            difference: |g_t - g_{t-1}|^2.
+        """
+        if before.k == 1 or not isfinite(difference):
+            return  # one gradient: the variance is that of earlier folds, and its change since then would be taken for curvature
+        noise = before.variance / before.k
+        turned = (before.total - total + difference) / 2.0  # <g_{t-1}, g_{t-1} - g_t>
+        self._turned = MEMORY * self._turned + turned - noise
+        self._moved = MEMORY * self._moved + before.lr * (self._heavier * (before.total - noise) + noise)

@@ -12,7 +12,7 @@ from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, 
 from offbeat.errors import ConfigurationError
 from offbeat.policies.prediction import averaged, meet
 from offbeat.policies.superstep import Superstep
-from offbeat.policies.zipline import OBJECTIVES, Objective
+from offbeat.policies.zipline import OBJECTIVES, Objective, Times, ZipLine, zipline
 from offbeat.types import Seconds, WorkerId
 
 MODES = ("async", "bulk", "local")
@@ -31,7 +31,7 @@ class ElasticBSP(ServerRule):
     one, at L_p: ``e[p, i] = L_p + i * I_p``, i = i0 .. i0 + R - 1, with ``i0 = max(1, ceil((now - L_p) / I_p))``, so that none is in the
     past. ZipLine chooses one prediction of each worker such that ``max(Z) - min(Z)`` of the chosen set Z is least. Worker p makes
     ``q_p = i - i0 + 1`` more pushes and waits. When all wait, all continue with the same version. Within a superstep the workers' numbers
-    of iterations differ by at most 2R.
+    of iterations differ by at most 2R - 1: R - 1 when the last interval has been measured, and R more by the plan. (2R where one joins.)
 
     Three modes. ``async``: each push is folded as it arrives. ``bulk``: all pushes of a superstep are folded at the barrier.
     ``local``: worker p makes q_p local optimizer steps, and the parameters are averaged at the barrier; intervals are measured from these
@@ -116,6 +116,10 @@ class ElasticBSP(ServerRule):
 
     def start(self) -> ServerRule:
         return _Local(self) if self.mode == "local" else _Counted(self)
+
+    def barrier(self, ends: Times) -> ZipLine:
+        """Choose the barrier among the predicted pushes (workers x R), in seconds from now."""
+        return zipline(ends, objective=self.objective, length_penalty=self.length_penalty)
 
 
 class _Running(ServerRule):

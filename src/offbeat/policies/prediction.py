@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from offbeat.policies.zipline import Times, ZipLine, zipline
+from offbeat.policies.zipline import Times, ZipLine
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def meet(rule: ElasticBSP, elapsed: Sequence[Seconds] | Times, interval: Sequenc
     predicted in the past.
 
     Args:
-        rule: gives R, objective and penalty.
+        rule: gives R, and chooses the barrier.
         elapsed: the seconds for which each worker has been computing.
         interval: the seconds that each worker is expected to take.
 
@@ -45,4 +45,4 @@ def meet(rule: ElasticBSP, elapsed: Sequence[Seconds] | Times, interval: Sequenc
     step, late = np.asarray(interval)[:, None], np.asarray(elapsed)[:, None]
     first = np.maximum(1.0, np.ceil(late / step))
     ends: Times = step * (first + np.arange(rule.R)) - late
-    return ends, zipline(ends, objective=rule.objective, length_penalty=rule.length_penalty)
+    return ends, rule.barrier(ends)
