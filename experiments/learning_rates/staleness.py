@@ -114,15 +114,19 @@ def final_loss(sync: str, method: Method, factor: float = 1.0, seed: int = 0, gr
 
 
 def rows(quick: bool) -> list[Row]:
-    """Return the losses of the rules at the rate of ``bsp``; unless ``quick`` of all rules, and their best factors of it."""
+    """Return the losses of the rules at the rate of ``bsp``; unless ``quick`` of all rules and two seeds, and their best factors of it."""
     made = []
     for method in METHODS[1:] if quick else METHODS:
         for sync in QUICK if quick else RULES:
-            same = final_loss(sync, method, gradients=GRADIENTS // 2 if quick else GRADIENTS)
-            made.append(Row(f"{method.name}: {sync}", None, same, "", f"loss at a rate of {method.lr}"))
-            if not quick:
-                others = {factor: final_loss(sync, method, factor) for factor in FACTORS[1:]}
-                best = min(FACTORS, key=({1.0: same} | others).__getitem__)
-                note = f"of {method.lr}; loss {({1.0: same} | others)[best]:.3f}"
-                made.append(Row(f"{method.name}: {sync}, best factor", None, best, "", note))
+            if quick:
+                made.append(
+                    Row(f"{method.name}: {sync}", None, final_loss(sync, method, gradients=GRADIENTS // 2), "", f"rate {method.lr}")
+                )
+                continue
+            losses = {factor: fmean(final_loss(sync, method, factor, seed) for seed in range(2)) for factor in FACTORS}
+            best = min(losses, key=losses.__getitem__)
+            made += [
+                Row(f"{method.name}: {sync}", None, losses[1.0], "", f"rate {method.lr}"),
+                Row(f"{method.name}: {sync}, best factor", None, best, "", f"of {method.lr}; loss {losses[best]:.3f}"),
+            ]
     return made
