@@ -51,6 +51,8 @@ class Point(NamedTuple):
     """V."""
     decrease: float
     """Of the loss, by a step with the full gradient."""
+    by: dict[int, float]
+    """The decrease by a step with the mean of so many single gradients, on the mean."""
     cost: float
     """By how much less a step with a single gradient lowers it, on the mean."""
     left: dict[int, float]
@@ -65,6 +67,10 @@ class Point(NamedTuple):
     def along_noise(self) -> float:
         """``eta L_v``."""
         return 2.0 * self.cost / (LR * self.variance)
+
+    def gain(self, k: int) -> float:
+        """The rule's gain, with the true N and V."""
+        return LR / 2 * (self.norm - self.variance / k)
 
     def best(self, lasts: dict[int, float], *, charged: float = 1.0) -> int:
         """The k with the largest decrease per second, if so much of the noise's cost is charged."""
@@ -112,7 +118,11 @@ def look(version: int, module: nn.Module, x: Tensor, y: Tensor) -> Point:
     cost = fmean(losses[0] for losses in noisy) - smooth[0]
     followed = [fmean(losses[i] for losses in noisy[:FOLLOWED]) - smooth[i] for i in range(max(LATER) + 1)]
     left = {later: followed[later] / followed[0] for later in LATER}
-    return Point(version, loss, norm, fmean(away), loss - smooth[0], cost, left)
+    by = {}
+    for k in KS:
+        means = [[torch.stack(parts).mean(dim=0) for parts in zip(*single[i : i + k], strict=True)] for i in range(0, DRAWN, k)]
+        by[k] = loss - fmean(steps.losses(mean, 0)[0] for mean in means)
+    return Point(version, loss, norm, fmean(away), loss - smooth[0], by, cost, left)
 
 
 def seconds() -> dict[int, float]:
@@ -152,6 +162,7 @@ def rows_of(point: Point, lasts: dict[int, float]) -> list[Row]:
         Row(f"{name}: lr x curvature that the noise meets", 1.0, point.along_noise, "", f"V / N = {point.variance / point.norm:.3g}"),
         Row(f"{name}: decrease by the full gradient", None, point.decrease, ""),
         Row(f"{name}: cost of one gradient's noise", LR / 2 * point.variance, point.cost, "", "paper: eta / 2 * V"),
+        *(Row(f"{name}: decrease by {k} gradients", point.gain(k), by, "", "paper: the gain") for k, by in point.by.items()),
         *(Row(f"{name}: left of it after {h} steps", 1.0, share, "", "paper: charged for good") for h, share in point.left.items()),
         Row(f"{name}: best k by the decrease", None, point.best(lasts), "", f"per second, of {KS}"),
         Row(f"{name}: best k, charged what is left", None, point.best(lasts, charged=point.left[last]), "", f"after {last} steps"),

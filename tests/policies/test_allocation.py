@@ -89,6 +89,14 @@ def test_the_next_unit_goes_to_the_slowest(weights: list[float], budget: int, ri
     assert max(times[0]) == pytest.approx(max(times[1]), rel=1e-12)
 
 
+@pytest.mark.parametrize("rising", [False, True])
+@quick
+@given(weight=st.floats(1e-6, 1e6), n=st.integers(1, 50), budget=st.integers(50, 5000), least=st.integers(1, 60))
+def test_equal_workers_are_a_unit_apart_whatever_their_times_round_to(weight: float, n: int, budget: int, least: int, rising: bool) -> None:
+    sizes = whole([weight] * n, budget, rising=rising, least=least)
+    assert sum(sizes) == budget and sizes == sorted(sizes, reverse=True) and max(sizes) - min(sizes) <= 1
+
+
 def test_largest_remainders_are_not_the_least_longest_time() -> None:
     """A worker of one twentieth of a unit waits for nobody; one of 1.45 units that gets one takes half as long again."""
     assert whole([1.45, 1.45, 1.55, 5.55], 10) == [2, 2, 2, 4]

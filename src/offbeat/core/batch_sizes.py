@@ -362,7 +362,8 @@ def _above(a: NDArray[np.float64], c: NDArray[np.float64], more: int, units: int
     def given(t: float) -> NDArray[np.float64]:
         return np.clip(np.ceil(a / np.maximum(t - c, TINY) - more), low, high)
 
-    short, enough = 0.0, float((a / (low + more) + c).max())
+    # Not the greatest worth itself: rounded, the quotient above could be more than ``low`` for all.
+    short, enough = 0.0, 2.0 * float((a / (low + more) + c).max())
     while short < (t := (short + enough) / 2) < enough:
         if given(t).sum() > units:
             short = t

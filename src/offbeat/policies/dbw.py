@@ -141,8 +141,8 @@ class DBW(BDBW):
     """D, the number of folds over which norms are averaged; at least 1."""
     smoothness: float | Literal["auto"] | None = None
     """L, the Lipschitz constant of the gradient, above 0. None: 1/L is taken to be the learning rate, the optimum for the full gradient, as
-    in the paper. auto: the curvature along the steps, estimated from the differences between successive gradients, for which shards keep one
-    more copy of the gradient; under momentum the estimate is too small."""
+    in the paper. auto: the curvature along the steps, estimated from differences of successive gradients, for which shards keep one more
+    copy of the gradient; under momentum the estimate is too small."""
     momentum: float = 0.0
     """The optimizer's heavy-ball momentum, at least 0, less than 1, which makes the step ``eta / (1 - momentum)``. Used only with L."""
 
