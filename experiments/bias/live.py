@@ -17,8 +17,8 @@ CHECKOUT: Final = Path(__file__).parents[2]
 SCRIPT: Final = Path(__file__).with_name("worker.py")
 WORKERS: Final = {"slowest": 4, "long": 8}
 BATCHES: Final = {"slowest": 400, "long": 1200}
-UNIT_S: Final = 0.08
-"""Of the fastest worker's batch, or of a short one: ten times what a push and an answer take on two cores, which make fast
+UNIT_S: Final = {"slowest": 0.15, "long": 0.08}
+"""Of the fastest worker's batch, or of a short one: ten times and more what a push and an answer take on two cores, which make fast
 workers slower and slow ones not."""
 LIMIT_S: Final = 240.0
 
@@ -32,7 +32,7 @@ def shares(sync: str, of: str, batches: int = 0) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "shares.json"
         job = ["--workers", str(WORKERS[of]), "--sync", sync, str(SCRIPT)]
-        script = ["--of", of, "--batches", str(batches or BATCHES[of]), "--unit", str(UNIT_S), "--out", str(out)]
+        script = ["--of", of, "--batches", str(batches or BATCHES[of]), "--unit", str(UNIT_S[of]), "--out", str(out)]
         process = subprocess.Popen(
             [sys.executable, "-m", "offbeat.cli", "run", *job, *script],
             stdout=subprocess.DEVNULL,
