@@ -14,7 +14,7 @@ from tests.launch.waiting import printed, until
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch.forkserver import POSSIBLE, Forkserver
-from offbeat.launch.program import Program
+from offbeat.launch.program import Program, module_spec
 
 SHOW = """
 import json, sys
@@ -93,3 +93,14 @@ def test_a_link_and_a_module_of_the_library_are_found(folder: Path) -> None:
     assert Program("link.py").folder == str(folder / "pkg")
     Program("json.tool", module=True).check()
     assert "pkg" not in sys.modules
+
+
+def test_a_folder_without_init_inside_a_package_is_a_namespace(tmp_path: Path) -> None:
+    """Nothing is imported, so the package above it is not among the imported modules."""
+    script = tmp_path / "pkg_of_test" / "space" / "train.py"
+    script.parent.mkdir(parents=True)
+    (tmp_path / "pkg_of_test" / "__init__.py").touch()
+    script.touch()
+    spec = module_spec("pkg_of_test.space.train", str(tmp_path))
+    assert spec is not None and spec.origin == str(script)
+    assert module_spec("pkg_of_test.space.other", str(tmp_path)) is None

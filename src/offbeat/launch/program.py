@@ -124,16 +124,17 @@ def _absolute(name: str) -> str:
 def module_spec(name: str, folder: str) -> ModuleSpec | None:
     """Return what an import of this module would find, searching ``folder`` first; None if it finds nothing. Nothing is imported.
 
-    Packages that change their ``__path__`` while they are imported are not followed.
+    The spec's name is the last part of the module's. Packages that change their ``__path__`` while they are imported are not followed.
     """
     top, *below = name.split(".")
     if not all(part.isidentifier() for part in (top, *below)):
         return None
     found = PathFinder.find_spec(top, [folder]) or importlib.util.find_spec(top)
-    for depth in range(len(below)):
+    for part in below:
         if found is None or found.submodule_search_locations is None:
             return None
-        found = PathFinder.find_spec(".".join([top, *below[: depth + 1]]), found.submodule_search_locations)
+        # The part alone: with the packages before it a folder without __init__.py would look for its parent among the imported modules.
+        found = PathFinder.find_spec(part, found.submodule_search_locations)
     return found
 
 
