@@ -152,7 +152,7 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
     def run(*arguments: str) -> str:
         command = [tmux, "-f", "/dev/null", "-S", str(tmp_path / "tmux"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
     yield run
     with contextlib.suppress(subprocess.SubprocessError):
@@ -164,7 +164,8 @@ def test_a_terminal_shows_the_culprit_and_a_key_its_stacks(start: Start, enough:
     job = start(*SLOW, TRAIN, "--until", str(enough))
     job.contribution(2, 1)
     entry = entry_of(job)
-    terminal("new-session", "-d", "-x", str(width), "-y", "40", " ".join([*TOP, str(entry.pid)]) + "; echo status $?; read line")
+    watch = " ".join([*TOP, str(entry.pid)]) + "; echo status $?; read line"
+    terminal("new-session", "-d", "-x", str(width), "-y", "40", watch)
 
     def screen(*wanted: str, key: str = "") -> str:
         """Wait for a screen with all of this, pressing a key before each look."""
@@ -195,8 +196,7 @@ def test_a_terminal_shows_the_culprit_and_a_key_its_stacks(start: Start, enough:
     screen(r"^worker  state")
     terminal("send-keys", "q")
     screen("status 0")
-    terminal("kill-session")
-    terminal("new-session", "-d", "-x", str(width), "-y", "40", " ".join([*TOP, str(entry.pid)]) + "; echo status $?; read line")
+    terminal("respawn-window", "-k", watch)  # tmux ends with its last session, and a new one at that moment is lost
     screen(r"^worker  state")
     enough.touch()
     assert job.ended().status == 0
