@@ -125,10 +125,11 @@ def test_the_job_s_own_servers_are_nobody_s_fault() -> None:
     assert found(barrier([[STEP, STEP]] * 30, host=[{"queued_s": 0.28 * sum(STEP.values())}] * 2, busy=0.4)) == []
 
 
-@pytest.mark.parametrize(("cores", "said"), [(2.0, []), (3.0, ["queued"])])
-def test_where_no_core_is_left_for_the_servers_a_little_queueing_is_not_told(cores: float, said: list[str]) -> None:
+@pytest.mark.parametrize(("cores", "queued_s", "said"), [(2.0, 0.012, []), (3.0, 0.012, ["queued"]), (2.0, 0.05, ["queued"])])
+def test_where_no_core_is_left_for_the_servers_a_little_queueing_is_not_told(cores: float, queued_s: float, said: list[str]) -> None:
+    """The worker is as late in each case; in the last it queues for longer than the servers make it queue."""
     slow = with_more(forward=0.012)
-    records = barrier([[STEP, slow]] * 30, host=[{}, {"queued_s": 0.012}], busy=0.85)
+    records = barrier([[STEP, slow]] * 30, host=[{}, {"queued_s": queued_s}], busy=0.85 if queued_s < 0.05 else 0.5)
     for record in records:
         if record.get("host", {}).get("cores"):
             record["host"]["cores"] = cores

@@ -19,7 +19,8 @@ LEAST: Final = 0.05
 """The least share of the job's time about which anything is said."""
 LEAST_BESIDE_SERVERS: Final = 0.1
 """The same for a worker that has no core, or is released late, where the workers of its host leave no core for the job's own servers and
-supervisor: these made one of two workers on two cores 6 to 8 % late, in steps of 3 ms."""
+supervisor: these made one of two workers on two cores 6 to 8 % late, in steps of 3 ms. It does not apply to a worker that queues for more
+of its own time than these make it queue (`EVERYWHERE`)."""
 FEW_FOLDS: Final = 5
 SURE_FOLDS: Final = 20
 DEATHS_TOLD: Final = 5
@@ -164,7 +165,7 @@ def _by_cause(costs: Costs) -> list[Verdict]:
     for cause, by_worker in groups.items():
         most = max(by_worker.values())
         by_worker = {number: cost_s for number, cost_s in by_worker.items() if cost_s >= SAME * most}
-        least = LEAST_BESIDE_SERVERS if cause in (QUEUED, LINK) and _full(costs, by_worker) else LEAST
+        least = LEAST_BESIDE_SERVERS if cause in (QUEUED, LINK) and _beside_servers(costs, by_worker) else LEAST
         if sum(by_worker.values()) >= least * costs.seconds:
             said.append(_verdict(costs, cause, by_worker))
     return said
@@ -192,10 +193,14 @@ def _without_late_reading(costs: Costs, number: int, causes: Causes) -> Causes:
     return causes
 
 
-def _full(costs: Costs, numbers: Iterable[int]) -> bool:
-    """Return whether each of these workers shares a host's cores with as many workers as there are cores."""
+def _beside_servers(costs: Costs, numbers: Iterable[int]) -> bool:
+    """Return whether the job's own servers may be why these workers have no core: they queue little, and their hosts have no other."""
     shared = _sharing(costs)
-    return all(any(number in group and len(group) >= cores for group, cores in shared.values()) for number in numbers)
+    return all(
+        costs.workers[number].totals.get(QUEUED, 0.0) < EVERYWHERE[QUEUED] * costs.workers[number].own_s
+        and any(number in group and len(group) >= cores for group, cores in shared.values())
+        for number in numbers
+    )
 
 
 def _sharing(costs: Costs) -> dict[str, tuple[list[int], float]]:
