@@ -188,7 +188,10 @@ def _without_late_reading(costs: Costs, number: int, causes: Causes) -> Causes:
         a_step = {one: of(worker) / worker.steps for one, worker in costs.workers.items() if worker.steps}
         return a_step[number] - min(a_step.values())
 
-    if LINK in causes and more_s(lambda worker: worker.woken_late_s) >= LATE_READING * more_s(lambda worker: worker.totals.get(LINK, 0.0)):
+    if LINK in causes and (
+        _queues(costs.workers[number])
+        or more_s(lambda worker: worker.woken_late_s) >= LATE_READING * more_s(lambda worker: worker.totals.get(LINK, 0.0))
+    ):
         return {**{name: value for name, value in causes.items() if name != LINK}, QUEUED: causes.get(QUEUED, 0.0) + causes[LINK]}
     return causes
 
@@ -197,10 +200,14 @@ def _beside_servers(costs: Costs, numbers: Iterable[int]) -> bool:
     """Return whether the job's own servers may be why these workers have no core: they queue little, and their hosts have no other."""
     shared = _sharing(costs)
     return all(
-        costs.workers[number].totals.get(QUEUED, 0.0) < EVERYWHERE[QUEUED] * costs.workers[number].own_s
-        and any(number in group and len(group) >= cores for group, cores in shared.values())
+        not _queues(costs.workers[number]) and any(number in group and len(group) >= cores for group, cores in shared.values())
         for number in numbers
     )
+
+
+def _queues(worker: WorkerCosts) -> bool:
+    """Return whether a worker waits for a core for longer than the job's own servers make it wait."""
+    return worker.totals.get(QUEUED, 0.0) >= EVERYWHERE[QUEUED] * worker.own_s > 0.0
 
 
 def _sharing(costs: Costs) -> dict[str, tuple[list[int], float]]:
