@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Final
 
-from offbeat.errors import JobError
+from experiments._training.live import run_live
 from offbeat.journal.file import read
 
 SCRIPT: Final = Path(__file__).with_name("rank.py")
@@ -36,22 +32,7 @@ def steps_per_s(sync: str, ranks: int, compute: str, drawn_for: int, steps: int)
     """
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
-        job = ["--workers", str(ranks), "--sync", sync, "--journal", str(journal), str(SCRIPT)]
-        script = ["--steps", str(steps), "--compute", compute, "--ranks", str(drawn_for), "--width", str(WIDTH)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "offbeat.cli", "run", *job, *script],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        limit_s = START_S + STEP_S * steps
-        try:
-            said = process.communicate(timeout=limit_s)[1]
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            said = f"not over after {limit_s:g} s\n{process.communicate()[1]}"
-        if process.returncode != 0:
-            raise JobError(f"{sync} on {ranks} live ranks: {' '.join(said.split()[-40:])}")
+        arguments = ["--steps", str(steps), "--compute", compute, "--ranks", str(drawn_for), "--width", str(WIDTH)]
+        run_live(sync, ranks, SCRIPT, arguments, limit_s=START_S + STEP_S * steps, options=("--journal", str(journal)))
         times = [float(record["t"]) for record in read(journal) if record["kind"] == "pushed"]
     return (len(times) - 1) / ranks / (times[-1] - times[0])
