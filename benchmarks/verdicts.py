@@ -43,7 +43,7 @@ CASES = [
     Case("data sleep", "data"),
     Case("data decode", "data"),
     Case("data hash", "data"),
-    Case("data disk", "data"),
+    Case("data disk", "data", batches=160),
     Case("data process", "data"),
     Case("data sleep", "data", 3, (1, 2)),
     Case("forward", "forward"),
