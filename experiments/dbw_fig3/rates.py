@@ -88,13 +88,10 @@ def _name(sync: str) -> str:
 
 
 def picture(found: dict[str, dict[str, float]], out: Path) -> None:
-    """A group of bars for each setting."""
-    figure = new_figure(8.0, 4.0)
-    axes = figure.subplots()
-    for group, times in enumerate(found.values()):
-        for number, (sync, t) in enumerate(times.items()):
-            place, width = group + number / (len(times) + 1), 1 / (len(times) + 1)
-            axes.bar(place, t if math.isfinite(t) else 0.0, width, color=COLOURS[number], label=None if group else _name(sync))
-    axes.set_xticks([group + 0.4 for group in range(len(found))], list(found))
-    label(axes, x="learning rate of all rules; a = 1", y="simulated seconds to the target")
+    """The bars of each setting, a rule's name beside each: no bar, its target is not reached."""
+    figure = new_figure(8.0, 1.0 + 0.3 * sum(map(len, found.values())))
+    for axes, (setting, times) in zip(figure.subplots(len(found), 1, squeeze=False)[:, 0], found.items(), strict=True):
+        axes.barh([_name(sync) for sync in times], [t if math.isfinite(t) else 0.0 for t in times.values()], color=COLOURS[0])
+        axes.invert_yaxis()
+        label(axes, title=f"{setting}, a = 1", x="simulated seconds to the target", y="", legend=False)
     save(figure, out / "dbw_fig3.png")

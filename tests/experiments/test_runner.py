@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import importlib
+import inspect
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.claims import Claim
+from experiments.claims import MECHANISM, Claim
 from experiments.result import Row, new_figure, number, report, save
 from rich.console import Console
 from tests.tiers import marked
@@ -94,6 +97,21 @@ def test_every_experiment_runs_quickly_and_bears_out_its_claims(name: str, tmp_p
     assert all(row.keys() == set(Row._fields) for row in result["rows"])
     assert name in OWN or any(row["paper"] is not None for row in result["rows"]), "no row has the paper's number beside it"
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.night
+@pytest.mark.timeout(3 * LIMIT_S)
+@pytest.mark.parametrize(
+    "name", [name for name, path in EXPERIMENTS.items() if re.search(r'^VARIANTS[^}]*"', path.read_text(encoding="utf-8"), re.MULTILINE)]
+)
+def test_every_other_comparison_that_a_readme_names_runs(name: str, tmp_path: Path) -> None:
+    variants = importlib.import_module(f"experiments.{name}").VARIANTS
+    for variant, run in variants.items():
+        if variant != MECHANISM:  # test_mutations.py runs those
+            seeds = ("--seeds", "1") if "seeds" in inspect.signature(run).parameters else ()
+            done = experiments(name, "--quick", "--variant", variant, *seeds, "--out", str(tmp_path / variant))
+            assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
