@@ -120,6 +120,15 @@ def test_who_queues_everywhere_waits_for_a_core() -> None:
     assert verdict.what.startswith("Every worker waits ") and verdict.what.endswith(" of its time for a core, which other processes use")
 
 
+def test_the_processes_of_a_loader_use_the_cores_for_which_all_workers_wait() -> None:
+    queue = {"queued_s": 0.06}
+    (verdict,) = found(barrier([[STEP, STEP]] * 30, host=[{**queue, "children_s": 0.01}, {**queue, "children_s": 0.09}], busy=0.4))
+    assert (verdict.workers, verdict.cause) == ((1,), "data")
+    assert verdict.what.endswith(" of its time for a core, which processes of the DataLoader of worker 1 use")
+    few = found(barrier([[STEP, STEP]] * 30, host=[{**queue, "children_s": 0.01}] * 2, busy=0.4))
+    assert [one.cause for one in few] == ["queued"], "a neighbour"
+
+
 def test_the_job_s_own_servers_are_nobody_s_fault() -> None:
     """Two workers on two cores leave none for the servers: a quarter of the steps is queueing, as in undisturbed jobs."""
     assert found(barrier([[STEP, STEP]] * 30, host=[{"queued_s": 0.28 * sum(STEP.values())}] * 2, busy=0.4)) == []

@@ -152,7 +152,9 @@ def _slow(costs: Costs) -> list[Verdict]:
     found = _by_cause(costs)
     if (crowded := _oversubscribed(costs)) is not None:
         return [crowded, *(one for one in found if one.cause != QUEUED and one.share >= max(3 * LEAST, crowded.share))]
-    return found + _everywhere(costs)
+    everywhere = _everywhere(costs)
+    said = {(one.workers, one.cause): one.share for one in everywhere}
+    return [*(one for one in found if one.share > said.get((one.workers, one.cause), 0.0)), *everywhere]
 
 
 def _by_cause(costs: Costs) -> list[Verdict]:
@@ -359,6 +361,9 @@ def _everywhere(costs: Costs) -> list[Verdict]:
         share = min(worker.totals.get(cause, 0.0) / (worker.own_s + worker.waited_s) for worker in workers.values())
         if share < LEAST:
             continue
+        if cause == QUEUED and (parents := _with_busy_children(costs)):
+            said.append(_beside_children(costs, parents, share))
+            continue
         advice, a_step = ADVICE[cause], min(worker.totals[cause] / worker.steps for worker in workers.values())
         said.append(
             Verdict(
@@ -376,6 +381,32 @@ def _everywhere(costs: Costs) -> list[Verdict]:
             )
         )
     return said
+
+
+def _with_busy_children(costs: Costs) -> list[int]:
+    """Return the workers whose own processes, such as those of a DataLoader, use the cores for which all workers wait."""
+    children_s = {number: worker.host_readings.get("children_s", 0.0) for number, worker in costs.workers.items()}
+    if sum(children_s.values()) < BUSY * sum(worker.totals.get(QUEUED, 0.0) for worker in costs.workers.values()):
+        return []
+    return sorted(number for number, seconds in children_s.items() if seconds >= SAME * max(children_s.values()))
+
+
+def _beside_children(costs: Costs, parents: list[int], share: float) -> Verdict:
+    used_s, many = sum(costs.workers[number].host_readings["children_s"] for number in parents), len(parents) > 1
+    return Verdict(
+        "everywhere",
+        tuple(parents),
+        Phase.DATA.label,
+        None,
+        round(share * costs.seconds, 6),
+        round(share, 6),
+        f"Every worker waits {percent(share)} of its time for a core, which processes of the DataLoader{'s' * many} of {named(parents)} "
+        "use",
+        f"the processes that {'these workers have' if many else 'this worker has'} started used {used_s / costs.seconds:.1f} cores",
+        "look at what one sample costs, give the DataLoader fewer processes (num_workers), or start fewer workers on this machine",
+        round(share, 6),
+        "medium",
+    )
 
 
 def _spends(cause: str, part: str) -> str:

@@ -398,6 +398,7 @@ READINGS: Final = {
     "stolen_s": "{:.2f} s taken by the hypervisor",
     "memory_stalled_s": "{:.2f} s of waits for memory",
     "throttled_s": "{:.2f} s above its limit of cores",
+    "children_s": "{:.2f} s of processors for the processes that it has started",
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,6 +185,22 @@ def test_readings_that_a_system_lacks_are_left_out() -> None:
 def test_this_process_has_readings() -> None:
     readings = HostReadings.of_process()
     assert "preempted" in readings._own
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="this system does not tell the processor seconds of processes")
+def test_the_processes_of_a_loader_are_read_until_they_have_ended() -> None:
+    """Their children too: a process that starts others on request stands between."""
+    read = HostReadings.of_process()._host["children_s"][0]
+    before = read()
+    burn = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
+    with subprocess.Popen([sys.executable, "-c", nested], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        there = read()
+        process.communicate(b"\n")
+    assert there >= before + 0.2
+    assert read() >= there
 
 
 def test_a_gpu_is_read_once_a_second_where_the_package_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

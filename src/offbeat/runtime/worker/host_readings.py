@@ -70,6 +70,7 @@ class HostReadings:
             "stolen_s": _File(PROC / "stat", lambda text: int(text.split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")),
             "memory_stalled_s": _File(_first(group / "memory.pressure", PROC / "pressure/memory"), _pressure),
             "throttled_s": _File(group / "cpu.stat", _throttled),
+            "children_s": _Children(),
         }
         return cls(own, host, {"cores": min(cores, processors() or cores)})
 
@@ -127,6 +128,24 @@ class _File:
         if self._open is None:
             self._open = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         return self._number(os.pread(self._open, 4096, 0).decode("ascii", "replace"))
+
+
+class _Children:
+    """The processor seconds of the processes that this one has started, such as those of a ``DataLoader``, and of theirs."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, Seconds] = {}
+        """By process: when it was last looked at. What ended processes have used counts on."""
+
+    def __call__(self) -> float:
+        found = [os.getpid()]
+        for parent in found:
+            with suppress(OSError):  # it has ended
+                found += map(int, (PROC / f"{parent}/task/{parent}/children").read_text().split())
+        for child in found[1:]:
+            with suppress(OSError):
+                self._seconds[child] = int((PROC / f"{child}/schedstat").read_text().split(maxsplit=1)[0]) * 1e-9
+        return sum(self._seconds.values())
 
 
 def _first(*paths: Path) -> Path:
