@@ -100,7 +100,7 @@ def one_process_each(ended: Ended) -> None:
 def end_of(start: Start, folder: Path, servers: int, optimizer: str, disturb: Callable[[Job], Any]) -> tuple[Any, Ended]:
     """What the first worker has at the end of 500 steps under bsp, and how the job has ended."""
     saved = folder / f"{optimizer}.pt"
-    more = ("--save", str(saved), "--steps", "500", "--optimizer", optimizer)
+    more = ("--save", str(saved), "--steps", "500", "--optimizer", optimizer, "--moves", "1" if optimizer == "SGD" else "-1")
     job = start("--workers", "2", "--servers", str(servers), "--sync", "bsp", "--max-restarts", "20", OUTLIVED, *more)
     disturb(job)
     ended = job.ended()
@@ -109,7 +109,9 @@ def end_of(start: Start, folder: Path, servers: int, optimizer: str, disturb: Ca
     return torch.load(saved, weights_only=True), ended
 
 
-@pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "Adafactor")], (1, "Adam"), night=[(2, "Adafactor")]))
+@pytest.mark.parametrize(
+    ("servers", "optimizer"), marked([(1, "Adam"), (2, "Adafactor"), (2, "SGD")], (1, "Adam"), night=[(2, "Adafactor")])
+)
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, tmp_path: Path, servers: int, optimizer: str) -> None:
     (tmp_path / "calm").mkdir()
     whole, _ = end_of(start, tmp_path / "calm", servers, optimizer, lambda job: None)

@@ -9,6 +9,7 @@ from tests import malformed
 from tests.fuzz.receiver import Finding, Outcome, Receiver, checked
 
 from offbeat.runtime.parameter_server.encoding import EncodedParameters, ParameterChanges, ShardEncoding
+from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport import wire
@@ -58,7 +59,8 @@ class Carried(Receiver):
     def bind(self) -> None:
         layout, span = Layout.from_wire(malformed.LAYOUT), Span(0, NBYTES)
         wire_format: Encoded = self.draw.choice(["int8", "bf16"])
-        parameters: Any = (ParameterChanges if wire_format == "int8" else EncodedParameters)(layout, span, memoryview(bytearray(NBYTES)))
+        halves = Halves(memoryview(bytearray(NBYTES)))
+        parameters: Any = (ParameterChanges if wire_format == "int8" else EncodedParameters)(layout, span, halves)
         self.kept = ShardEncoding(self.connection, layout, span, wire_format, memoryview(bytearray(NBYTES)), parameters)
 
     def feed(self, data: bytes) -> Outcome:

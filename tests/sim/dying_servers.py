@@ -31,6 +31,7 @@ from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.recorder import Recorder
 from offbeat.runtime.shared_memory.state import SharedState
 from offbeat.runtime.worker.links import Links
+from offbeat.tensors.halves import Halves
 from offbeat.tensors.shard_memory import ShardMemory
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Message
 from offbeat.transport.link import Link
@@ -38,8 +39,17 @@ from offbeat.types import Seconds, WorkerId
 
 POINTS: Final = {"append": InputLog, "begin": InputLog, "change": SharedState, "send": Link, "note_lost": Answers}
 """A record, a snapshot, a change of the ranks' memory, a message; and what is lost with a rank, noted in the middle of a change."""
-OF_SERVERS: Final = {"append": InputLog, "begin": InputLog, "once": ShardMemory, "commit": ShardMemory, "keep": Keeper, "send": Link}
-"""A record, a snapshot, a change of a shard's memory and each part of it, a block of memory that outlives the process, a message."""
+OF_SERVERS: Final = {
+    "append": InputLog,
+    "begin": InputLog,
+    "once": ShardMemory,
+    "turn": Halves,
+    "adopt": ShardMemory,
+    "keep": Keeper,
+    "send": Link,
+}
+"""A record, a snapshot, a change of a shard's memory, the turn before it, the state of each block, a block of memory that outlives the
+process, a message."""
 
 
 class Death(BaseException):

@@ -27,7 +27,7 @@ from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
 from offbeat.tensors.wire_formats import Encoded
-from offbeat.transport.base import Closed, Message
+from offbeat.transport.base import Closed, Message, SharedMemory
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, Version, WorkerId
 
@@ -64,6 +64,10 @@ class StubProcess(ABC):
         """By server; none in float32."""
         self.mail: dict[str, dict[str, Any]] = {}
         self.memory: Any = ()
+        self.common: SharedMemory | None = None
+        """In which all workers read the parameters; None: each reads memory of its own."""
+        self.half = 0
+        """Which half of it has the newest version."""
         self.serials: dict[int, int] = {}
         self.incarnation: Incarnation = NOT_JOINED
         self.left_behind: Incarnation = NOT_JOINED
@@ -80,7 +84,7 @@ class StubProcess(ABC):
     def let_go(self) -> None:
         """Close the files of its memory after the job. No collection of garbage does: hooks of the model refer to tensors in it."""
         self.flat.detach()
-        for block in (self.push_block, self.pull_block):
+        for block in (self.push_block, self.pull_block, *([] if self.common is None else [self.common])):
             block.close()
 
     def _make_model(self) -> None:
@@ -208,6 +212,7 @@ class StubProcess(ABC):
         header = message.header
         match header["kind"]:
             case "parameters":
+                self.half = header.get("half", 0)
                 self.serials[server] = header["serial"]
                 self.incarnation, self.plan = header["incarnation"], Plan(*header["plan"])
                 self.version = header["version"]

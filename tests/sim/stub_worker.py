@@ -17,6 +17,7 @@ from offbeat.core.events import Abandoned, Joined, LeaseWanted, Pushed
 from offbeat.core.policy import ServerRule
 from offbeat.core.worker import State
 from offbeat.core.worker_messages import Compute, SamplesWanted, Stepped, Stimulus, Woken
+from offbeat.runtime.parameter_server.shard import half_nbytes
 from offbeat.runtime.worker.job_session import pushed_fields
 from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched
@@ -89,9 +90,7 @@ class StubWorker(StubProcess):
         self.say("ready")
         yield from self._settle()
         if in_place:
-            self.pull_block = common[0]
-            self.flat.repoint(self.pull_block.view)
-            self.bind()
+            self.common = common[0]
 
     # Its state machine.
 
@@ -209,6 +208,9 @@ class StubWorker(StubProcess):
     def _begin(self) -> None:
         """Begin to compute from the parameters that have come."""
         if self.blocks is None:
+            if self.common is not None:
+                start = self.half * half_nbytes(self.layout)
+                self.flat.repoint(self.common.view[start : start + self.layout.nbytes])
             self.flat.pulled()
             if not self._late:
                 self.job.seen.setdefault((None, self.version), []).append(self._vector(gradient=False))

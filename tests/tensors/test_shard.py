@@ -12,6 +12,7 @@ from torch import nn
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.tensors import blocks
+from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import ALIGNMENT, Layout, Span, view
 from offbeat.tensors.optimizers import hyperparameters, spec_of, supported
 from offbeat.tensors.shard import Shard
@@ -64,15 +65,19 @@ def make_optimizer(name: str, settings: dict[str, Any], model: nn.Module) -> tor
 
 
 class Job:
-    """Servers without a network: one flat memory of parameters, a shard per span."""
+    """Servers without a network: one flat memory of parameters, or two halves of it, and a shard per span."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, count: int, *, threads: int = 1) -> None:
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, count: int, *, threads: int = 1, halves: int = 1) -> None:
         self.layout, self.spec, self.optimizer = Layout.of(model, optimizer), spec_of(optimizer), optimizer
         self.memory = bytearray(self.layout.nbytes)
         self.spans = self.layout.spans(count, self.spec.elementwise)
         for spec, parameter in self.tensors(model):
             view(memoryview(self.memory), spec).copy_(parameter.detach())
-        self.shards = [Shard(self.layout, s, self.spec, memoryview(self.memory)[s.start : s.stop], threads=threads) for s in self.spans]
+        memories = [memoryview(self.memory), *(memoryview(bytearray(self.layout.nbytes)) for _ in range(halves - 1))]
+        self.halves = [Halves(*(memory[s.start : s.stop] for memory in memories)) for s in self.spans]
+        self.shards = [
+            Shard(self.layout, span, self.spec, half, threads=threads) for span, half in zip(self.spans, self.halves, strict=True)
+        ]
 
     def tensors(self, model: nn.Module) -> list[tuple[Any, nn.Parameter]]:
         parameters = dict(model.named_parameters())
@@ -87,6 +92,8 @@ class Job:
         return memory
 
     def fold(self, memories: Sequence[tuple[bytearray, float]], **options: Any) -> list[Any]:
+        for halves in self.halves:
+            halves.turn()
         return [
             shard.fold([(memoryview(memory)[s.start : s.stop], weight) for memory, weight in memories], **options)
             for shard, s in zip(self.shards, self.spans, strict=True)
@@ -161,6 +168,28 @@ def test_state_that_an_optimizer_makes_when_it_is_made(monkeypatch: pytest.Monke
     for seed in range(2):
         step_both(job, model, optimizer, seed)
     job.check(model, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
+def test_a_fold_into_the_other_half_gives_the_same_bits_and_leaves_the_half_that_was_read(name: str, settings: dict[str, Any]) -> None:
+    model = make_model(name)
+    optimizer = make_optimizer(name, settings, model)
+    one, two = (Job(model, optimizer, 2, halves=count) for count in (1, 2))
+    for seed in range(5):
+        before = [bytes(halves.now) for halves in two.halves]
+        gradients = [(one.flat(model, random_gradients(model, seed)), 1.0)]
+        changed = hyperparameters(optimizer)
+        for group in changed if seed == 3 else ():
+            group |= {"momentum": 0.0, "nesterov": False} if "nesterov" in group else {"lr": 0.2}
+        found = [job.fold(gradients, hyperparameters=changed, measures="differences") for job in (one, two)]
+        assert found[0] == found[1]
+        assert [bytes(halves.before) for halves in two.halves] == before
+        assert [bytes(halves.now) for halves in two.halves] == [bytes(halves.now) for halves in one.halves] != before
+        assert [part for headers, parts in (shard.state() for shard in two.shards) for part in (headers, *map(bytes, parts))] == [
+            part for headers, parts in (shard.state() for shard in one.shards) for part in (headers, *map(bytes, parts))
+        ]
+        if seed == 1:
+            two.load(one.state_dict())
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
@@ -278,7 +307,8 @@ def test_gathered_gradients_are_summed_with_their_weights() -> None:
     for gradient, weight in zip(gradients, (8.0, 4.0, 1.0), strict=True):
         memory = memoryview(job.flat(model, gradient))
         for shard, s in zip(job.shards, job.spans, strict=True):
-            shard.gather(memoryview(total)[s.start : s.stop], memory[s.start : s.stop], weight)
+            into = memoryview(total)[s.start : s.stop]
+            shard.gather(into, memory[s.start : s.stop], weight, None if weight == 8.0 else into)
     by_name = dict(zip((name for name, _ in model.named_parameters()), zip(*gradients, strict=True), strict=True))
     for spec in job.layout.tensors:
         a, b, c = by_name[spec.name]

@@ -1,4 +1,4 @@
-"""A process that folds is killed at any instant; the next one finds each unit whole, and ends with the bytes of a process that was not."""
+"""A process that folds is killed at any instant; the next one makes the fold again, and ends with the bytes of a process that was not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests import tiers
 
 from offbeat.core.policy import Averaging
 from offbeat.tensors.averaging import AveragingShard
+from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
 from offbeat.tensors.shard import Shard
@@ -22,13 +24,14 @@ from offbeat.tensors.shard_memory import ShardMemory, Sizes
 
 FOLDS = 6
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "plain": lambda parameters: torch.optim.SGD(parameters, lr=0.1, weight_decay=0.01),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1),
     "whole tensors": lambda parameters: torch.optim.Adafactor(parameters, lr=0.1),
 }
 
 
-class Halves:
+class Folding:
     """A model of several blocks, one server's shard of it, and memory that forks share.
 
     Args:
@@ -43,7 +46,7 @@ class Halves:
         self.kind, self.measures = kind, measures
         self.layout, self.spec = Layout.of(self.model, optimizer), spec_of(optimizer)
         (self.span,) = self.layout.spans(1, self.spec.elementwise)
-        self.parameters = mmap.mmap(-1, self.span.nbytes)
+        self.halves = [mmap.mmap(-1, self.span.nbytes) for _ in range(2)]
         self.gradients = [torch.randn(self.span.nbytes // 4) * 0.01 for _ in range(FOLDS)]
         self.memory: mmap.mmap | None = None
         self.results: list[Any] = []
@@ -53,13 +56,13 @@ class Halves:
 
         def kept(sizes: Sizes) -> ShardMemory:
             self.memory = self.memory or mmap.mmap(-1, sizes.total)
-            return ShardMemory(memoryview(self.memory), lambda start, nbytes: None, sizes, memoryview(self.parameters))
+            return ShardMemory(memoryview(self.memory), lambda start, nbytes: None, sizes)
 
-        view = memoryview(self.parameters)
+        self.parameters = Halves(*(memoryview(half) for half in self.halves))
         if self.kind == "outer":
-            self.shard: Any = AveragingShard(self.layout, self.span, view, Averaging(outer_lr=0.7, outer_momentum=0.5), kept)
+            self.shard: Any = AveragingShard(self.layout, self.span, self.parameters, Averaging(outer_lr=0.7, outer_momentum=0.5), kept)
         else:
-            self.shard = Shard(self.layout, self.span, self.spec, view, threads=2, kept=kept)
+            self.shard = Shard(self.layout, self.span, self.spec, self.parameters, threads=2, kept=kept)
         memory = self.shard.kept
         assert isinstance(memory, ShardMemory)
         return memory
@@ -71,7 +74,10 @@ class Halves:
     def go_on(self) -> None:
         """Make all folds that are not made, as operations 1 to `FOLDS`."""
         memory = self.open()
-        self.results = [memory.once(number + 1, lambda number=number: self.fold(number)) for number in range(FOLDS)]  # type: ignore[misc]
+        self.results = []
+        for number in range(FOLDS):
+            self.parameters.turn()
+            self.results.append(memory.once(number + 1, lambda number=number: self.fold(number)))  # type: ignore[misc]
 
     def state(self) -> list[bytes]:
         return [b"".join(bytes(part) for part in self.shard.state()[1])] if self.kind != "outer" else []
@@ -82,31 +88,35 @@ class Halves:
 def test_a_fold_that_was_cut_off_is_undone_and_made_again(kind: str, measures: str) -> None:
     if measures != "nothing" and kind == "outer":
         pytest.skip("a rule that averages measures nothing")
-    whole = Halves(kind, measures)
+    whole = Folding(kind, measures)
     whole.go_on()
     chance, cut = random.Random(kind), 0
     for _ in range(12 if tiers.NIGHT else 6):
-        halves = Halves(kind, measures)
-        memory = halves.open()
+        folding = Folding(kind, measures)
+        memory = folding.open()
         for _ in range(3):
             pid = os.fork()
             if pid == 0:
                 torch.set_num_threads(1)
                 try:
-                    halves.go_on()
+                    folding.go_on()
                 finally:
                     os._exit(0)
-            at = memory.done + chance.choice((0, 1, 2)), chance.randrange(3)
+            at = memory.done + chance.choice((0, 1, 2))
             while os.waitpid(pid, os.WNOHANG) == (0, 0):
-                if memory.done >= at[0] and sum(memory.is_done(unit) for unit in range(3)) >= at[1]:
+                if memory.done >= at:
+                    wait_s = time.monotonic() + chance.random() * 2e-3
+                    while time.monotonic() < wait_s:
+                        pass  # somewhere in the next fold
+                    before = memory.done
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
+                    cut += before == memory.done < FOLDS  # a fold was in work
                     break
-            cut += memory._words[1] > memory.done  # an operation is in work
-        halves.go_on()
-        assert bytes(halves.parameters) == bytes(whole.parameters)
-        assert halves.state() == whole.state()
-        known = [(mine, theirs) for mine, theirs in zip(halves.results, whole.results, strict=True) if mine is not None]
+        folding.go_on()
+        assert bytes(folding.parameters.now) == bytes(whole.parameters.now)
+        assert folding.state() == whole.state()
+        known = [(mine, theirs) for mine, theirs in zip(folding.results, whole.results, strict=True) if mine is not None]
         assert all(_near(mine, theirs) for mine, theirs in known)
     assert cut > 2, f"only {cut} folds were cut off"
 
@@ -116,16 +126,18 @@ def _near(mine: Any, theirs: Any) -> bool:
 
 
 def test_state_that_is_loaded_outlives_the_process() -> None:
-    halves = Halves("adam")
-    halves.go_on()
-    saved = halves.shard.read_state(*_joined(halves.shard.state()))
-    other = Halves("adam")
+    folding = Folding("adam")
+    folding.go_on()
+    saved = folding.shard.read_state(*_joined(folding.shard.state()))
+    other = Folding("adam")
     memory = other.open()
     memory.once(1, lambda: other.shard.load_state(saved))
+    other.parameters.turn()
     memory.once(2, lambda: other.fold(0))
-    state, parameters = other.state(), bytes(other.parameters)
+    state, parameters = other.state(), bytes(other.parameters.now)
     other.open()
-    assert other.state() == state and bytes(other.parameters) == parameters
+    other.parameters.turn()
+    assert other.state() == state and bytes(other.parameters.now) == parameters
     assert other.shard.kept.done == 2
 
 

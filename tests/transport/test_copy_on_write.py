@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from offbeat.transport import copy_on_write
 from offbeat.transport.copy_on_write import OwnView, own_view
@@ -40,6 +41,26 @@ def test_a_page_that_was_written_shows_later_values_of_others_once_it_is_renewed
     block.view[0] = block.view[-1] = 77
     assert own.view[-1] == 77 != own.view[0]
     assert own.renew() and own.view[0] == 77
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["its tables change places", "it is mapped anew"])
+def test_another_part_is_shown_at_the_same_address(moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `mremap` as a kernel before 5.13 refuses it. What is written to either part is gone when the part is shown again."""
+    if not moves:
+        monkeypatch.setattr(copy_on_write, "_mremap", lambda *arguments: copy_on_write.FAILED)
+    nbytes = 3 * copy_on_write.TABLE_NBYTES + 7 * mmap.PAGESIZE
+    block = MemoryBlock.allocate(2 * nbytes, "a test")
+    own = own_view(block, nbytes)
+    assert own is not None
+    tensor, places = torch.frombuffer(own.view, dtype=torch.uint8), (0, nbytes // 2, nbytes - 1)
+    for turn in range(1, 6):
+        start = turn % 2 * nbytes
+        for place in places:
+            block.view[start + place] = turn
+        assert own.renew(start) and [int(tensor[place]) for place in places] == [turn] * 3
+        tensor[nbytes // 2] = 99
+        assert block.view[start + nbytes // 2] == turn
+    assert own.renew(nbytes) and int(tensor[nbytes // 2]) == 5, "the same part: what was written is gone"
 
 
 def test_the_view_outlives_the_block() -> None:

@@ -7,7 +7,6 @@ place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import count
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from offbeat.core.policy import Averaging
 from offbeat.errors import ProtocolError
 from offbeat.tensors.blocks import OwnState, owned, owned_state
+from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, elements
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
 from offbeat.tensors.shard_memory import ShardMemory, Sizes
@@ -58,7 +58,7 @@ class AveragingShard:
     Args:
         layout: the job's layout.
         span: which bytes of it are here.
-        memory: the ``span.nbytes`` bytes of parameters, writable; they are replaced in place.
+        memory: the ``span.nbytes`` bytes of parameters, writable, or two halves: see `shard.Shard`.
         averaging: how the rule combines.
         kept: as in `shard.Shard`.
 
@@ -66,16 +66,24 @@ class AveragingShard:
     """
 
     def __init__(
-        self, layout: Layout, span: Span, memory: Memory, averaging: Averaging, kept: Callable[[Sizes], ShardMemory] | None = None
+        self,
+        layout: Layout,
+        span: Span,
+        memory: Memory | Halves,
+        averaging: Averaging,
+        kept: Callable[[Sizes], ShardMemory] | None = None,
     ) -> None:
         self.span, self.averaging = span, averaging
         self._layout, self._own = layout, owned(layout, span)
         self._places = [(own.at, own.stop - own.start, DTYPES[own.spec.dtype]) for own in self._own]
-        self._memory = memory
-        self._velocities: dict[int, torch.Tensor] = {}
-        units = sum(-(-numel // CHUNK_NUMEL) for _, numel, _ in self._places)
-        self.kept = None if kept is None else kept(Sizes(span.nbytes, units, 8 * CHUNK_NUMEL, 1))
+        self._halves = memory if isinstance(memory, Halves) else Halves(memory)
+        self._velocities: dict[int, list[torch.Tensor]] = {}
+        """By place: the momentum, in as many halves."""
+        self.kept = None if kept is None else kept(Sizes(span.nbytes, len(self._places)))
         """The memory that outlives the process; None: there is none."""
+        for at, numel, dtype in self._places if self.kept is not None else ():
+            if self.kept is not None and f"velocity {at}" in self.kept.known:
+                self._velocity(at, numel, torch.float64 if dtype == torch.float64 else torch.float32)
 
     def fold(self, parameters: Sequence[tuple[Memory, float]], *_: Any, **__: Any) -> None:
         """Combine the workers' parameters, each with its weight, into a new version. Learning rates are used in the workers only.
@@ -88,27 +96,27 @@ class AveragingShard:
             if memory.nbytes != self.span.nbytes:
                 raise ProtocolError(f"parameters of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
         weights = [weight for _, weight in parameters]
-        units = count()
         with torch.no_grad():
             for at, numel, dtype in self._places:
-                own = elements(self._memory, at, numel, dtype)
+                now, before = (elements(memory, at, numel, dtype) for memory in (self._halves.now, self._halves.before))
                 theirs = [elements(memory, at, numel, dtype) for memory, _ in parameters]
                 for start in range(0, numel, CHUNK_NUMEL):
-                    stop = min(start + CHUNK_NUMEL, numel)
-                    self._step(next(units), at, own, start, stop, [part[start:stop] for part in theirs], weights)
+                    chunk = slice(start, min(start + CHUNK_NUMEL, numel))
+                    self._step(at, now, before, chunk, [part[chunk] for part in theirs], weights)
 
     def whole(self) -> list[memoryview]:
         """Return the memory of all that a fold changes: the parameters, and the outer optimizer's momentum."""
-        memories = [self._memory if isinstance(self._memory, memoryview) else self._memory.numpy().data]
+        now = self._halves.now
+        memories = [now if isinstance(now, memoryview) else now.numpy().data]
         if self.averaging.outer_momentum:
             for at, numel, dtype in self._places:
                 combined = torch.float64 if dtype == torch.float64 else torch.float32
-                memories.append(self._velocity(at, numel, combined).view(torch.uint8).numpy().data)
+                memories.append(self._velocity(at, numel, combined)[self._halves.half].view(torch.uint8).numpy().data)
         return memories
 
     def state(self) -> tuple[Headers, list[bytes | memoryview]]:
         """Return the outer optimizer's momentum, in the form of `Shard.state`."""
-        kept = [(own, self._velocities[own.at]) for own in self._own if own.at in self._velocities]
+        kept = [(own, self._velocities[own.at][self._halves.half]) for own in self._own if own.at in self._velocities]
         return pack([piece_of(own.tensor, OUTER, own.start, velocity, None) for own, velocity in kept])
 
     def read_state(self, headers: Any, payload: bytes | memoryview) -> OwnState:
@@ -120,7 +128,7 @@ class AveragingShard:
         self._velocities = {}
         for own in self._own:
             if (velocity := state.get(own.tensor, {}).get(OUTER)) is not None:
-                self._velocity(own.at, velocity.numel(), velocity.dtype).copy_(velocity)
+                self._velocity(own.at, velocity.numel(), velocity.dtype)[self._halves.half].copy_(velocity)
 
     def whole_state(self) -> dict[str, Any]:
         """Return the momentum for `load_whole_state`; the next fold changes the bytes."""
@@ -131,29 +139,30 @@ class AveragingShard:
         """Go on where another shard of the same span was. Raises `ProtocolError` if its momentum does not fit the layout."""
         self.load_state(self.read_state(whole["headers"], b"".join(whole["pieces"])))
 
-    def _step(self, unit: int, at: int, own: torch.Tensor, start: int, stop: int, parts: list[torch.Tensor], weights: list[float]) -> None:
-        lr, mu, place = self.averaging.outer_lr, self.averaging.outer_momentum, own[start:stop]
+    def _step(
+        self, at: int, now: torch.Tensor, before: torch.Tensor, chunk: slice, parts: list[torch.Tensor], weights: list[float]
+    ) -> None:
+        lr, mu = self.averaging.outer_lr, self.averaging.outer_momentum
         if lr == 1.0 and mu == 0.0:
-            combine(parts, weights, self.averaging, place)
+            combine(parts, weights, self.averaging, now[chunk])
             return
-        if self.kept is not None and self.kept.is_done(unit):
-            return
-        combined = torch.empty_like(place, dtype=torch.float64 if own.dtype == torch.float64 else torch.float32)
+        combined = torch.empty_like(now[chunk], dtype=torch.float64 if now.dtype == torch.float64 else torch.float32)
         combine(parts, weights, self.averaging, combined)
-        step = place.to(combined.dtype) - combined
-        velocity = self._velocity(at, own.numel(), combined.dtype)[start:stop] if mu else None
-        if self.kept is not None:
-            self.kept.save(0, unit, [place] if velocity is None else [place, velocity])
-        if velocity is not None:
-            velocity.mul_(mu).add_(step)
-            step.add_(velocity, alpha=mu)
-        place.copy_(place.to(combined.dtype).sub_(step, alpha=lr))
-        if self.kept is not None:
-            self.kept.commit(0, unit)
+        old = before[chunk].to(combined.dtype)
+        step = old - combined
+        if mu:
+            velocity = self._velocity(at, now.numel(), combined.dtype)
+            to = velocity[self._halves.half][chunk]
+            torch.mul(velocity[-1 - self._halves.half][chunk], mu, out=to).add_(step)
+            step.add_(to, alpha=mu)
+        now[chunk].copy_(old.sub(step, alpha=lr))
 
-    def _velocity(self, at: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    def _velocity(self, at: int, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:
         if at not in self._velocities:
             nbytes = numel * dtype.itemsize
-            bare = self.kept.named(f"velocity {at}", nbytes) if self.kept is not None else torch.zeros(nbytes, dtype=torch.uint8)
-            self._velocities[at] = bare.view(dtype)
+            if self.kept is not None:
+                bare = self.kept.named(f"velocity {at}", nbytes)
+            else:
+                bare = [torch.zeros(nbytes, dtype=torch.uint8) for _ in self._halves.views]
+            self._velocities[at] = [half.view(dtype) for half in bare]
         return self._velocities[at]

@@ -297,7 +297,8 @@ class FlatModel:
 
     def repoint(self, pull: Memory) -> None:
         """Use the parameters in another pull memory from now on; several workers may share it."""
-        self._staging.unlock(self._pull_memory)
+        if not (isinstance(pull, memoryview) and isinstance(self._pull_memory, memoryview) and pull.obj is self._pull_memory.obj):
+            self._staging.unlock(self._pull_memory)  # it is in another mapping
         self._pull_memory = pull
         self._pull = elements(pull, 0, self._layout.nbytes, torch.uint8)
         self._datas = self._views(pull)

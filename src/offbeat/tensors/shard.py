@@ -2,6 +2,7 @@
 
 A fold is bound by memory bandwidth, so it goes through the span in blocks that stay in the cache: sum a block of every gradient into one
 scratch block, and step the optimizer on that block of the parameters. Nothing large is allocated once the optimizer's state exists.
+Where a death must not leave half of a fold, parameters and state have two halves: a step reads one and writes the other (`Halves`).
 `blocks.py` cuts the span into blocks; this file sums, steps, and exports and imports the state.
 """
 
@@ -10,16 +11,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.tensors.blocks import BLOCK_NUMEL, Block, OwnState, blocks_of, owned, owned_state, runs_of, spread
+from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Memory, Span, elements
 from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, checked
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
 from offbeat.tensors.shard_memory import ShardMemory, Sizes
+from offbeat.tensors.steps import step_across
 from offbeat.tensors.threads import single_threaded
 
 BLOCKS_PER_BATCH = 2
@@ -44,11 +47,11 @@ class Shard:
         layout: the job's layout.
         span: which bytes of it are here.
         spec: the optimizer; it is built here, from torch's own classes.
-        memory: the ``span.nbytes`` bytes of parameters, writable: a memoryview (format ``B``) or a flat uint8 tensor. They are stepped
-            in place.
+        memory: the ``span.nbytes`` bytes of parameters, writable: a memoryview (format ``B``) or a flat uint8 tensor, which is stepped
+            in place; or two halves, of which the caller turns the next one before a call that changes them.
         threads: how many blocks are worked on at a time. torch's own threads are not used: on a host full of workers, waiting
             for them at the end of each of many small operations costs more than a hundred times the work.
-        kept: makes the memory in which the optimizer's state outlives the process, and which undoes half of a fold; None: the state dies
+        kept: makes the memory in which the optimizer's state outlives the process, for a shard with two halves; None: the state dies
             with the process.
 
     Raises:
@@ -72,36 +75,38 @@ class Shard:
         layout: Layout,
         span: Span,
         spec: OptimizerSpec,
-        memory: Memory,
+        memory: Memory | Halves,
         *,
         threads: int = 1,
         kept: Callable[[Sizes], ShardMemory] | None = None,
     ) -> None:
-        if memory.nbytes != span.nbytes:
-            raise ConfigurationError(f"a span of {span.nbytes} bytes was given {memory.nbytes} bytes of memory; they must be equal")
+        self._halves = memory if isinstance(memory, Halves) else Halves(memory)
+        for view in self._halves.views:
+            if view.nbytes != span.nbytes:
+                raise ConfigurationError(f"a span of {span.nbytes} bytes was given {view.nbytes} bytes of memory; they must be equal")
         if max(tensor.group for tensor in layout.tensors) >= len(spec.groups):
             raise ConfigurationError(f"the layout has more parameter groups than the optimizer, which has {len(spec.groups)}")
         self.layout, self.span, self.spec = layout, span, spec
-        self._memory = memory
         self._own = owned(layout, span)
         if not spec.elementwise and any((own.start, own.stop) != (0, own.spec.numel) for own in self._own):
             raise ConfigurationError(f"{spec.name} needs whole tensors, but a span cuts one: use layout.spans(count, splittable=False)")
         self._groups = [dict(group) for group in spec.groups]
         self._scale = 1.0
         self._state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
-        self._before: torch.Tensor | None = None
-        """The bytes of the last g, if differences are measured."""
-        self._blocks = self._cut(runs_of(self._own, {}))
-        self.kept = None if kept is None else kept(self._sizes(max(1, threads)))
+        self._last: list[torch.Tensor] | None = None
+        """The bytes of the last g, in as many halves, if differences are measured."""
+        self._units = self._cut(runs_of(self._own, {}))
+        self.kept = None if kept is None else kept(self._sizes())
         """The memory that outlives the process; None: there is none."""
         if self.kept is not None:
             if "last" in self.kept.known:
-                self._before = self.kept.named("last", span.nbytes)
+                self._last = self.kept.named("last", span.nbytes)
             if self.kept.runs is not None:
-                self._blocks = self._cut(self.kept.runs)
-            for unit, block in enumerate(self._blocks):
-                if values := self.kept.state_of(unit):
-                    self._state[block.parameter] = values
+                self._units = self._cut(self.kept.runs)
+            for number, blocks in enumerate(self._units):
+                for half, block in enumerate(blocks):
+                    if values := self.kept.state_of(number, half):
+                        self._state[block.parameter] = values
         self._lanes = self._make_lanes(max(1, threads))
         self._pool = ThreadPoolExecutor(threads - 1, "offbeat-fold") if threads > 1 else None
 
@@ -141,45 +146,42 @@ class Shard:
         elif scale != self._scale:
             self._configure(self._groups, scale)
         typed = {dtype: [self._typed(m, dtype) for m, _ in gradients] for dtype in self._dtypes()}
-        norms, before = measures != "nothing", self._before
-        compared = self._last() if measures == "differences" else None
+        norms, compares = measures != "nothing", self._last is not None
+        last = self._lasts() if measures == "differences" else None
         sums_at = None if total is None else {dtype: self._typed(total, dtype) for dtype in self._dtypes()}
-        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, compared, sums_at)
+        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._halves.half, last, sums_at)
         sums: list[list[float]] = []
         with single_threaded():
-            for blocks in self._batches(at_once=ready is None):
-                sums += self._run(work._replace(blocks=iter(blocks)))
-                if ready is not None and blocks:
-                    _, last = blocks[-1]
-                    ready((last.first + last.numel) * last.parameter.itemsize)
+            for units in self._batches(at_once=ready is None):
+                sums += self._run(work._replace(units=iter(units)))
+                if ready is not None and units:
+                    _, (end, *_) = units[-1]
+                    ready((end.first + end.numel) * end.parameter.itemsize)
         if not norms:
             return None
         totals = [sum(column) for column in zip(*sums, strict=True)]
-        return SquaredNorms(tuple(totals[:-2]), totals[-2], totals[-1] if measures == "differences" and before is not None else None)
+        return SquaredNorms(tuple(totals[:-2]), totals[-2], totals[-1] if last is not None and compares else None)
 
-    def _batches(self, *, at_once: bool) -> Iterator[list[tuple[int, Block]]]:
-        """Yield the blocks, numbered, in order of place: all of them, or as many at a time as keep each lane busy."""
-        count = len(self._blocks) if at_once else BLOCKS_PER_BATCH * len(self._lanes)
-        numbered = list(enumerate(self._blocks))
+    def _batches(self, *, at_once: bool) -> Iterator[list[_Unit]]:
+        """Yield the units in order of place: all of them, or as many at a time as keep each lane busy."""
+        count = len(self._units) if at_once else BLOCKS_PER_BATCH * len(self._lanes)
+        numbered = list(enumerate(self._units))
         return (numbered[start : start + count] for start in range(0, max(1, len(numbered)), max(1, count)))
 
     def _run(self, work: _Work) -> list[list[float]]:
-        """Have all lanes work until no block is left. Returns what each lane has measured."""
+        """Have all lanes work until no unit is left. Returns what each lane has measured."""
         others = [self._pool.submit(_in_thread, lane, work) for lane in self._lanes[1:]] if self._pool is not None else []
         return [self._lanes[0].run(work), *(other.result() for other in others)]
 
-    def gather(self, into: Memory, gradient: Memory, weight: float) -> None:
-        """``into += weight * gradient``, both of this span, rounded in the gradients' own precision."""
-        for unit, block in enumerate(self._blocks):
-            numel, dtype = block.numel, block.parameter.dtype
-            place = self._typed(into, dtype)[block.first : block.first + numel]
-            if self.kept is not None:
-                if self.kept.is_done(unit):
-                    continue
-                self.kept.save(0, unit, [place])
-            place.add_(self._typed(gradient, dtype)[block.first : block.first + numel], alpha=weight)
-            if self.kept is not None:
-                self.kept.commit(0, unit)
+    def gather(self, into: Memory, gradient: Memory, weight: float, before: Memory | None) -> None:
+        """``into = before + weight * gradient``, all of this span, rounded in the gradients' own precision; None: zero before."""
+        for block, *_ in self._units:
+            dtype = block.parameter.dtype
+            to, part = (self._typed(memory, dtype)[block.first : block.first + block.numel] for memory in (into, gradient))
+            if before is None:
+                torch.mul(part, weight, out=to)
+            else:
+                torch.add(self._typed(before, dtype)[block.first : block.first + block.numel], part, alpha=weight, out=to)
 
     def state(self) -> tuple[Headers, list[bytes | memoryview]]:
         """Return the optimizer's state of this span: headers, and their bytes, which the next fold changes.
@@ -187,7 +189,8 @@ class Shard:
         See `state.assemble_state_dict`.
         """
         pieces = []
-        for block in self._blocks:
+        for blocks in self._units:
+            block = blocks[self._halves.half]
             for part in block.parts:
                 for key, value in self._state.get(block.parameter, {}).items():
                     value = torch.as_tensor(value)
@@ -214,54 +217,60 @@ class Shard:
     def load_state(self, state: OwnState) -> None:
         """Replace the optimizer's state by what `read_state` has returned; state that is missing there starts from the beginning."""
         runs = runs_of(self._own, state)
-        self._blocks = self._cut(runs)
+        self._units = self._cut(runs)
         self._state.clear()
         if self.kept is not None:
             self.kept.clear(runs)
-        for unit, block in enumerate(self._blocks):
-            if values := spread(block, state):
-                self._state[block.parameter] = values
+        half = self._halves.half
+        for number, blocks in enumerate(self._units):
+            if values := spread(blocks[half], state):
+                self._state[blocks[half].parameter] = values
                 if self.kept is not None:
-                    self.kept.adopt(unit, values)
+                    self.kept.adopt(number, half, values)
         self._lanes = self._make_lanes(len(self._lanes))
 
     def whole_state(self) -> dict[str, Any]:
         """Return, for `load_whole_state`, all that decides what the next fold makes beside the parameters. That fold changes the bytes."""
         headers, pieces = self.state()
-        before = None if self._before is None else self._before.numpy().data
-        return {"headers": headers, "pieces": pieces, "groups": self._groups, "scale": self._scale, "last": before}
+        last = None if self._last is None else self._last[self._halves.half].numpy().data
+        return {"headers": headers, "pieces": pieces, "groups": self._groups, "scale": self._scale, "last": last}
 
     def load_whole_state(self, whole: Mapping[str, Any]) -> None:
         """Go on where another shard of the same span was. Raises `ProtocolError` if its state does not fit the layout."""
         self.load_state(self.read_state(whole["headers"], b"".join(whole["pieces"])))
         self._configure(checked(self.spec.name, whole["groups"]), float(whole["scale"]))
         if whole["last"] is not None:
-            self._last()
-            assert self._before is not None
-            self._before.numpy().data[:] = whole["last"]
+            self._lasts()
+            assert self._last is not None
+            self._last[self._halves.half].numpy().data[:] = whole["last"]
 
     def _make_lanes(self, count: int) -> list[_Lane]:
-        return [_Lane(number, self.spec.name, self._groups, self._blocks, self._state, self.kept) for number in range(count)]
+        return [_Lane(self.spec.name, self._groups, self._units, self._state, self.kept) for _ in range(count)]
 
-    def _sizes(self, lanes: int) -> Sizes:
+    def _sizes(self) -> Sizes:
         """Return the room that the memory of this shard needs. Loaded state may cut as many runs as there are tensors."""
-        largest = max((block.numel * block.parameter.itemsize for block in self._blocks), default=0)
-        return Sizes(self.span.nbytes, len(self._blocks) + len(self._own), largest, lanes)
+        return Sizes(self.span.nbytes, len(self._units) + len(self._own))
 
-    def _cut(self, runs: list[int]) -> list[Block]:
-        return blocks_of(self._own, self._memory, runs, whole=not self.spec.elementwise)
+    def _cut(self, runs: list[int]) -> list[tuple[Block, ...]]:
+        """Return the units: each block in all halves."""
+        whole = not self.spec.elementwise
+        return list(zip(*(blocks_of(self._own, half, runs, whole=whole) for half in self._halves.views), strict=True))
 
     def _dtypes(self) -> set[torch.dtype]:
-        return {block.parameter.dtype for block in self._blocks}
+        return {block.parameter.dtype for block, *_ in self._units}
 
     def _typed(self, memory: Memory, dtype: torch.dtype) -> torch.Tensor:
         return elements(memory, 0, self.span.nbytes // dtype.itemsize, dtype)
 
-    def _last(self) -> dict[torch.dtype, torch.Tensor]:
-        if self._before is None:
+    def _lasts(self) -> list[dict[torch.dtype, torch.Tensor]]:
+        """Return the last g in each half, by dtype."""
+        if self._last is None:
             nbytes = self.span.nbytes
-            self._before = self.kept.named("last", nbytes) if self.kept is not None else torch.zeros(nbytes, dtype=torch.uint8)
-        return {dtype: self._typed(self._before, dtype) for dtype in self._dtypes()}
+            if self.kept is not None:
+                self._last = self.kept.named("last", nbytes)
+            else:
+                self._last = [torch.zeros(nbytes, dtype=torch.uint8) for _ in self._halves.views]
+        return [{dtype: self._typed(last, dtype) for dtype in self._dtypes()} for last in self._last]
 
     def _configure(self, groups: list[Hyperparameters], scale: float) -> None:
         if len(groups) != len(self._groups):
@@ -271,16 +280,22 @@ class Shard:
             lane.configure([{**group, "lr": group["lr"] * scale} for group in groups] if scale != 1.0 else groups)
 
 
-class _Work(NamedTuple):
-    """One fold. The lanes take blocks from the same iterator until none is left."""
+_Unit: TypeAlias = tuple[int, tuple[Block, ...]]
+"""A number, and one block in all halves."""
 
-    blocks: Iterator[tuple[int, Block]]
+
+class _Work(NamedTuple):
+    """One fold. The lanes take units from the same iterator until none is left."""
+
+    units: Iterator[_Unit]
     gradients: dict[torch.dtype, list[torch.Tensor]]
     """By dtype: each contribution's span, read as that dtype."""
     weights: list[float]
     norms: bool
-    before: dict[torch.dtype, torch.Tensor] | None
-    """The sum of the previous fold, to be compared and replaced; None: differences are not measured."""
+    half: int
+    """Which is written."""
+    last: list[dict[torch.dtype, torch.Tensor]] | None
+    """The sum of the previous fold in each half, to be compared and replaced; None: differences are not measured."""
     total: dict[torch.dtype, torch.Tensor] | None
     """Where the sum is written to; None: nowhere."""
 
@@ -293,18 +308,18 @@ class _Lane:
 
     def __init__(
         self,
-        number: int,
         name: str,
         groups: list[Hyperparameters],
-        blocks: list[Block],
+        units: list[tuple[Block, ...]],
         state: defaultdict[torch.Tensor, Any],
         kept: ShardMemory | None,
     ) -> None:
-        self._number, self._state, self._kept = number, state, kept
+        self._state, self._kept = state, kept
         self._name, self._groups = name, groups
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._early = False
         """True if the optimizer makes its state when it is made. The Adagrad of torch 2.6 does not make it in a step as well."""
+        blocks = [block for block, *_ in units]
         for block in blocks:
             if block.group not in self._optimizers:
                 optimizer = self._optimizers[block.group] = build(name, groups[block.group], [torch.zeros(1, 1)])
@@ -321,13 +336,10 @@ class _Lane:
             optimizer.param_groups[0].update(as_arguments(groups[group]))
 
     def run(self, work: _Work) -> list[float]:
-        """Sum and step blocks until none is left. Returns the squared norms: one for each gradient, that of g, and that of its change."""
+        """Sum and step units until none is left. Returns the squared norms: one for each gradient, that of g, and that of its change."""
         norms = [0.0] * (len(work.weights) + 2)
-        kept = self._kept
-        for unit, block in work.blocks:
-            done = kept is not None and kept.is_done(unit)
-            if done and not work.norms:
-                continue
+        for number, blocks in work.units:
+            block = blocks[work.half]
             total = self._scratch[block.parameter.dtype][: block.numel]
             for start in range(0, block.numel, BLOCK_NUMEL):
                 stop = min(start + BLOCK_NUMEL, block.numel)
@@ -335,30 +347,54 @@ class _Lane:
                 (self._sum if total.itemsize > 2 else self._sum_wide)(parts, work, total[start:stop], norms)
             if work.total is not None:
                 work.total[total.dtype][block.first : block.first + block.numel].copy_(total)
-            if done:  # by a process that died before it had folded the rest, and with it what was measured here
-                assert kept is not None
-                norms[-1] += kept.number_of(unit)
-                continue
-            parameter, optimizer, difference = block.parameter, self._optimizers[block.group], 0.0
-            last = None if work.before is None else work.before[total.dtype][block.first : block.first + block.numel]
-            if kept is not None:
-                changed = [parameter, *kept.kept(unit, self._state.get(parameter, {}))]
-                kept.save(self._number, unit, changed if last is None else [*changed, last])
-            if last is not None:
-                change = torch.sub(total, last)
-                difference = float(torch.dot(change, change))
-                norms[-1] += difference
-                last.copy_(total)
-            parameter.grad = torch.as_strided(total, parameter.shape, parameter.stride()) if block.whole else total
-            optimizer.param_groups[0]["params"] = [parameter]
-            if self._early and not self._state.get(parameter):
-                self._state[parameter] = build(self._name, self._groups[block.group], [parameter]).state[parameter]
-            optimizer.step()
-            parameter.grad = None
-            if kept is not None:
-                kept.adopt(unit, self._state.get(parameter, {}))
-                kept.commit(self._number, unit, difference)
+            if work.last is not None:
+                now, before = (
+                    last[total.dtype][block.first : block.first + block.numel] for last in (work.last[work.half], work.last[-1 - work.half])
+                )
+                change = torch.sub(total, before)
+                norms[-1] += float(torch.dot(change, change))
+                now.copy_(total)
+            self._step((number, blocks), work.half, total)
         return norms
+
+    def _step(self, unit: _Unit, half: int, total: torch.Tensor) -> None:
+        """Write one block of the new version, and its optimizer's state, into a half."""
+        number, blocks = unit
+        block, before = blocks[half], blocks[-1 - half]
+        parameter, optimizer = block.parameter, self._optimizers[block.group]
+        grad = torch.as_strided(total, parameter.shape, parameter.stride()) if block.whole else total
+        if block is not before:
+            states = self._state_of(unit, 1 - half), self._state_of(unit, half)
+            if step_across(self._name, optimizer.param_groups[0], (before.parameter, parameter), states, grad):
+                return
+            parameter.copy_(before.parameter)
+            self._carry_over(unit, half)
+        parameter.grad = grad
+        optimizer.param_groups[0]["params"] = [parameter]
+        if self._early and not self._state.get(parameter):
+            self._state[parameter] = build(self._name, self._groups[block.group], [parameter]).state[parameter]
+        optimizer.step()
+        parameter.grad = None
+        if self._kept is not None:
+            self._kept.adopt(number, half, self._state.get(parameter, {}))
+
+    def _carry_over(self, unit: _Unit, half: int) -> None:
+        """Let a block's state in a half be the state in the other one."""
+        before, now = self._state_of(unit, 1 - half), self._state_of(unit, half)
+        for key in now.keys() - before.keys():
+            del now[key]
+        for key, value in before.items():
+            place = now.get(key)
+            if not isinstance(value, torch.Tensor):
+                now[key] = value
+            elif isinstance(place, torch.Tensor) and (place.shape, place.dtype) == (value.shape, value.dtype):
+                place.copy_(value)
+            else:
+                now[key] = value.clone()
+
+    def _state_of(self, unit: _Unit, half: int) -> dict[str, Any]:
+        state: dict[str, Any] = self._state[unit[1][half].parameter]
+        return state
 
     def _sum(self, parts: list[torch.Tensor], work: _Work, out: torch.Tensor, norms: list[float]) -> None:
         torch.mul(parts[0], work.weights[0], out=out)

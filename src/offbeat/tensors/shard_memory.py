@@ -1,18 +1,16 @@
-"""Keep a shard's optimizer state in memory that outlives the server's process, and undo what a fold had half done when the process died.
+"""Keep what a shard has in memory that outlives the server's process, so that each change of it counts once, and whole.
 
-A fold changes one *unit* after another, for instance a block of the parameters with its optimizer state. Before a unit is changed its bytes
-are copied to the side, and afterwards it is marked with the number of the operation. So after a death at any instant each unit is either
-as it was before the operation, or as it is after it; a unit that was in work is put back. The next process does the operation again and
-leaves out the units that bear its mark. The operations of a shard have numbers: folds, sums, and whatever else changes memory.
+The operations of a shard have numbers: folds, sums, and whatever else changes memory. An operation reads one half of a memory and writes
+the other (`Halves`), and one store of eight bytes, the number of the last operation that is done, makes what it has written count. So after
+a death at any instant the half that the operation has read is as it was, and the next process makes the operation again, from the same
+gradients: these stay with the workers until they are released.
 
 The memory, whose pages are allocated as they are needed:
 
-    words       the numbers of the last operation that is done and of the one in work, and how much of the rest is used
-    marks       for each unit the number of the last operation that has changed it, and a number that this operation has measured
+    words       the number of the last operation that is done, and how much of the rest is used
     result      what the last operation has measured
     directory   which state tensor lies where, as a list that only grows
-    undo        for each thread the bytes of the unit that it works on
-    heap        the state tensors
+    heap        the state tensors, each twice
 
 All stores are in the order of the program: the memory of a process that is killed is as its last instruction left it.
 """
@@ -22,22 +20,19 @@ from __future__ import annotations
 import struct
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
 import torch
-
-from offbeat.tensors.layout import Memory
 
 PAGE: Final = 1 << 12
 DIRECTORY_NBYTES: Final = 64 << 20
 RESULT_NBYTES: Final = 1 << 20
 STATES_MAX: Final = 12
 """Most bytes of state for each byte of parameters; an optimizer with more cannot be kept."""
-GROWTH_NBYTES: Final = 1 << 20
 _ALIGN: Final = 64
-_DONE, _WORK, _DIRECTORY, _HEAP, _RESULT = range(5)
+_DONE, _DIRECTORY, _HEAP, _RESULT = range(4)
 _KINDS: Final = {"f": float, "i": int, "b": bool}
 
 
@@ -47,28 +42,19 @@ class Sizes(NamedTuple):
     nbytes: int
     """Of the parameters."""
     units: int
-    """Most units of one operation."""
-    unit_nbytes: int
-    """Parameters of the largest unit."""
-    lanes: int
-    """How many units are in work at a time."""
+    """Most blocks that have a state of their own."""
     sums: int = 0
     """How many sums of gradients, each as large as the parameters."""
 
     @property
-    def undo_nbytes(self) -> int:
-        """Return the room for one unit that is in work."""
-        return _pages(PAGE + self.unit_nbytes * (1 + STATES_MAX) + (1 << 16))
-
-    @property
     def heap_at(self) -> int:
         """Return where the heap begins."""
-        return PAGE + _pages(16 * self.units) + RESULT_NBYTES + DIRECTORY_NBYTES + self.lanes * self.undo_nbytes
+        return PAGE + RESULT_NBYTES + DIRECTORY_NBYTES
 
     @property
     def total(self) -> int:
         """Return the size of the memory; pages that are not used are not allocated."""
-        return self.heap_at + _pages(self.nbytes * (STATES_MAX + self.sums) + (self.units + 1) * STATES_MAX * _ALIGN)
+        return self.heap_at + 2 * _pages(self.nbytes * (STATES_MAX + self.sums) + (self.units + 1) * STATES_MAX * _ALIGN)
 
 
 class ShardMemory:
@@ -78,7 +64,6 @@ class ShardMemory:
         view: zeros, or what an earlier process has left.
         grow: called with the place and the size of a part of ``view`` before it is used for the first time.
         sizes: of the shard; the same in each process.
-        parameters: of the shard.
         noted: called with the number and the result of each operation that has measured something.
     """
 
@@ -87,37 +72,30 @@ class ShardMemory:
         view: memoryview,
         grow: Callable[[int, int], None],
         sizes: Sizes,
-        parameters: Memory,
         noted: Callable[[int, Any], None] = lambda number, result: None,
     ) -> None:
         assert len(view) >= sizes.total, f"{len(view)} bytes of memory for a shard that needs {sizes.total}"
         self._view, self._grow_by, self._noted = view, grow, noted
         self._sizes = sizes
         self._bytes = torch.frombuffer(view, dtype=torch.uint8)
-        self._parameters = parameters if isinstance(parameters, torch.Tensor) else _flat(parameters)
-        self._regions = (self._parameters, self._bytes)
-        marks_at = PAGE
-        self._result_at = marks_at + _pages(16 * sizes.units)
+        self._result_at = PAGE
         self._directory_at = self._result_at + RESULT_NBYTES
-        self._undo_at = self._directory_at + DIRECTORY_NBYTES
         self._grown: dict[int, int] = {}
         """By the place of a part that grows: the place up to which its pages are there."""
-        self._need(0, 0, self._result_at)
+        self._need(0, 0, PAGE)
         self._words = view[:PAGE].cast("Q")
-        marks = view[marks_at : marks_at + 16 * sizes.units]
-        self._marks, self._numbers = marks[: 8 * sizes.units].cast("Q"), marks[8 * sizes.units :].cast("d")
-        self._kept: defaultdict[int, dict[str, tuple[str, torch.Tensor]]] = defaultdict(dict)
-        """By unit and key: the kind of a kept state, and where it is kept."""
+        self._number = self.done
+        """Of the operation in work, or the last one."""
+        self._kept: defaultdict[int, dict[str, tuple[str, list[torch.Tensor]]]] = defaultdict(dict)
+        """By unit and key: the kind of a kept state, and where its halves are kept."""
         self._lock = threading.Lock()
         """Held while a thread extends the heap and the directory."""
-        self._named: dict[str, torch.Tensor] = {}
+        self._named: dict[str, list[torch.Tensor]] = {}
         self.known: set[str] = set()
         """Names whose bytes an operation of an earlier process has written, to its end."""
         self.runs: list[int] | None = None
         """Which tensors form one run of blocks (`Shard.load_state`); None: those of a shard without loaded state."""
         self._results: dict[int, Any] = {}
-        for lane in range(sizes.lanes):
-            self._put_back(lane)
         self._read_directory()
 
     # Operations.
@@ -137,7 +115,7 @@ class ShardMemory:
             if number == self.done and (size := self._words[_RESULT]):
                 return msgpack.unpackb(self._view[self._result_at : self._result_at + size])
             return self._results.pop(number, None)
-        self._words[_WORK] = number
+        self._number = number
         result = work()
         packed = msgpack.packb(result) if result is not None else b""
         assert len(packed) <= RESULT_NBYTES, f"a result of {len(packed)} bytes (at most {RESULT_NBYTES})"
@@ -150,116 +128,72 @@ class ShardMemory:
             self._noted(number, result)
         return result
 
-    # Units.
-
-    def is_done(self, unit: int) -> bool:
-        """Return True if the operation in work has changed this unit."""
-        return self._marks[unit] == self._words[_WORK]
-
-    def save(self, lane: int, unit: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Copy what is about to be changed to the side. The tensors are the parameters' or kept ones."""
-        at = self._undo_at + lane * self._sizes.undo_nbytes
-        places, stop = [], at + PAGE + (1 << 16)
-        self._need(at, at, PAGE + (1 << 16))
-        for tensor in tensors:
-            region, start, nbytes = self._place(tensor)
-            self._need(stop, stop, nbytes)
-            self._bytes[stop : stop + nbytes].copy_(self._regions[region][start : start + nbytes])
-            places.append((region, start, nbytes, stop))
-            stop += _aligned(nbytes)
-        packed = msgpack.packb([unit, self._words[_WORK], places])
-        assert len(packed) <= 1 << 16, f"{len(places)} state tensors of one unit"
-        self._view[at + PAGE : at + PAGE + len(packed)] = packed
-        self._view[at : at + 8] = struct.pack("=Q", len(packed))
-
-    def commit(self, lane: int, unit: int, number: float = 0.0) -> None:
-        """Mark a unit as changed; ``number`` is what was measured of it, for `number_of`."""
-        self._numbers[unit] = number
-        self._marks[unit] = self._words[_WORK]
-        at = self._undo_at + lane * self._sizes.undo_nbytes
-        self._view[at : at + 8] = bytes(8)
-
-    def number_of(self, unit: int) -> float:
-        """Return what was measured of a unit when it was last changed."""
-        return self._numbers[unit]
-
-    def _put_back(self, lane: int) -> None:
-        at = self._undo_at + lane * self._sizes.undo_nbytes
-        (size,) = struct.unpack("=Q", self._view[at : at + 8])
-        if not size:
-            return
-        unit, number, places = msgpack.unpackb(self._view[at + PAGE : at + PAGE + size])
-        if self._marks[unit] != number:
-            for region, start, nbytes, saved in places:
-                self._regions[region][start : start + nbytes].copy_(self._bytes[saved : saved + nbytes])
-        self._view[at : at + 8] = bytes(8)
-
     # State.
 
-    def named(self, name: str, nbytes: int) -> torch.Tensor:
-        """Return bytes of the heap under a name: zeros at first, and later what they were left as."""
+    def named(self, name: str, nbytes: int) -> list[torch.Tensor]:
+        """Return the halves of a part of the heap by its name: zeros at first, and later what they were left as."""
         if name not in self._named:
             at = self._allocate(nbytes)
-            self._note(["named", name, at, nbytes, self._words[_WORK]])
-            self._named[name] = self._bytes[at : at + nbytes]
+            self._note(["named", self._number, name, at, nbytes])
+            self._named[name] = self._halves_at(at, nbytes)
         return self._named[name]
 
-    def state_of(self, unit: int) -> dict[str, Any]:
-        """Return the kept state of a unit, for the optimizer."""
-        return {key: _value(kind, kept) for key, (kind, kept) in self._kept[unit].items()}
+    def state_of(self, unit: int, half: int) -> dict[str, Any]:
+        """Return the kept state of a unit, for the optimizer that reads this half."""
+        return {key: _value(kind, kept[half]) for key, (kind, kept) in self._kept[unit].items()}
 
-    def kept(self, unit: int, state: Mapping[str, Any]) -> list[torch.Tensor]:
-        """Return the kept tensors of a unit's state, to be saved before they are changed."""
-        return [entry[1] for key in state if (entry := self._kept[unit].get(key)) is not None]
-
-    def adopt(self, unit: int, state: dict[str, Any]) -> None:
-        """Move into the heap what a step has made or replaced of a unit's state."""
+    def adopt(self, unit: int, half: int, state: dict[str, Any]) -> None:
+        """Move into one half of the heap what a step has made or replaced of a unit's state."""
         for key, value in state.items():
             entry = self._kept[unit].get(key)
             if isinstance(value, torch.Tensor):
-                if entry is not None and entry[1].data_ptr() == value.data_ptr() and entry[1].shape == value.shape:
+                kept = None if entry is None else entry[1][half]
+                if kept is not None and kept.data_ptr() == value.data_ptr() and kept.shape == value.shape:
                     continue
-                if entry is None or entry[0] != "t" or entry[1].shape != value.shape or entry[1].dtype != value.dtype:
-                    entry = self._make(unit, key, value)
-                entry[1].copy_(value)
-                state[key] = entry[1]
+                if kept is None or entry is None or entry[0] != "t" or kept.shape != value.shape or kept.dtype != value.dtype:
+                    kept = self._make(unit, key, value)[half]
+                kept.copy_(value)
+                state[key] = kept
             elif value is not None:
-                kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
-                if entry is None or entry[0] != kind:
-                    entry = self._make(unit, key, value)
-                entry[1].fill_(value)
+                if entry is None or entry[0] != _kind(value):
+                    self._make(unit, key, value)
+                self._kept[unit][key][1][half].fill_(value)
 
     def clear(self, runs: list[int]) -> None:
         """Forget the state of all units: another one is loaded, with which the blocks are cut anew."""
-        self._note(["runs", runs])
+        self._note(["runs", self._number, runs])
         self._kept.clear()
         self.runs = runs
 
-    def _make(self, unit: int, key: str, value: Any) -> tuple[str, torch.Tensor]:
+    def _make(self, unit: int, key: str, value: Any) -> list[torch.Tensor]:
+        kind = _kind(value)
         if isinstance(value, torch.Tensor):
-            kind, dtype, shape = "t", str(value.dtype).removeprefix("torch."), list(value.shape)
+            dtype, shape = str(value.dtype).removeprefix("torch."), list(value.shape)
             stride = list(value.stride()) if _dense(value) else list(torch.empty(shape, device="meta").stride())
         else:
-            kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
             dtype, shape, stride = "float64" if kind == "f" else "int64", [], []
-        entry = [unit, key, self._words[_WORK], kind, dtype, shape, stride]
         with self._lock:
             at = self._allocate(_nbytes(dtype, shape))
-            self._note(["state", *entry, at])
-        made = self._kept[unit][key] = kind, self._tensor(dtype, shape, stride, at)
+            self._note(["state", self._number, unit, key, kind, dtype, shape, stride, at])
+        made = self._tensors(dtype, shape, stride, at)
+        self._kept[unit][key] = kind, made
         return made
 
-    def _tensor(self, dtype: str, shape: list[int], stride: list[int], at: int) -> torch.Tensor:
-        flat = self._bytes[at : at + _nbytes(dtype, shape)].view(getattr(torch, dtype))
-        return torch.as_strided(flat, shape, stride, flat.storage_offset())
+    def _tensors(self, dtype: str, shape: list[int], stride: list[int], at: int) -> list[torch.Tensor]:
+        flats = [half.view(getattr(torch, dtype)) for half in self._halves_at(at, _nbytes(dtype, shape))]
+        return [torch.as_strided(flat, shape, stride, flat.storage_offset()) for flat in flats]
+
+    def _halves_at(self, at: int, nbytes: int) -> list[torch.Tensor]:
+        return [self._bytes[start : start + nbytes] for start in (at, at + _aligned(nbytes))]
 
     def _allocate(self, nbytes: int) -> int:
-        used = self._words[_HEAP]
+        """Return the place of two halves of so many bytes."""
+        used, more = self._words[_HEAP], 2 * _aligned(nbytes)
         at = self._sizes.heap_at + used
-        if used + _aligned(nbytes) > self._sizes.total - self._sizes.heap_at:
+        if used + more > self._sizes.total - self._sizes.heap_at:
             raise MemoryError(f"the optimizer's state has more than {STATES_MAX} times the bytes of the parameters")
-        self._need(self._sizes.heap_at, at, nbytes)
-        self._words[_HEAP] = used + _aligned(nbytes)
+        self._need(self._sizes.heap_at, at, more)
+        self._words[_HEAP] = used + more
         return at
 
     def _note(self, entry: list[Any]) -> None:
@@ -276,28 +210,19 @@ class ShardMemory:
         at, stop = self._directory_at, self._directory_at + self._words[_DIRECTORY]
         while at < stop:
             (size,) = struct.unpack("=I", self._view[at : at + 4])
-            entry = msgpack.unpackb(self._view[at + 4 : at + 4 + size])
+            kind, number, *entry = msgpack.unpackb(self._view[at + 4 : at + 4 + size])
             at += 4 + size
-            match entry:
-                case ["runs", runs]:
+            if number > self.done:
+                continue  # an operation has made it that did not come to its end, and is made again
+            match kind, entry:
+                case "runs", [runs]:
                     self._kept.clear()
                     self.runs = runs
-                case ["named", name, place, nbytes, number]:
-                    self._named[name] = self._bytes[place : place + nbytes]
-                    if number <= self._words[_DONE]:
-                        self.known.add(name)
-                case ["state", unit, key, number, kind, dtype, shape, stride, place]:
-                    # A step that was undone has made it: the next one makes it anew.
-                    if number <= self._words[_DONE] or self._marks[unit] == number:
-                        self._kept[unit][key] = kind, self._tensor(dtype, shape, stride, place)
-
-    def _place(self, tensor: torch.Tensor) -> tuple[int, int, int]:
-        nbytes = tensor.numel() * tensor.element_size()
-        for number, region in enumerate(self._regions):
-            start = tensor.data_ptr() - region.data_ptr()
-            if start >= 0 and start + nbytes <= region.numel():
-                return number, start, nbytes
-        raise AssertionError("what is saved is neither of the parameters nor kept")
+                case "named", [name, place, nbytes]:
+                    self._named[name] = self._halves_at(place, nbytes)
+                    self.known.add(name)
+                case "state", [unit, key, what, dtype, shape, stride, place]:
+                    self._kept[unit][key] = what, self._tensors(dtype, shape, stride, place)
 
     def _need(self, part: int, start: int, nbytes: int) -> None:
         """Have the pages of ``start`` to ``start + nbytes`` allocated; a ``part`` grows from its beginning on."""
@@ -308,6 +233,10 @@ class ShardMemory:
             high = min(_pages(stop), len(self._view))
             self._grow_by(low, high - low)
             self._grown[part] = high
+
+
+def _kind(value: Any) -> str:
+    return "t" if isinstance(value, torch.Tensor) else "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
 
 
 def _value(kind: str, kept: torch.Tensor) -> Any:
@@ -323,10 +252,6 @@ def _nbytes(dtype: str, shape: list[int]) -> int:
 
 def _dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
-
-
-def _flat(memory: Any) -> torch.Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
 
 
 def _aligned(nbytes: int) -> int:

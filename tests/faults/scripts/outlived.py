@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 import offbeat
+from offbeat.transport import copy_on_write
 
 
 def main() -> None:
@@ -17,7 +18,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--optimizer", default="Adam")
+    parser.add_argument("--moves", type=int, default=-1, help="a worker whose system shows no own view of shared memory: its p.data moves")
     args = parser.parse_args()
+    if args.moves == int(os.environ["OFFBEAT_WORKER"]):
+        copy_on_write.PAGEMAP = "/nowhere"
     device = os.environ.get("OFFBEAT_TEST_DEVICE", "cpu")
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(args.width, args.width), torch.nn.BatchNorm1d(args.width), torch.nn.Linear(args.width, 1))

@@ -361,6 +361,7 @@ TO_WORKER: Final = Kinds(
                 {"serial": whole(), "incarnation": whole(), "version": whole(), "chief": maybe(_worker), "begins": flag, "plan": _PLAN},
                 {
                     "exact": flag,
+                    "half": whole(0, 1),
                     "shard": _server,
                     "block": whole(),
                     "enters": flag,

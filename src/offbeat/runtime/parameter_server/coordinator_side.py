@@ -13,7 +13,7 @@ from offbeat.core.effects import Effect
 from offbeat.core.events import Event, Initialised, Joined, Left, Lost, PullWanted
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
-from offbeat.errors import ProtocolError
+from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import Schedules, ShardArrivals, pushed
 from offbeat.runtime.coordination.notifier import Notifier
 from offbeat.runtime.coordination.peers import Peers
@@ -22,8 +22,10 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.parameter_server.dispatch import Dispatcher
 from offbeat.runtime.parameter_server.per_shard import shard_of
 from offbeat.runtime.parameter_server.per_shard_dispatch import PerShardDispatcher
+from offbeat.runtime.parameter_server.shard import half_nbytes
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.replica import Replica
+from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.tensors.whole import ShardCopy
@@ -79,7 +81,7 @@ class ServerCoordinatorSide:
         self._common: SharedMemory | None = None
         """Block in which all workers of this host read the parameters in place; None: each has a copy."""
         if in_place and not isinstance(keeper, Replica) and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
-            self._common = allocate(layout.nbytes, "parameters")
+            self._common = _common(allocate, layout, keeper)
         self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common, keeper)
         header = {"layout": layout.to_wire(), "optimizer": job_spec.spec.to_wire(), "sync": policy.spelling, "servers": settings.servers}
         for shard in shards.values():
@@ -285,3 +287,13 @@ class ServerCoordinatorSide:
 
     def close(self) -> None:
         """Do nothing: the memory is freed with this process."""
+
+
+def _common(allocate: Callable[[int, str], SharedMemory], layout: Layout, keeper: Keeper | None) -> SharedMemory:
+    """Return the block in which workers read the parameters: two halves of it if the shards outlive their processes."""
+    if keeper is not None and keeper.given_up is None:
+        try:
+            return allocate(half_nbytes(layout) + layout.nbytes, "parameters")
+        except ConfigurationError as error:
+            keeper.give_up(str(error))
+    return allocate(layout.nbytes, "parameters")

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from offbeat.tensors.buckets import buckets_of
+from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.wire_formats import Codec, Encoded, ErrorFeedback
 from offbeat.transport.base import Connection
@@ -181,12 +182,12 @@ class EncodedParameters(_Bucketed):
 
     Args:
         layout, span: of the model, and the shard's part of it.
-        memory: the shard's parameters.
+        parameters: the shard's.
     """
 
-    def __init__(self, layout: Layout, span: Span, memory: memoryview) -> None:
+    def __init__(self, layout: Layout, span: Span, parameters: Halves) -> None:
         super().__init__(layout, span, "bf16")
-        self._memory = memory
+        self._parameters = parameters
         self.encoded = _allocate(self._buckets, "encoded parameters")
         self._changes = [-1] * len(self._buckets)
 
@@ -198,7 +199,7 @@ class EncodedParameters(_Bucketed):
         """
         codec, values, encoded = self._buckets[number]
         if changes != self._changes[number]:
-            codec.encode(self._memory[values], self.encoded[encoded])
+            codec.encode(self._parameters.now[values], self.encoded[encoded])
             self._changes[number] = changes
         return encoded.start, encoded.stop
 
@@ -209,22 +210,22 @@ class EncodedParameters(_Bucketed):
 class ParameterChanges(_Bucketed):
     """What is sent of a shard's parameters to one worker in ``int8``: the difference to what the worker has. The arguments are as above."""
 
-    def __init__(self, layout: Layout, span: Span, memory: memoryview) -> None:
+    def __init__(self, layout: Layout, span: Span, parameters: Halves) -> None:
         super().__init__(layout, span, "int8")
-        self._memory = memory
+        self._parameters = parameters
         self.encoded = _allocate(self._buckets, "encoded parameters")
         self._bases = [torch.zeros(bucket.codec.numel, device="cpu") for bucket in self._buckets]
 
     def encode(self, number: int, changes: int) -> tuple[int, int]:
         """Encode the change of one bucket since the last call, or since the last exact parameters. Returns its place, as above."""
         codec, values, encoded = self._buckets[number]
-        codec.encode_change(self._memory[values], self.encoded[encoded], self._bases[number])
+        codec.encode_change(self._parameters.now[values], self.encoded[encoded], self._bases[number])
         return encoded.start, encoded.stop
 
     def sent_exact(self) -> None:
         """Note that the worker gets the parameters as they are now."""
         for (codec, values, _), base in zip(self._buckets, self._bases, strict=True):
-            codec.read(self._memory[values], base)
+            codec.read(self._parameters.now[values], base)
 
 
 class ShardEncoding(_Bucketed):

@@ -14,12 +14,14 @@ import torch
 
 from offbeat.core.policy import Averaging, ServerRule
 from offbeat.core.worker import Worker
+from offbeat.errors import ProtocolError
 from offbeat.policies import rule_of
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.job.loading import checksum
 from offbeat.runtime.parameter_server.bucketed_push import BucketedPush, EarlyPushes
 from offbeat.runtime.parameter_server.encoding import INITIAL, WorkerEncoding
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
+from offbeat.runtime.parameter_server.shard import half_nbytes
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
@@ -61,7 +63,9 @@ class Exchange:
         kind = MemoryBlock if grouped or any(server.shares_memory for server in link.servers) else PrivateBlock
         self.grouped = grouped
         self._common: SharedMemory | None = None
-        """The memory that all workers read; None: the model reads other memory, or this process's view of that memory."""
+        """The memory that all workers read; None: the model reads memory of its own."""
+        self.half = 0
+        """Which half of that memory has the newest version, where it has two."""
         self._own: OwnView | None = None
         """This process's view of it, in which writes of the script stay."""
         self._push_block: SharedMemory = kind.allocate(layout.nbytes, f"gradients of {name}")
@@ -131,21 +135,32 @@ class Exchange:
         self.flat.computed = self._early.computed
 
     def share(self, common: SharedMemory) -> None:
-        """Replace this worker's parameter memory by the memory that all workers read."""
-        self.flat.repoint(common.view)
-        self._link.bind(self._push_block, common)
-        self._pull_block = self._common = common
+        """Read the parameters in the memory that all workers read. The processes of a worker with several read a copy of two halves."""
+        self._common = common
+        if self.grouped and common.nbytes > self._layout.nbytes:
+            self.copy(common)
+            return
+        self.flat.repoint(self._half(common))
+        if self.grouped:
+            self._link.bind(self._push_block, common)
+            self._pull_block = common
+
+    def _half(self, common: SharedMemory) -> memoryview:
+        start = self.half * half_nbytes(self._layout)
+        if start + self._layout.nbytes > common.nbytes:
+            raise ProtocolError(f"a server sent 'parameters' with half = {self.half} of a memory that has one (expected 0)")
+        return common.view[start : start + self._layout.nbytes]
 
     def keep_writes_apart(self) -> None:
         """Keep what the script writes to the parameters from now on in this process, where possible: other workers compute from them.
 
         The processes of a worker with several share the memory among themselves.
         """
-        common, self._common = self._common, None
-        if common is None or self.grouped or any(parameter.device.type != "cpu" for parameter in self.flat.parameters):
+        if self._common is None or self.grouped or any(parameter.device.type != "cpu" for parameter in self.flat.parameters):
             return
-        self._own = own_view(common)
+        self._own = own_view(self._common, self._layout.nbytes)
         if self._own is not None:
+            self._own.renew(self.half * half_nbytes(self._layout))
             self.flat.repoint(self._own.view)
 
     @property
@@ -155,7 +170,7 @@ class Exchange:
 
     def copy(self, common: SharedMemory) -> None:
         """Take the parameters that all workers share into this worker's own memory."""
-        self._pull_block.view[:] = common.view
+        self._pull_block.view[:] = self._half(common)
         self.flat.pulled()
 
     # Push and pull.
@@ -212,7 +227,12 @@ class Exchange:
         if self.blocks is not None:
             self.blocks.load()
         if self._own is not None:
-            self._own.renew()
+            self._own.renew(self.half * half_nbytes(self._layout))
+        elif self._common is not None and self._common.nbytes > self._layout.nbytes:
+            if self.grouped:
+                self.copy(self._common)
+            else:
+                self.flat.repoint(self._half(self._common))
         self.flat.pulled()
         self._early.begin()
 

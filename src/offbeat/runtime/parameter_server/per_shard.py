@@ -68,6 +68,8 @@ def shard_of(
         make = partial(LiveShard, number, layout, span, spec, policy, memory=memory)
     if isinstance(keeper, Replica):
         return make(replica=keeper)
+    if keeper is not None and memory is not None and memory.nbytes == layout.nbytes:
+        keeper.give_up("server 0 had no memory for a second half of the parameters")
     if keeper is not None and keeper.given_up is None:
         try:
             return make(keeper=keeper, workers=settings.workers)
@@ -212,7 +214,7 @@ class BlockShard(LiveShard):
         self._begin_version()
         parts = [(self._gradients.pop((worker, number)), weight) for worker, number, weight in order["parts"]]
         # The standby has the gradients too, and sums them by itself.
-        self._once(partial(self._shard.fold, parts, order["hyper"], scale=order["scale"]))
+        self._once(partial(self._shard.fold, parts, order["hyper"], scale=order["scale"]), self._halves)
         self._version, self._sendable = order["version"], None
         return None
 

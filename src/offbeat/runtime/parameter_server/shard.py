@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,13 +20,14 @@ from offbeat.runtime.recovery.replica import Replica
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
 from offbeat.tensors.buckets import buckets_of
+from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Memory, Span
 from offbeat.tensors.optimizers import OptimizerSpec, check_changed
 from offbeat.tensors.shard import Shard, SquaredNorms
 from offbeat.tensors.shard_memory import ShardMemory, Sizes
 from offbeat.tensors.whole import ShardCopy
 from offbeat.tensors.wire_formats import Encoded
-from offbeat.transport.base import Connection, Message, SharedMemory
+from offbeat.transport.base import Buffer, Connection, Message, SharedMemory
 from offbeat.transport.link import Link, send
 from offbeat.transport.shm import PrivateBlock
 from offbeat.types import NO_WORKER, NOT_JOINED, Incarnation, Seconds, Version, WorkerId
@@ -51,6 +53,15 @@ class _Slot:
     """True if parameters are written to `pull` only before the first fold: one that trains reads the shard's own memory."""
 
 
+@dataclass(slots=True)
+class _Sum:
+    """The sum of one worker's gathered contributions."""
+
+    halves: Halves
+    empty: bool = True
+    """True if nothing has been gathered since the last fold: the memory has something else then."""
+
+
 class ShardMeasurements(NamedTuple):
     """What one shard has measured at a fold."""
 
@@ -65,7 +76,8 @@ class LiveShard:
         number: of the server, for error messages.
         policy: the job's rule: whether gradients or parameters are exchanged, what is measured, and ``lockstep``: nothing is folded while a
             worker computes, so that workers may read the shard's own memory.
-        memory: the job's common block if workers of this host read parameters in place; the shard uses its span of it.
+        memory: the job's common block if workers of this host read parameters in place; the shard uses its span of it. It has the model
+            once, or twice (`half_nbytes`).
         keeper: holds the memory with which the shard outlives this process; None: it does not.
         workers: the number of workers.
         replica: hands what changes the memory to the shard of a standby, or from the leader's to this one; None: there is no standby.
@@ -88,8 +100,12 @@ class LiveShard:
         self._policy = policy
         self._number, self._keeper, self._worker_count, self._replica = number, keeper, workers, replica
         allocate = PrivateBlock.allocate if keeper is None else keeper.allocate
-        self._block = memory if memory is not None else allocate(span.stop - span.start, f"parameters of server {number}")
-        self._in_common = memory is not None
+        starts: Sequence[int] = (0,) if keeper is None else (0, span.nbytes)
+        if memory is None:
+            memory = allocate(len(starts) * span.nbytes, f"parameters of server {number}")
+        else:
+            starts = range(span.start, memory.nbytes - layout.nbytes + span.start + 1, half_nbytes(layout))
+        self._halves = Halves(*(memory.view[start : start + span.nbytes] for start in starts))
         self._state_name = "" if keeper is None else keeper.name_for(f"state of server {number}")
         self._state_block: SharedMemory | None = None
         """That of `ShardMemory`; a snapshot keeps the blocks that it refers to."""
@@ -105,8 +121,7 @@ class LiveShard:
         """By connection: the worker that has attached over it."""
         self._slots: dict[WorkerId, _Slot] = {}
         self._next: dict[WorkerId, _Slot] = {}
-        self._sums: dict[WorkerId, Memory] = {}
-        """By worker: the sum of its gathered contributions."""
+        self._sums: dict[WorkerId, _Sum] = {}
         self._encodings: dict[Connection, ShardEncoding] = {}
         """By connection: of workers that have chosen a wire format and do not share memory with this server."""
         self._encoded: EncodedParameters | None = None
@@ -128,22 +143,28 @@ class LiveShard:
     def _make(self) -> None:
         """Make what works on the memory, in this process."""
         span, averaging = self._span, self._policy.averaging
-        self._memory = self._block.view[span.start : span.stop] if self._in_common else self._block.view
         kept = self._kept if self._keeper is not None else None
         self._shard, self._averaging = None, None
         if averaging is None:
-            self._shard = Shard(self._layout, span, self._spec, self._memory, threads=torch.get_num_threads(), kept=kept)
+            self._shard = Shard(self._layout, span, self._spec, self._halves, threads=torch.get_num_threads(), kept=kept)
         else:
-            self._averaging = AveragingShard(self._layout, span, self._memory, averaging, kept)
+            self._averaging = AveragingShard(self._layout, span, self._halves, averaging, kept)
         made = self._shard if self._shard is not None else self._averaging
         self._outlives = made.kept if made is not None else None
+
+    @property
+    def _memory(self) -> memoryview:
+        """Return the parameters; while a version is made, those of this version."""
+        now = self._halves.now
+        assert isinstance(now, memoryview)
+        return now
 
     def _kept(self, sizes: Sizes) -> ShardMemory:
         assert self._keeper is not None
         sizes = sizes._replace(sums=self._worker_count)
         name = self._state_name
         block = self._state_block = self._keeper.sparse(sizes.total, name)
-        kept = ShardMemory(block.view, block.reserve, sizes, self._memory, partial(self._keeper.note_result, name))
+        kept = ShardMemory(block.view, block.reserve, sizes, partial(self._keeper.note_result, name))
         kept.expect(self._keeper.results.pop(name, {}))
         return kept
 
@@ -152,13 +173,14 @@ class LiveShard:
 
         For a process of this host, sums and the optimizer's state are in memory that outlives this one.
         """
-        made = ("_memory", "_shard", "_averaging", "_outlives")
+        made = ("_shard", "_averaging", "_outlives")
         state = {name: value for name, value in vars(self).items() if name not in made} | {"_copied": None}
         if self._keeper is None:
             for slot in self._slots.values():
                 self._decode(slot)  # the workers need not keep these gradients any more
             return state | {"whole": self._holder.whole_state()}
-        return state | {"_sums": list(self._sums), "_encodings": {}, "_encoded": None}
+        sums = {worker: (kept.halves.half, kept.empty) for worker, kept in self._sums.items()}
+        return state | {"_sums": sums, "_encodings": {}, "_encoded": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         whole = state.pop("whole", None)
@@ -167,12 +189,24 @@ class LiveShard:
         if whole is not None:
             self._holder.load_whole_state(whole)
         else:
-            self._sums = {worker: self._sum_of(worker) for worker in state["_sums"]}
+            self._sums = {worker: self._sum_of(worker, *kept) for worker, kept in state["_sums"].items()}
 
-    def _once(self, work: Callable[[], Any]) -> Any:
-        """Change memory, unless an earlier process of this server has. Returns what was measured."""
+    def _once(self, work: Callable[[], Any], *changes: Halves) -> Any:
+        """Change memory, unless an earlier process of this server has. Returns what was measured.
+
+        Args:
+            work: writes what each of ``changes`` is from now on; if it raises, they stay as they are.
+        """
         self._operations += 1
-        return work() if self._outlives is None else self._outlives.once(self._operations, work)
+        for halves in changes:
+            halves.turn()
+        try:
+            return work() if self._outlives is None else self._outlives.once(self._operations, work)
+        except BaseException:
+            self._operations -= 1
+            for halves in changes:
+                halves.turn()
+            raise
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
@@ -211,14 +245,13 @@ class LiveShard:
             if wire != "float32":
                 encoding = ShardEncoding(connection, self._layout, self._span, wire, push, self._parameters_for_worker(wire))
                 self._encodings[connection] = encoding
-                connection.bind(EXACT, self._memory.toreadonly())
                 self._next[worker] = _Slot(connection, push, None, encoding)
                 self._workers[connection] = worker
                 return
             pull = None if self._policy.lockstep else self._private_pull(worker)
         connection.bind("push", push)
-        # Parameters go to the worker and never come from it.
-        connection.bind("pull", (pull if pull is not None else self._memory).toreadonly())
+        if pull is not None:  # parameters go to the worker and never come from it
+            connection.bind("pull", pull.toreadonly())
         self._next[worker] = _Slot(connection, push, pull, until_fold=in_place)
         self._workers[connection] = worker
 
@@ -227,11 +260,11 @@ class LiveShard:
 
     def _parameters_for_worker(self, wire: Encoded) -> EncodedParameters | ParameterChanges:
         if wire == "int8":
-            return ParameterChanges(self._layout, self._span, self._memory)
+            return ParameterChanges(self._layout, self._span, self._halves)
         if not self._policy.lockstep:
-            return EncodedParameters(self._layout, self._span, self._memory)
+            return EncodedParameters(self._layout, self._span, self._halves)
         if self._encoded is None:
-            self._encoded = EncodedParameters(self._layout, self._span, self._memory)
+            self._encoded = EncodedParameters(self._layout, self._span, self._halves)
         return self._encoded
 
     orders_of_shard: ClassVar[bool] = False
@@ -268,9 +301,15 @@ class LiveShard:
             self._once(partial(self._take_over, slot.push, state))
 
     def _take_over(self, parameters: memoryview, state: OwnState | None) -> None:
-        self._memory[:] = parameters
+        self._set(parameters)
         if state is not None and self._shard is not None:
             self._shard.load_state(state)
+
+    def _set(self, parameters: Buffer) -> None:
+        """Set the parameters before the first fold, in both halves: workers may read either, and what fails is done again."""
+        for half in self._halves.views:
+            assert isinstance(half, memoryview)
+            half[:] = parameters
 
     def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
         """Do nothing: the gradient is in the worker's slot, and stays there until the worker is admitted."""
@@ -380,7 +419,7 @@ class LiveShard:
     def _restore(self, saved: Callable[[], ShardCopy]) -> None:
         copy = saved()
         state = self._holder.read_state(copy.headers, memoryview(copy.state))
-        self._memory[:] = copy.parameters
+        self._set(copy.parameters)
         self._holder.load_state(state)
 
     @property
@@ -393,25 +432,33 @@ class LiveShard:
         assert self._shard is not None, "only gradients are gathered, and this rule exchanges parameters"
         if worker not in self._sums:
             self._sums[worker] = self._sum_of(worker)
-            self._once(partial(_clear, self._sums[worker]))
-        slot = self._slots[worker]
+        into, slot = self._sums[worker], self._slots[worker]
         self._replicate_gradient(slot)
-        self._once(partial(self._shard.gather, self._sums[worker], slot.push, weight))
+        self._once(partial(self._add, self._shard, into, slot.push, weight), into.halves)
+        into.empty = False
+
+    def _add(self, shard: Shard, into: _Sum, gradient: memoryview, weight: float) -> None:
+        shard.gather(into.halves.now, gradient, weight, None if into.empty else into.halves.before)
 
     def _replicate(self, memory: memoryview) -> None:
         """Let these bytes be the same at the standby."""
         if self._replica is not None:
             self._replica.carried(memory)
 
-    def _sum_of(self, worker: WorkerId) -> Memory:
+    def _sum_of(self, worker: WorkerId, half: int = 0, empty: bool = True) -> _Sum:
         if self._outlives is not None:
-            return self._outlives.named(f"sum of worker {worker}", len(self._memory))
-        return PrivateBlock.allocate(len(self._memory), f"sum of worker {worker}'s gradients").view
+            halves = Halves(*self._outlives.named(f"sum of worker {worker}", self._span.nbytes))
+        else:
+            halves = Halves(PrivateBlock.allocate(self._span.nbytes, f"sum of worker {worker}'s gradients").view)
+        halves.half = half
+        return _Sum(halves, empty)
 
     def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         """Make a new version. ``ready`` is as in `Shard.fold`."""
         self._begin_version()
-        measured = self._once(partial(self._make_version, order, ready))
+        measured = self._once(partial(self._make_version, order, ready), self._halves)
+        for worker, _ in order["sums"]:
+            self._sums[worker].empty = True
         if measured is None:
             return None
         parts, total, difference = measured
@@ -435,7 +482,7 @@ class LiveShard:
 
     def _make_version(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
         parts: list[tuple[Memory, float]] = [(self._decode(self._slots[worker]), weight) for worker, weight in order["parts"]]
-        parts += [(self._sums[worker], factor) for worker, factor in order["sums"]]
+        parts += [(self._sums[worker].halves.now, factor) for worker, factor in order["sums"]]
         if self._averaging is not None:
             if self._replica is None or not self._replica.replays:
                 self._averaging.fold(parts)
@@ -447,8 +494,6 @@ class LiveShard:
             norms = self._fold_replicated(self._shard, self._replica, parts, order)
         else:
             norms = self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, ready=ready)
-        for worker, _ in order["sums"]:
-            _clear(self._sums[worker])
         return norms
 
     def _fold_replicated(
@@ -481,8 +526,14 @@ class LiveShard:
         if slot.encoding is not None:
             parameters = slot.encoding.parameters
             return Delivery(slot.connection, self._buckets, lambda number: parameters.encode(number, self._changes))
+        self._bind(slot, "pull")
         copy = None if slot.pull is None else partial(self._copy, slot.pull)
         return Delivery(slot.connection, self._buckets, in_place(self._buckets, copy))
+
+    def _bind(self, slot: _Slot, region: str) -> None:
+        """Let a worker without memory of its own here get the parameters as they are now."""
+        if slot.pull is None:
+            slot.connection.bind(region, self._memory.toreadonly())
 
     def _copy(self, pull: memoryview, bucket: Span) -> None:
         start, stop = bucket
@@ -493,7 +544,7 @@ class LiveShard:
         slot = self._slots.get(order["worker"])
         if slot is None:
             return  # the worker is ready at server 0, but never attached here
-        header = {"kind": "parameters", **passed_on(order)}
+        header = {"kind": "parameters", **passed_on(order), **({"half": self._halves.half} if slot.until_fold else {})}
         if isinstance(slot.connection, Link):
             slot.connection.release_carried()
         # The first release of an incarnation waits for the standby: a standby that takes over fences incarnations that it knows.
@@ -518,6 +569,7 @@ class LiveShard:
             if slot.pull is None and not self._policy.lockstep:
                 slot.pull = self._private_pull(order["worker"])
                 slot.connection.bind(EXACT, slot.pull.toreadonly())
+        self._bind(slot, "pull" if slot.encoding is None else EXACT)
         if slot.pull is not None and not (slot.until_fold and self._trains):
             self._once(partial(self._copy, slot.pull, Span(0, len(self._memory))))
         send(slot.connection, header, carry="pull" if slot.encoding is None else EXACT, early=early)
@@ -539,8 +591,9 @@ class LiveShard:
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)
 
 
-def _clear(memory: Memory) -> None:
-    (memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=torch.uint8)).zero_()
+def half_nbytes(layout: Layout) -> int:
+    """Return how far apart the halves of a model are in one block: workers map each by itself, so a half begins at a page."""
+    return -(-layout.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _saves_nothing(order: Mapping[str, Any], copy: Callable[[], ShardCopy]) -> None:

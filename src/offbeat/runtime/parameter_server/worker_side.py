@@ -279,6 +279,7 @@ class WorkerSession(JobSession):
 
     def _on_parameters(self, message: Message) -> None:
         self.version = self._released = message.header["version"]
+        self._exchange.half = message.header.get("half", 0)
         self.chief = message.header["chief"] == self.worker
         self.resumes = message.header["begins"]
         self._plan = Plan(*message.header["plan"])

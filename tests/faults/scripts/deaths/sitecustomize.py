@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PHASES = ("initial", "restored", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
-"""Version 0 is taken over; the state of a checkpoint is; before a fold; a block has been stepped and its state not noted; after a fold;
+"""Version 0 is taken over; the state of a checkpoint is; before a fold; a block has been stepped, and the fold has not ended; after a fold;
 some workers are released; an epoch has ended; a message was written down, and not handled; its record went to the standby; a rank's
 replica has come for one that joins."""
 OF_CHECKPOINTS = ("asked", "part", "copied", "files", "filed", "whole", "noted")
@@ -85,12 +85,12 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     from offbeat.runtime.recovery.recorder import Recorder
     from offbeat.runtime.recovery.replica import StreamRecorder
     from offbeat.runtime.replicated_server import ReplicatedServer
-    from offbeat.tensors.shard_memory import ShardMemory
+    from offbeat.tensors.shard import _Lane
 
     around(LiveShard, "_take_over", before="initial")
     around(LiveShard, "restore", after="restored")
     around(LiveShard, "_fold", before="before", after="after")
-    around(ShardMemory, "adopt", before="during")
+    around(_Lane, "_step", after="during")
     around(LiveShard, "_release", after="release")
     around(Notifier, "_epoch_ended", before="epoch")
     around(Recorder, "message", after="told")
