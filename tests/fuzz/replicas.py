@@ -69,8 +69,8 @@ class ReplicaReceiver(Receiver):
         self.close()
 
     def end(self) -> None:
-        if self.server._coordinator is not None:
-            self.server._coordinator.release_memory()
+        if self.server.state.coordinator is not None:
+            self.server.state.coordinator.release_memory()
         self.hub.close()
         self.peers.close()
 

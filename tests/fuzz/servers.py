@@ -105,8 +105,8 @@ class ServerReceiver(Receiver):
         raise NotImplementedError
 
     def end(self) -> None:
-        if self.server._coordinator is not None:
-            self.server._coordinator.release_memory()
+        if self.server.state.coordinator is not None:
+            self.server.state.coordinator.release_memory()
         self.hub.close()
         self.peers.close()
         self.others.close()
@@ -148,7 +148,7 @@ class FromWorker(ServerReceiver):
     @property
     def begun(self) -> bool:
         """True once a worker trains."""
-        live = self.server._coordinator
+        live = self.server.state.coordinator
         return live is not None and live.first.job.coordinator is not None and live.first.job.coordinator.start.begun
 
 
@@ -172,8 +172,8 @@ class FromWorkerToShard(ServerReceiver):
         return line
 
     def set_up(self) -> None:
-        assert self.server._to_coordinator is not None
-        self.of_server_0 = self.server._to_coordinator
+        assert self.server.state.to_coordinator is not None
+        self.of_server_0 = self.server.state.to_coordinator
         self.tell(self.of_server_0, {"kind": "setup", **malformed.FROM_SERVER_0["setup"], "sync": self.sync})
 
 
@@ -185,8 +185,8 @@ class FromServer0(FromWorkerToShard):
     def enter(self) -> MemoryConnection:
         if self.draw.random() < 0.8:
             super().enter()
-        assert isinstance(self.server._to_coordinator, MemoryConnection)
-        return self.server._to_coordinator
+        assert isinstance(self.server.state.to_coordinator, MemoryConnection)
+        return self.server.state.to_coordinator
 
     def come(self) -> MemoryConnection:
         raise NotImplementedError

@@ -133,8 +133,8 @@ def let_go(server: Server) -> None:
         assert isinstance(server._recorder, Recorder)
         for block in server._recorder.keeper._blocks.values():
             block.close()
-    if server._coordinator is not None:
-        server._coordinator._journal._release()
+    if server.state.coordinator is not None:
+        server.state.coordinator._journal._release()
 
 
 class Mortal:

@@ -243,7 +243,7 @@ class StubAcross(StubRank):
 
     def note(self) -> None:
         """Note its parameters, unless it was declared dead and does not know it: it may have summed a round that is another one now."""
-        coordinator = self.job.sequencing()._coordinator
+        coordinator = self.job.sequencing().state.coordinator
         if coordinator is None:
             return  # of a process that has just begun
         member = coordinator.first.job.core.membership[self.number]

@@ -16,7 +16,7 @@ from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.recorder import Recorder, is_bare
 from offbeat.runtime.recovery.replica import Replica, StreamRecorder
 from offbeat.runtime.recovery.sessions import SERVER, SessionLinks
-from offbeat.runtime.serving import Serving
+from offbeat.runtime.serving import ServerState, Serving
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.link import Link
 from offbeat.transport.shm import MemoryBlock
@@ -28,23 +28,6 @@ RETRY_S: Seconds = 0.02
 """Seconds between two attempts to reach server 0 again."""
 RETURN_S: Seconds = 10.0
 """Least seconds that workers have to connect to the new process of a server."""
-OF_THIS_PROCESS = {
-    "_hub",
-    "_clock",
-    "_launcher",
-    "_writer",
-    "_recorder",
-    "_kept",
-    "_resuming",
-    "_moment",
-    "_again_told",
-    "_noticed",
-    "_stillness",
-    "_tick_at",
-    "_return_until",
-    "_status_at",
-    "_refused",
-}
 
 
 class Server(Serving):
@@ -69,7 +52,7 @@ class Server(Serving):
 
     def now(self) -> Seconds:
         """Return the seconds since this server began; while something is handled, the time at which it came."""
-        return self._clock() - self._began if self._moment is None else self._moment
+        return self._clock() - self.state.began if self._moment is None else self._moment
 
     def _arrived(self, connection: Connection, item: Message | Closed) -> None:
         """Handle what has come over a connection, which may be the present one of a link."""
@@ -87,7 +70,9 @@ class Server(Serving):
             recorder.cut(connection)
             if link is self._supervisor:
                 self._handle(link, item)
-            elif link is not self._to_coordinator and link not in self._shards.values():  # what becomes of a server the supervisor knows
+            elif (
+                link is not self.state.to_coordinator and link not in self.state.shards.values()
+            ):  # what becomes of a server the supervisor knows
                 self._end(recorder, link, item.reason)
         elif link is self._supervisor and is_bare(item):
             self._handle(link, item)
@@ -123,7 +108,7 @@ class Server(Serving):
         message = recorder.message(now, link, message) or message
         self._at_moment(now, self._handle, link, message)
         if isinstance(recorder, Recorder) and recorder.keeper.snapshot_due:
-            recorder.save(self._state, self._parts)
+            recorder.save(self._handed_on, self._parts)
 
     def _stood_still(self, seconds: Seconds) -> None:
         now = self.now()
@@ -167,7 +152,7 @@ class Server(Serving):
             self._at_moment(now, self._tick)
         self._report()
         if isinstance(recorder, Recorder):
-            recorder.save(self._state, self._parts)
+            recorder.save(self._handed_on, self._parts)
 
     def _patience(self) -> Seconds:
         if self._cut_off:
@@ -204,7 +189,7 @@ class Server(Serving):
         recorder = self._recorder = Recorder(self._launcher, self._kept)
         recorder.keeper.elsewhere = header.get("elsewhere", False)
         self._supervisor = recorder.supervisor
-        settings, _ = self._job_of(header)
+        settings, servers = self._job_of(header)
         journal: list[Journal] = []
 
         def parts() -> Mapping[str, Any]:
@@ -215,6 +200,7 @@ class Server(Serving):
         state = recorder.restore(parts)
         if state is not None:
             self._supervisor = recorder.supervisor
+            self._settings, self._servers = settings, servers
             self._take_over(state, journal[0])
         returns = state is not None
         self._again_told = self._writer.held = True
@@ -227,7 +213,7 @@ class Server(Serving):
             self._has_returned()
             self._return_until = self.now() + max(RETURN_S, self._settings.timeout_s if self._settings is not None else 0.0)
         else:
-            recorder.begun(self._began, self._started, header["settings"], header["servers"])
+            recorder.begun(self.state.began, self.state.started, header["settings"], header["servers"])
             self._begin(*self._job_of(header))
         recorder.join(recorder.supervisor, self._launcher)
         self._kept = {}
@@ -243,7 +229,7 @@ class Server(Serving):
         """Do again what an earlier process has done, or was about to do, when it was told this."""
         match record:
             case ["begin", began, started, settings, servers]:
-                self._began, self._started = began, started
+                self.state.began, self.state.started = began, started
                 self._begin(JobSettings.from_wire(settings), read_addresses(servers))
             case ["open", session, peer, beside, shares_memory]:
                 recorder.open(session, peer, beside=beside, shares_memory=shares_memory)
@@ -272,47 +258,50 @@ class Server(Serving):
                 self._at_moment(now, self._on_withdrawn, recorder.sessions[session])
 
     def _has_returned(self) -> None:
-        if self._coordinator is not None:
-            self._coordinator.has_returned()
+        if self.state.coordinator is not None:
+            self.state.coordinator.has_returned()
 
     def _on_reconciled(self, link: Link, unknown: int) -> None:
         """Handle the return of a worker to a new leader that does not know of so many messages which the former leader has sent."""
         if unknown:
             link.release_carried()
-            if self._coordinator is not None:
-                self._coordinator.on_ahead(link, unknown, self.now())
+            if self.state.coordinator is not None:
+                self.state.coordinator.on_ahead(link, unknown, self.now())
 
     def _on_withdrawn(self, link: Link) -> None:
         """Handle the loss of a gradient that had come to the former leader."""
         link.release_carried()
-        if self._coordinator is not None:
-            self._coordinator.on_withdrawn(link, self.now())
+        if self.state.coordinator is not None:
+            self.state.coordinator.on_withdrawn(link, self.now())
 
-    def _state(self) -> dict[str, Any]:
-        """Return what a snapshot has besides links: all that is not of this process."""
-        state = {name: value for name, value in vars(self).items() if name not in OF_THIS_PROCESS} | {"writes": self._writer.open}
-        if self._coordinator is not None:
-            self._coordinator.flush()
-            state["journal"] = self._coordinator.journal.place(content=False)
+    def _handed_on(self) -> ServerState:
+        """Return the state as it is now, for another process."""
+        state = self.state
+        state.writes = self._writer.open
+        if state.coordinator is not None:
+            state.coordinator.flush()
+            state.journal = self._place_of(state.coordinator.journal)
         return state
 
-    def _take_over(self, state: dict[str, Any], journal: Journal) -> None:
-        """Go on with what `_state` has returned in another process, and with this process's journal."""
-        place = state.pop("journal", None)
-        self._writer.follow(state.pop("writes"))
-        vars(self).update(state)
-        if self._coordinator is None:
+    def _place_of(self, journal: Journal) -> Any:
+        return journal.place(content=False)
+
+    def _take_over(self, state: ServerState, journal: Journal) -> None:
+        """Go on with what another process has handed on, and with this process's journal."""
+        self._writer.follow(state.writes)
+        self.state = state
+        if state.coordinator is None:
             journal.close()
         else:
-            journal.go_on(place, (self._coordinator.tally.add,))
+            journal.go_on(state.journal, (state.coordinator.tally.add,))
 
     @property
     def _parts(self) -> dict[str, Any]:
         """Return what each process has of its own and the state refers to, by name."""
-        keeps = self._files if self._coordinator is None else self._coordinator.checkpoints
+        keeps = self.state.files if self.state.coordinator is None else self.state.coordinator.checkpoints
         parts = {"server": self, "hub": self._hub, "settings": self._settings, "writer": self._writer}
-        if self._coordinator is not None:
-            parts["journal"] = self._coordinator.journal
+        if self.state.coordinator is not None:
+            parts["journal"] = self.state.coordinator.journal
         return parts if keeps is None else {**parts, "folder": keeps.folder}
 
     def _parts_with(self, settings: JobSettings, journal: Journal) -> dict[str, Any]:
@@ -322,20 +311,20 @@ class Server(Serving):
 
     @property
     def _cut_off(self) -> bool:
-        return isinstance(self._to_coordinator, Link) and self._to_coordinator.socket is None
+        return isinstance(self.state.to_coordinator, Link) and self.state.to_coordinator.socket is None
 
     def _await_return(self, recorder: SessionLinks, now: Seconds) -> None:
         """Connect to server 0 again, and end the links that have not come back in time."""
         if self._cut_off:
-            assert isinstance(self._to_coordinator, Link)
+            assert isinstance(self.state.to_coordinator, Link)
             with contextlib.suppress(JobError):
                 connection = self._hub.connect(self._servers[0])
-                if connection.shares_memory == self._to_coordinator.shares_memory:
-                    recorder.join(self._to_coordinator, connection)
+                if connection.shares_memory == self.state.to_coordinator.shares_memory:
+                    recorder.join(self.state.to_coordinator, connection)
                 else:
                     connection.close()
         if self._return_until is not None and now >= self._return_until:
             self._return_until = None
             for link in recorder.gone():
-                if link not in self._shards.values():
+                if link not in self.state.shards.values():
                     self._end(recorder, link, "it has not come back to the new process of this server")

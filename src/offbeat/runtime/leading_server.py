@@ -20,6 +20,7 @@ from typing import Any
 from weakref import WeakSet
 
 from offbeat.errors import FencedError, JobError, ProtocolError
+from offbeat.journal.file import Journal
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job.settings import read_addresses
 from offbeat.runtime.lasting_server import TICK_S, Server
@@ -35,32 +36,6 @@ CALLS_MAX = 4
 """Most calls of standbys that are kept until the job is known."""
 IMPORTING = ("shard", "hello", "setup")
 """Kinds of messages whose receiver may import modules for a long time."""
-OF_A_REPLICA = {
-    "_servers",
-    "_settings",
-    "_supervisor",
-    "_term",
-    "_stream",
-    "_awaiting",
-    "_job",
-    "_key",
-    "_called",
-    "_standby_at",
-    "_standby_ready",
-    "_standby_reported",
-    "_told",
-    "_invited",
-    "_postponed",
-    "_stands_by",
-    "_leader",
-    "_queue",
-    "_acknowledged",
-    "_heard",
-    "_journal",
-    "_address",
-    "_own_settings",
-}
-"""What each of the two processes has of its own, beside `OF_THIS_PROCESS`."""
 
 
 class LeadingServer(Server):
@@ -181,16 +156,13 @@ class LeadingServer(Server):
         stream.flush()
         self._launcher.send({"kind": "loading"})  # to copy a large state takes long
         try:
-            stream.let_join(connection, self._state(), self._parts, self.now())
+            stream.let_join(connection, self._handed_on(), self._parts, self.now())
         except TypeError as error:
             self._say_standby_gone(f"the state of server {self._number} cannot be sent to a new one: it has {error}")
             refuse(connection, ProtocolError(str(error)))
 
-    def _state(self) -> dict[str, Any]:
-        state = {name: value for name, value in super()._state().items() if name not in OF_A_REPLICA}
-        if self._coordinator is not None:
-            state["journal"] = self._coordinator.journal.place()
-        return state
+    def _place_of(self, journal: Journal) -> Any:
+        return journal.place()
 
     def _begin_with(self, connection: Connection | None, job: Mapping[str, Any]) -> None:
         """Begin the job with the standby that has come; None: without one."""
@@ -201,7 +173,7 @@ class LeadingServer(Server):
         self._supervisor = stream.supervisor
         if connection is not None:
             stream.follow(connection)
-        stream.begun(self._began, self._started, job["settings"], job["servers"])
+        stream.begun(self.state.began, self.state.started, job["settings"], job["servers"])
         self._begin(*self._job_of(job))
         stream.join(stream.supervisor, self._launcher)
         if connection is not None:
@@ -265,7 +237,11 @@ class LeadingServer(Server):
     @property
     def _may_withdraw(self) -> bool:
         """True if the job can go on without a gradient that this server lacks: it decides that no server folds its part of it."""
-        return self._settings is not None and self._coordinator is not None and (self._settings.servers == 1 or self._coordinator.decides)
+        return (
+            self._settings is not None
+            and self.state.coordinator is not None
+            and (self._settings.servers == 1 or self.state.coordinator.decides)
+        )
 
     def _withdraw(self, stream: StreamRecorder, link: Link) -> None:
         """Go on without a gradient that will not come again, from before anything else is handled: nothing may be folded with it."""
@@ -280,9 +256,9 @@ class LeadingServer(Server):
 
     def _withdraw_those_of(self, stream: StreamRecorder, message: Message) -> None:
         """Go on without the gradients of a worker whose process has ended, of which this message of the supervisor tells."""
-        if self._coordinator is None or not self._may_withdraw or message.header.get("kind") not in ("ended", "lost"):
+        if self.state.coordinator is None or not self._may_withdraw or message.header.get("kind") not in ("ended", "lost"):
             return
-        theirs = self._coordinator.connections_of(message.header["worker"])
+        theirs = self.state.coordinator.connections_of(message.header["worker"])
         for link in stream.lacking:
             if link in theirs:
                 self._withdraw(stream, link)
@@ -319,7 +295,7 @@ class LeadingServer(Server):
     def _move(self, servers: str) -> None:
         """Note which processes lead the servers."""
         self._servers = read_addresses(servers)
-        link = self._to_coordinator
+        link = self.state.to_coordinator
         if isinstance(link, Link) and self._stream is not None and link.socket is not None:
             socket = link.socket
             self._stream.cut(socket)

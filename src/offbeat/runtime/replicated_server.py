@@ -247,7 +247,7 @@ class ReplicatedServer(LeadingServer):
         self._again_told = self._writer.held = False
         stream.lead()
         then, at = self._heard
-        self._began = at - then
+        self.state.began = at - then
         self._status_at = 0.0
         self._servers = read_addresses(header["servers"])
         self._lead_journal(settings)
@@ -263,8 +263,8 @@ class ReplicatedServer(LeadingServer):
         """Put this process's journal, which is complete, in place of the leader's, which is not."""
         if self._journal is None:
             return
-        if self._coordinator is not None:
-            self._coordinator.move_journal(self._journal[1])
+        if self.state.coordinator is not None:
+            self.state.coordinator.move_journal(self._journal[1])
         else:
             self._settings = dataclasses.replace(settings, journal=self._journal[1])
         self._journal = None

@@ -8,6 +8,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,35 @@ class Stillness:
         return self._looked[0] - then - waited_s - (self._looked[1] - computed)
 
 
+@dataclass(slots=True, eq=False)
+class ServerState:
+    """All that a server keeps from one message to the next besides its links: its next process goes on with it, and its standby."""
+
+    began: Seconds
+    """By the clock of the process."""
+    started: str
+    shards: dict[int, Connection] = field(default_factory=dict)
+    """On server 0: the connections to the other servers, by number."""
+    coordinator: LiveCoordinators | None = None
+    """None on other servers, and until all servers have called."""
+    to_coordinator: Connection | None = None
+    """The connection to server 0; None there."""
+    live_shards: dict[int, LiveShard] = field(default_factory=dict)
+    """By number of the optimizer: this server's shard of its parameters; empty on server 0."""
+    at: dict[Connection, int] = field(default_factory=dict)
+    """By worker's connection: the number of the optimizer that it belongs to."""
+    early: list[tuple[Connection, Message]] = field(default_factory=list)
+    """Messages that came before this server could begin."""
+    early_orders: list[Message] = field(default_factory=list)
+    """Messages of the supervisor that came before every other server had called."""
+    files: ShardFiles | None = None
+    """This server's part of checkpoints; None on server 0, and where there are none."""
+    writes: Any = None
+    """The files that were being written when the state was handed on."""
+    journal: Any = None
+    """How far the journal had come then; None: this server has none."""
+
+
 class ServingEnded(Exception):
     """The supervisor has told this server to end."""
 
@@ -93,26 +123,13 @@ class Serving:
         self._hub = hub
         self._supervisor = supervisor
         self._clock = clock
-        self._began = clock()
-        self._started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.state = ServerState(clock(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
         self._settings: JobSettings | None = None
-        self._shards: dict[int, Connection] = {}
-        self._coordinator: LiveCoordinators | None = None
-        self._to_coordinator: Connection | None = None
         self._servers: Sequence[Address] = ()
-        self._live_shards: dict[int, LiveShard] = {}
-        """By number of the optimizer: this server's shard of its parameters; empty on server 0."""
-        self._at: dict[Connection, int] = {}
-        """By worker's connection: the number of the optimizer that it belongs to."""
         self._refused: WeakSet[Connection] = WeakSet()
         """Connections that this server has closed; messages that came with the refused one may still be queued."""
-        self._early: list[tuple[Connection, Message]] = []
-        self._early_orders: list[Message] = []
-        """Messages of the supervisor that came before every other server had called."""
         self._writer = FileWriter(hub.wake)
         """Writes this server's files of checkpoints."""
-        self._files: ShardFiles | None = None
-        """This server's part of checkpoints; None on server 0, and where there are none."""
         self._noticed: str | None = None
         """The signal by which this process was told to leave, until the supervisor has been told."""
         self._status_at: Seconds = 0.0
@@ -123,7 +140,7 @@ class Serving:
 
     def now(self) -> Seconds:
         """Return the seconds since this server began."""
-        return self._clock() - self._began
+        return self._clock() - self.state.began
 
     def run(self) -> None:
         """Serve until the supervisor ends the job. Raises `JobError` if the job cannot go on."""
@@ -131,14 +148,14 @@ class Serving:
             while True:
                 self.turn(self._patience())
         except OffbeatError as error:
-            if self._coordinator is not None:
+            if self.state.coordinator is not None:
                 with contextlib.suppress(OffbeatError):
-                    self._close_journal(self._coordinator, False, str(error))
+                    self._close_journal(self.state.coordinator, False, str(error))
             raise
         finally:
             self._writer.close()
-            if self._coordinator is not None:
-                self._coordinator.release_memory()
+            if self.state.coordinator is not None:
+                self.state.coordinator.release_memory()
 
     def turn(self, timeout_s: Seconds) -> None:
         """Handle the messages that come within ``timeout_s``, and what is due.
@@ -160,8 +177,8 @@ class Serving:
 
     def _stood_still(self, seconds: Seconds) -> None:
         """Note that this process has stood still for so long until now."""
-        if self._coordinator is not None:
-            self._coordinator.stood_still(seconds, self.now())
+        if self.state.coordinator is not None:
+            self.state.coordinator.stood_still(seconds, self.now())
 
     def _arrived(self, connection: Connection, item: Message | Closed) -> None:
         """Handle what has come over a connection."""
@@ -177,22 +194,22 @@ class Serving:
     def _on_written(self, result: Written) -> None:
         """Handle the result of writing files of a checkpoint."""
         self._writer.handled(result)
-        if self._coordinator is not None:
-            self._coordinator.on_written(result, self.now())
-        elif self._files is not None:
-            self._files.on_written(result)
+        if self.state.coordinator is not None:
+            self.state.coordinator.on_written(result, self.now())
+        elif self.state.files is not None:
+            self.state.files.on_written(result)
 
     def _tick(self) -> None:
-        if self._coordinator is not None:
-            self._coordinator.tick(self.now())
-        for shard in self._live_shards.values():
+        if self.state.coordinator is not None:
+            self.state.coordinator.tick(self.now())
+        for shard in self.state.live_shards.values():
             shard.tick(self.now())
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` at the latest, by `now`; None: only for messages and for the regular status."""
-        if self._coordinator is not None:
-            return self._coordinator.wake_at()
-        return min((at for shard in self._live_shards.values() if (at := shard.wake_at()) is not None), default=None)
+        if self.state.coordinator is not None:
+            return self.state.coordinator.wake_at()
+        return min((at for shard in self.state.live_shards.values() if (at := shard.wake_at()) is not None), default=None)
 
     def _patience(self) -> Seconds:
         due = self.wake_at()
@@ -231,7 +248,7 @@ class Serving:
 
     def _carry_out(self, kind: str, message: Message) -> None:
         """Carry out an order of the supervisor."""
-        header, coordinator = message.header, self._coordinator
+        header, coordinator = message.header, self.state.coordinator
         match kind:
             case "job":
                 self._begin(*self._job_of(header))
@@ -241,7 +258,7 @@ class Serving:
                 if coordinator is not None and coordinator.journal.followed is not None:
                     coordinator.journal.followed.answered()
             case _ if coordinator is None:
-                self._early_orders.append(message)
+                self.state.early_orders.append(message)
             case "process":
                 coordinator.on_process(header["fields"], self.now())
             case "lost":
@@ -269,8 +286,8 @@ class Serving:
         """Begin after every server listens: server 0 waits for the calls of the others."""
         self._settings, self._servers = settings, servers
         if self._number > 0:
-            self._to_coordinator = self._call(servers[0])
-            self._to_coordinator.send({"kind": "shard", "number": self._number})
+            self.state.to_coordinator = self._call(servers[0])
+            self.state.to_coordinator.send({"kind": "shard", "number": self._number})
         elif settings.servers == 1:
             self._open()
 
@@ -291,11 +308,11 @@ class Serving:
         assert self._settings is not None
         keeper = self._keeper
         allocate = keeper.allocate if isinstance(keeper, Keeper) else MemoryBlock.allocate
-        self._coordinator = LiveCoordinators(
-            self._settings, self._shards, self._supervisor, self._hub, allocate, self._started, self.now, keeper, self._writer
+        self.state.coordinator = LiveCoordinators(
+            self._settings, self.state.shards, self._supervisor, self._hub, allocate, self.state.started, self.now, keeper, self._writer
         )
-        early, self._early = self._early, []
-        orders, self._early_orders = self._early_orders, []
+        early, self.state.early = self.state.early, []
+        orders, self.state.early_orders = self.state.early_orders, []
         for message in orders:
             self._on_supervisor(message)
         for connection, message in early:
@@ -303,25 +320,25 @@ class Serving:
 
     def _on_message(self, connection: Connection, message: Message) -> None:
         kind = message.header.get("kind")
-        if self._number > 0 and connection is self._to_coordinator:
+        if self._number > 0 and connection is self.state.to_coordinator:
             self._on_server_0(connection, message)
         elif self._number == 0 and kind == "shard" and self._settings is not None:
             self._on_call(self._settings, connection, message)
         elif self._number == 0 and kind == "failing":
             self._on_failing(connection, message)
-        elif self._number == 0 and self._coordinator is not None:
-            self._coordinator.on_message(connection, message, self.now())
-        elif self._number > 0 and (number := self._about(connection, message)) in self._live_shards:
+        elif self._number == 0 and self.state.coordinator is not None:
+            self.state.coordinator.on_message(connection, message, self.now())
+        elif self._number > 0 and (number := self._about(connection, message)) in self.state.live_shards:
             self._serve(number, connection, message)
-        elif sum(waiting is connection for waiting, _ in self._early) < EARLY_MAX:
-            self._early.append((connection, message))
+        elif sum(waiting is connection for waiting, _ in self.state.early) < EARLY_MAX:
+            self.state.early.append((connection, message))
         else:
             raise ProtocolError(f"{connection.peer} sent {EARLY_MAX} messages before server {self._number} began (expected it to wait)")
 
     def _about(self, connection: Connection, message: Message) -> int:
         """Return the number of the optimizer that a worker's message is about; the worker states it in ``attach``."""
         if message.header.get("kind") != "attach":
-            return self._at.get(connection, 0)
+            return self.state.at.get(connection, 0)
         number = message.header.get("number_of_optimizer", 0)
         return number if isinstance(number, int) else 0
 
@@ -329,12 +346,12 @@ class Serving:
         """Handle the first message of another server, at server 0."""
         messages.CALL.check(message.header, connection.peer, len(message.payload), len(message.memory))
         number = message.header["number"]
-        if not 0 < number < settings.servers or number in self._shards or connection in self._shards.values():
+        if not 0 < number < settings.servers or number in self.state.shards or connection in self.state.shards.values():
             raise ProtocolError(
                 f"{connection.peer} sent 'shard' with number = {number} (expected the number of a server that has not called yet)"
             )
-        self._shards[number] = connection
-        if len(self._shards) == settings.servers - 1:
+        self.state.shards[number] = connection
+        if len(self.state.shards) == settings.servers - 1:
             try:
                 self._open()
             except ConfigurationError as error:  # the user's mistake, not this peer's
@@ -347,9 +364,9 @@ class Serving:
             self._set_up(message)
             return
         number = message.header.get("number_of_optimizer", 0)
-        if number not in self._live_shards:
+        if number not in self.state.live_shards:
             raise ProtocolError("server 0 sent 'orders' before 'setup' (expected 'setup' first)")
-        shard = self._live_shards[number]
+        shard = self.state.live_shards[number]
         messages.check_orders(message.header["orders"], of_shard=shard.orders_of_shard)
         shard.check_orders(message.header["orders"])
         try:
@@ -363,8 +380,8 @@ class Serving:
         """Pass a worker's failure report on to the supervisor, before the worker's process can end."""
         messages.FAILING.check(message.header, connection.peer, len(message.payload), len(message.memory))
         fields, before = {name: message.header[name] for name in messages.FAILURE}, None
-        if self._coordinator is not None:
-            before = self._coordinator.on_last_words(connection, fields, self.now())
+        if self.state.coordinator is not None:
+            before = self.state.coordinator.on_last_words(connection, fields, self.now())
         self._pass_on({"kind": "failing", **fields})
         connection.send({"kind": "noted", "before": before})
 
@@ -394,16 +411,18 @@ class Serving:
             saved = partial(resumed.copy_for, number, layout, shard.span, spec)
             shard.restore(saved, resumed.version_at(number, self._number, self._settings))
         if self._settings.checkpoint is not None:
-            self._files = self._files or ShardFiles(self._settings.checkpoint.folder, self._number, self._tell_coordinator, self._writer)
-            shard.save = partial(self._files.save, number)
-        self._live_shards[number] = shard
-        early, self._early = self._early, []
+            self.state.files = self.state.files or ShardFiles(
+                self._settings.checkpoint.folder, self._number, self._tell_coordinator, self._writer
+            )
+            shard.save = partial(self.state.files.save, number)
+        self.state.live_shards[number] = shard
+        early, self.state.early = self.state.early, []
         for connection, waiting in early:
             self._handle(connection, waiting)
 
     def _serve(self, number: int, connection: Connection, message: Message) -> None:
         """Handle a worker's message at a server other than 0: only copying, and what the coordinator orders."""
-        shard = self._live_shards[number]
+        shard = self.state.live_shards[number]
         header, worker = message.header, shard.worker_at(connection)
         name = connection.peer if worker is None else f"worker {worker}"
         kind = messages.TO_SHARD.check(header, name, len(message.payload), len(message.memory))
@@ -417,7 +436,7 @@ class Serving:
             raise ProtocolError(f"{name} sent {kind!r} with worker = {header['worker']} (expected {worker})")
         match kind:
             case "attach":
-                self._at[connection] = number
+                self.state.at[connection] = number
                 shard.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
@@ -440,18 +459,18 @@ class Serving:
                 shard.answer_state(connection, message)
 
     def _tell_coordinator(self, number: int, header: dict[str, Any]) -> None:
-        assert self._to_coordinator is not None
+        assert self.state.to_coordinator is not None
         about = {"number_of_optimizer": number} if number else {}
-        self._to_coordinator.send({**header, **about, "shard": self._number})
+        self.state.to_coordinator.send({**header, **about, "shard": self._number})
 
     def _on_closed(self, connection: Connection, reason: str) -> None:
-        if connection is self._to_coordinator:
+        if connection is self.state.to_coordinator:
             raise JobError(f"server 0 is gone ({reason}), and what it held with it")
-        self._early = [(c, m) for c, m in self._early if c is not connection]
-        if (shard := self._live_shards.get(self._at.pop(connection, 0))) is not None:
+        self.state.early = [(c, m) for c, m in self.state.early if c is not connection]
+        if (shard := self.state.live_shards.get(self.state.at.pop(connection, 0))) is not None:
             shard.closed(connection)
-        if self._coordinator is not None:
-            self._coordinator.on_closed(connection, reason, self.now())
+        if self.state.coordinator is not None:
+            self.state.coordinator.on_closed(connection, reason, self.now())
 
     def notice(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal ``number``, which tells this process to leave: the supervisor ends the job in order."""
@@ -466,22 +485,22 @@ class Serving:
 
     def _report(self) -> None:
         self._report_notice()
-        followed = None if self._coordinator is None else self._coordinator.journal.followed
+        followed = None if self.state.coordinator is None else self.state.coordinator.journal.followed
         if followed is not None and (batch := followed.due(self._clock())) is not None:
             self._send_records(batch)
         if self.now() - self._status_at >= STATUS_PERIOD_S:
             self._status_at = self.now()
-            if self._coordinator is None:
+            if self.state.coordinator is None:
                 self._launcher.send({"kind": "alive"})
             else:
-                self._launcher.send({"kind": "status", "snapshot": self._coordinator.tally.summary(brief=True)})
+                self._launcher.send({"kind": "status", "snapshot": self.state.coordinator.tally.summary(brief=True)})
 
     def _send_records(self, batch: Batch) -> None:
         self._launcher.send({"kind": "records", "first": batch.first, "count": len(batch.lines)}, payload=[batch.payload])
 
     def _finish(self, ok: bool, reason: str) -> None:
-        if self._coordinator is not None:
-            self._close_journal(self._coordinator, ok, reason)
+        if self.state.coordinator is not None:
+            self._close_journal(self.state.coordinator, ok, reason)
         raise ServingEnded
 
     def _close_journal(self, coordinator: LiveCoordinators, ok: bool, reason: str) -> None:

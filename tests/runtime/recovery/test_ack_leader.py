@@ -24,6 +24,8 @@ MORE = 5
 class Adding(plain.Summing):
     """Adds each number that a client pushes to its own as soon as it comes, and keeps the history: asp with one parameter."""
 
+    handed_on = (*plain.Summing.handed_on, "history", "lives", "clients", "fenced")
+
     def _begin(self, settings: JobSettings, servers: Any) -> None:
         super()._begin(settings, servers)
         self.history: list[tuple[int, int]] = []
@@ -56,9 +58,9 @@ class Adding(plain.Summing):
         self.value += number
         self.history.append((self.clients[connection], number))
         connection.release_carried()
-        connection.send({"kind": "parameters", **self.state(), "life": self.lives[connection]}, early=True)
+        connection.send({"kind": "parameters", **self._seen(), "life": self.lives[connection]}, early=True)
 
-    def state(self) -> dict[str, int]:
+    def _seen(self) -> dict[str, int]:
         return {"value": self.value, "version": len(self.history)}
 
     def _on_reconciled(self, link: Link, unknown: int) -> None:
@@ -66,7 +68,7 @@ class Adding(plain.Summing):
         if unknown:
             self.lives[link] += 1
             self.fenced += 1
-            link.send({"kind": "fence", **self.state(), "life": self.lives[link]})
+            link.send({"kind": "fence", **self._seen(), "life": self.lives[link]})
 
 
 class Client:

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 
 from offbeat.errors import FencedError, JobError, ProtocolError
+from offbeat.journal.file import Journal
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.recovery.replica import Replica
 from offbeat.runtime.replicated_server import ReplicatedServer
+from offbeat.runtime.serving import ServerState
 from offbeat.runtime.worker.links import Links
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.link import Link
@@ -37,6 +39,18 @@ def expected(turn: int) -> int:
 
 class Summing(ReplicatedServer):
     """Waits until every client has pushed a number, adds the sum to its own, and tells every client."""
+
+    handed_on = ("value", "waiting", "regions")
+    """What a new standby gets: in place of a journal, which this server has none of."""
+
+    def _handed_on(self) -> ServerState:
+        state = super()._handed_on()
+        state.journal = {name: getattr(self, name) for name in self.handed_on}
+        return state
+
+    def _take_over(self, state: ServerState, journal: Journal) -> None:
+        super()._take_over(state, journal)
+        vars(self).update(state.journal)
 
     def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
         self._settings, self._servers = settings, servers
