@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ MORE = 5
 class Adding(plain.Summing):
     """Adds each number that a client pushes to its own as soon as it comes, and keeps the history: asp with one parameter."""
 
-    handed_on = (*plain.Summing.handed_on, "history", "lives", "clients", "fenced")
+    handed_on: ClassVar[tuple[str, ...]] = (*plain.Summing.handed_on, "history", "lives", "clients", "fenced")
 
     def _begin(self, settings: JobSettings, servers: Any) -> None:
         super()._begin(settings, servers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -40,7 +40,7 @@ def expected(turn: int) -> int:
 class Summing(ReplicatedServer):
     """Waits until every client has pushed a number, adds the sum to its own, and tells every client."""
 
-    handed_on = ("value", "waiting", "regions")
+    handed_on: ClassVar[tuple[str, ...]] = ("value", "waiting", "regions")
     """What a new standby gets: in place of a journal, which this server has none of."""
 
     def _handed_on(self) -> ServerState:
