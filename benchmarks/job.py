@@ -32,7 +32,6 @@ def run(
     wire: str = "float32",
     restarts: int = 0,
     replicas: int = 0,
-    ack: str = "replica",
 ) -> list[dict[str, Any]]:
     """Run ``script`` (of this folder) as a job; the JSON lines that worker 0 appended to its ``--out``.
 
@@ -48,7 +47,6 @@ def run(
             str(restarts),
             "--replicas",
             str(replicas),
-            *(("--ack", ack) if replicas else ()),
             str(HERE / script),
             "--out",
             str(out),

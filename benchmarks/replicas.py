@@ -43,18 +43,18 @@ APART_S = 1.0
 """Seconds without a fault before each death, and after the last."""
 
 
-def measure(sync: str, workers: int, servers: int, steps: int, turns: int, ack: str) -> dict[str, Any]:
+def measure(sync: str, workers: int, servers: int, steps: int, turns: int) -> dict[str, Any]:
     """One row: medians over the turns."""
     rates: dict[str, list[float]] = {"shm": [], "tcp": [], "replicas": []}
     cpu: dict[str, list[float]] = {name: [] for name in rates}
     for _ in range(turns):
         for way, replicas in CASES:
             arguments = ["--steps", str(steps), "--repeats", "1", "--late", "0.0"]
-            result = run("step_worker.py", way, workers, servers, sync, arguments, replicas=replicas, ack=ack)[-1]
+            result = run("step_worker.py", way, workers, servers, sync, arguments, replicas=replicas)[-1]
             name = "replicas" if replicas else way
             rates[name].append(result["samples_per_s"])
             cpu[name].append(result["workers_cpu_ms"] + result["servers_cpu_ms"])
-    row: dict[str, Any] = {"sync": sync, "workers": workers, "servers": servers, "turns": turns, "ack": ack}
+    row: dict[str, Any] = {"sync": sync, "workers": workers, "servers": servers, "turns": turns}
     for name, found in rates.items():
         row[name], row[f"{name}_cpu_ms"] = round(median(found), 1), round(median(cpu[name]), 1)
     for name in ("shm", "tcp"):
@@ -87,15 +87,15 @@ def started(options: list[str], workers: int, width: int, *, apart: bool) -> Ite
                 other.wait()
 
 
-def deaths(count: int, servers: int, sync: str, ack: str, **how: Any) -> list[dict[str, float]]:
+def deaths(count: int, servers: int, sync: str, **how: Any) -> list[dict[str, float]]:
     """Kill the leader of server 0 again and again in one job, each time once its new standby could lead. Returns a row for each death.
 
     Args:
         count: of deaths.
-        servers, sync, ack: of the job.
+        servers, sync: of the job.
         how: for `started`.
     """
-    options = ["--servers", str(servers), "--sync", sync, "--replicas", "1", "--ack", ack, "--max-restarts", "0"]
+    options = ["--servers", str(servers), "--sync", sync, "--replicas", "1", "--max-restarts", "0"]
     with started(options, **how) as job:
         job.record("fold", version=50)
         times: list[tuple[float, float]] = []
@@ -128,24 +128,23 @@ def main() -> None:
     parser.add_argument("--deaths", type=int, default=0, help="measure so many deaths of one server (default: 0)")
     parser.add_argument("--width", type=int, default=64, help="the width of the model of --deaths (default: 64)")
     parser.add_argument("--apart", action="store_true", help="with --deaths: two agents, as on two machines")
-    parser.add_argument("--ack", default="replica", choices=("replica", "leader"), help="of the runs with replicas (default: replica)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.deaths:
-        died = deaths(args.deaths, args.servers, args.rules[0], args.ack, workers=args.workers, width=args.width, apart=args.apart)
+        died = deaths(args.deaths, args.servers, args.rules[0], workers=args.workers, width=args.width, apart=args.apart)
         for name, what in (("pause", "paused at takeovers"), ("copy", "paused for a new standby"), ("alone", "had no standby")):
             seconds = [one[name] for one in died]
             Console().print(
                 f"{args.rules[0]}, {len(died)} deaths: {what} for {median(seconds):.2f} s (median), at most {max(seconds):.2f} s"
             )
-        save(args.json, [{"sync": args.rules[0], "width": args.width, "ack": args.ack, "apart": args.apart, "deaths": died}])
+        save(args.json, [{"sync": args.rules[0], "width": args.width, "apart": args.apart, "deaths": died}])
         return
     table = Table(title=f"{args.workers} workers, {args.servers} servers, 25.2 M parameters: samples per second", title_justify="left")
     for name in ("rule", "shm", "tcp", "replicas", "to shm", "to tcp", "CPU ms: shm", "tcp", "replicas"):
         table.add_column(name, justify="right")
     rows = []
     for sync in args.rules:
-        row = measure(sync, args.workers, args.servers, args.steps, args.turns, args.ack)
+        row = measure(sync, args.workers, args.servers, args.steps, args.turns)
         rows.append(row)
         shown = [f"{row[name]:.0f}" for name in ("shm", "tcp", "replicas")]
         cost = [f"{row[name]:.0f}" for name in ("shm_cpu_ms", "tcp_cpu_ms", "replicas_cpu_ms")]

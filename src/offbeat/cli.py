@@ -46,7 +46,6 @@ from offbeat.launch.tasks import checked_host, task_of
 from offbeat.launch.token import given_token
 from offbeat.logs import begin_command
 from offbeat.options import (
-    AckOption,
     AutoResume,
     Batch,
     CheckpointDir,
@@ -131,7 +130,6 @@ def run(
     workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each.")] = 1,
     replicas: Replicas = 0,
-    ack: AckOption = None,
     leaders: Leaders = None,
     sync: Sync = None,
     wire: Wire = None,
@@ -231,7 +229,6 @@ def run(
         checkpoint=checkpointing.order_of(checkpoint, every, keep, saved),
         resume=saved,
         replicas=replicas,
-        ack=ack,
         on_driver=ray is not None and not ray.spread_servers,
     )
     imported = chosen(preload or [], program, none=no_preload)
@@ -286,7 +283,6 @@ def agent(
     rdzv_endpoint: Annotated[str | None, typer.Option(help=r"HOST\[:PORT] of the first machine, where the engine does not say it.")] = None,
     servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each; the machines start them in turn.")] = 1,
     replicas: Replicas = 0,
-    ack: AckOption = None,
     leaders: Leaders = None,
     sync: Sync = None,
     wire: Wire = None,
@@ -375,7 +371,6 @@ def agent(
         checkpoint=order,
         resume=saved,
         replicas=replicas,
-        ack=ack,
     )
     imported = chosen(preload or [], program, none=no_preload)
     program = grouped(program, procs_per_worker)

@@ -26,8 +26,7 @@ from offbeat.launch.ray_engine import RayOptions
 from offbeat.policies import RULES, rule
 from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
-from offbeat.runtime.job.wire_choice import check_ack, check_replicas, check_rule, wire_format
-from offbeat.types import ACKS, Ack
+from offbeat.runtime.job.wire_choice import check_replicas, check_rule, wire_format
 from offbeat.view import curves, dashboard, job_view, log_to, metrics
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
@@ -58,13 +57,6 @@ Batch = Annotated[
     ),
 ]
 Replicas = Annotated[int, typer.Option(help="1: every server has a standby, on another machine if there are several, which takes over.")]
-AckOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ack",
-        help="With --replicas 1, workers get a version once its standby (replica), or only its leader (leader), has it.",
-    ),
-]
 
 
 def _known_store(text: str | None) -> str | None:
@@ -165,7 +157,6 @@ def check(
     checkpoint: CheckpointOrder | None = None,
     resume: Checkpoint | None = None,
     replicas: int = 0,
-    ack: str | None = None,
     on_driver: bool = False,
     batch: str | None = None,
 ) -> JobSettings:
@@ -218,7 +209,6 @@ def check(
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
     if batch is not None:
         BatchOrder.of(batch, workers)
-    chosen_ack = _check_ack(ack, replicas, servers, sync)
     if replicas:
         _check_replicas(replicas, sync=sync, on_driver=on_driver)
     checkpointing.check_rule(resume, spelling)
@@ -245,26 +235,8 @@ def check(
         checkpoint=checkpoint,
         resume=None if resume is None else str(resume.path),
         replicas=replicas,
-        ack=chosen_ack,
         batch=batch,
     )
-
-
-def _check_ack(ack: str | None, replicas: int, servers: int, sync: str | None) -> Ack:
-    if ack is None:
-        return "replica"
-    known = next((known for known in ACKS if known == ack), None)
-    if known is None:
-        raise ConfigurationError(f"--ack {ack}: must be replica (a standby has each version that workers get) or leader")
-    if replicas == 0:
-        raise ConfigurationError(f"--ack {ack}: no server has a standby that could acknowledge; add --replicas 1, or leave --ack out")
-    if known == "leader" and servers > 1:
-        raise ConfigurationError(
-            f"--ack leader: after a takeover the shards of {servers} servers could differ by one version; use --servers 1, or --ack replica"
-        )
-    if known == "leader" and sync is not None:
-        check_ack(rule(sync), known)
-    return known
 
 
 def followers_of(targets: Sequence[str], port: str | None, page: str | None = None) -> tuple[FollowerSpec, ...]:

@@ -51,9 +51,6 @@ WIRE_FORMATS: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
 Reduction: TypeAlias = Literal["mean", "sum"]
 """What a worker's gradient is of its samples' gradients."""
 REDUCTIONS: Final[tuple[Reduction, ...]] = get_args(Reduction)
-Ack: TypeAlias = Literal["replica", "leader"]
-"""Which processes of a server have a version before workers get it: leader and standby (``replica``), or the leader alone."""
-ACKS: Final[tuple[Ack, ...]] = get_args(Ack)
 
 FIRST_WORKER: Final = WorkerId(0)
 """The number of a job's first worker, and of the only one where a script runs alone."""

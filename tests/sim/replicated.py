@@ -26,7 +26,7 @@ from offbeat.runtime.replicated_server import ReplicatedServer
 from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.link import Link
-from offbeat.types import Ack, Seconds, WorkerId
+from offbeat.types import Seconds, WorkerId
 
 KEY: Final = "key"
 POINTS: Final = {"flush": StreamRecorder, "_send": Replica, "send": Link}
@@ -76,13 +76,12 @@ class ReplicatedServers(SteppedJob):
         script, journal: as for `SteppedJob`.
         deaths: at which kind of point, and at the how manieth of this kind since the last death, a leader dies, whichever it is. One dies
             only if its standby could lead.
-        ack: of `JobSettings`.
     """
 
-    def __init__(self, script: Timings, journal: Path, deaths: Sequence[tuple[str, int]], ack: Ack = "replica") -> None:
+    def __init__(self, script: Timings, journal: Path, deaths: Sequence[tuple[str, int]]) -> None:
         super().__init__(replace(script, shares_memory=False), journal)
         self.network.as_sent = True
-        self._deaths, self._ack = list(deaths), ack
+        self._deaths = list(deaths)
         self._passed: Counter[str] = Counter()
         self._living: Process | None = None
         """The process that does something."""
@@ -195,7 +194,7 @@ class ReplicatedServers(SteppedJob):
         assert self._ready == set(range(count))
 
     def _settings(self) -> JobSettings:
-        return replace(super()._settings(), replicas=1, ack=self._ack)
+        return replace(super()._settings(), replicas=1)
 
     def _tell(self, process: Process, header: dict[str, Any]) -> None:
         assert process.connection is not None

@@ -19,21 +19,21 @@ from offbeat.errors import JobError
 from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
 from offbeat.policies import RULES
-from offbeat.types import ACKS, Ack, WireFormat
+from offbeat.types import WireFormat
 
 PSP: Final = [*RULES["psp"].about.examples]
 SOME: Final = [*PSP, "bsp", "asp", "dbw", "ensemble(steps=2)"]
 ENCODED: Final = ["bsp", "asp", "rennala(batch=2)"]
 
 
-def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], ack: Ack = "replica") -> tuple[ReplicatedServers, list[Record]]:
+def ran(script: Timings, where: Path, deaths: list[tuple[str, int]]) -> tuple[ReplicatedServers, list[Record]]:
     """Run it, and check what holds of every job: `follow` knows the parameters of each version of each shard."""
-    job = ReplicatedServers(script, where / "journal.jsonl", deaths, ack)
+    job = ReplicatedServers(script, where / "journal.jsonl", deaths)
     live = job.run()
     assert Tally.of(live).problems() == []
     for report in (record["report"] for record in live if record["kind"] == "epoch_ended"):
         assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
-    if script.wire == "float32" and ack == "replica":  # else workers may have seen a version that was lost
+    if script.wire == "float32":
         follow(job, live)
     return job, live
 
@@ -71,7 +71,6 @@ def test_the_leader_of_a_server_that_others_do_not_know_yet_dies(point: int, tmp
     law=st.sampled_from(LAWS),
     faults=st.sampled_from(FAULTS),
     wire=st.sampled_from(("float32", "bf16", "int8")),
-    ack=st.sampled_from(ACKS),
     dealt=st.booleans(),
     seed=st.integers(0, 1 << 30),
     servers=st.sampled_from((1, 2)),
@@ -83,7 +82,6 @@ def test_whenever_leaders_die_the_books_are_right(
     law: str,
     faults: str,
     wire: WireFormat,
-    ack: Ack,
     dealt: bool,
     seed: int,
     servers: int,
@@ -95,7 +93,7 @@ def test_whenever_leaders_die_the_books_are_right(
     # Server 0 decides what is folded. So the job ends if a worker dies in the moment of the death of another server's leader, and if each
     # server decides by itself, also in that of server 0's.
     try:
-        ran(script, tmp_path_factory.mktemp("replicas"), deaths, ack if sync in ENCODED and servers == 1 else "replica")
+        ran(script, tmp_path_factory.mktemp("replicas"), deaths)
     except JobError as error:
         decided = sync not in PSP and "the standby of server 0" in str(error)
         if servers == 1 or decided or not faults or "has died with the leader, or does not answer" not in str(error):

@@ -47,10 +47,6 @@ million batches, and a rule may drop every third.
 """
 
 
-SKIPPED: Final = 1 << 24
-"""More leases than workers are dealt in a version."""
-
-
 def unaccounted(report: Mapping[str, Any]) -> int:
     """Return how many positions an epoch's report does not account for; less than 0: some are counted twice.
 
@@ -355,10 +351,6 @@ class Leases:
         self._leases[lease.id] = lease
         self._held.setdefault(worker, {})[lease.id] = lease
         return lease
-
-    def skip(self) -> None:
-        """Skip numbers of leases: workers may hold some that were dealt with these numbers and of which nothing is known here."""
-        self._next_id += SKIPPED
 
     def parts(self, worker: WorkerId, pool: int) -> Parts:
         """Return the worker's split in the current epoch; empty where there is one deck for all, or no split for this worker."""

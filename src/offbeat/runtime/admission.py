@@ -15,7 +15,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.policies.gossip import AllReduce
 from offbeat.runtime.job.job_spec import JobSpec
-from offbeat.runtime.job.wire_choice import check_ack, check_replicas
+from offbeat.runtime.job.wire_choice import check_replicas
 from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
 from offbeat.runtime.recovery.keeper import Keeper
@@ -160,7 +160,6 @@ class Admission:
                     f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave --servers out"
                 )
             checked_vector(header)
-            check_ack(policy, settings.ack)
             if isinstance(self._keeper, Replica):
                 check_replicas(policy)
             if isinstance(self._keeper, Keeper) and isinstance(policy, AllReduce):

@@ -131,18 +131,6 @@ class LiveCoordinator:
         else:
             self.job.peers.missing[worker] = reason
 
-    def on_ahead(self, connection: Connection, unknown: int, now: Seconds) -> None:
-        """Take a worker for dead, which is fenced and joins again by itself: it knows what only the former leader of this server knew.
-
-        It may have overwritten the gradient of its pending push, and may hold leases of which this process does not know.
-        """
-        peer = self.job.peers.at(connection)
-        if peer is None:
-            return
-        peer.serial += unknown  # each may have been a release, and the next one must be newer to the worker
-        self.on_withdrawn(connection, now)
-        self.on_lost(peer.worker, f"{unknown} messages to it were lost with the server's former leader", now, peer.incarnation)
-
     def on_withdrawn(self, connection: Connection, now: Seconds) -> None:
         """Drop a worker's push that is in no version yet: its gradient is lost with the former leader of this server."""
         peer = self.job.peers.at(connection)

@@ -129,11 +129,6 @@ class LiveCoordinators:
         self._at.pop(connection, self.first).on_closed(connection, reason, now)
         self._settle(now)
 
-    def on_ahead(self, connection: Connection, unknown: int, now: Seconds) -> None:
-        """Handle the return of a worker that has messages of the former leader which this process does not know of."""
-        self._at.get(connection, self.first).on_ahead(connection, unknown, now)
-        self._settle(now)
-
     def on_withdrawn(self, connection: Connection, now: Seconds) -> None:
         """Handle the loss of a gradient that had come from this worker to the former leader."""
         self._at.get(connection, self.first).on_withdrawn(connection, now)
@@ -245,8 +240,6 @@ class LiveCoordinators:
         """Note that this server goes on in a new process."""
         for live in self._live:
             live.returned = True
-            if self._settings.ack == "leader" and live.job.coordinator is not None:
-                live.job.coordinator.epochs.skip_leases()
         if self.checkpoints is not None:
             self.checkpoints.has_returned()
 

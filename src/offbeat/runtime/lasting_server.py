@@ -250,23 +250,12 @@ class Server(Serving):
                 self._at_moment(now, super()._stood_still, seconds)
             case ["returned", _]:
                 self._has_returned()
-            case ["reconciled", now, session, unknown]:
-                link = recorder.sessions[session]
-                link.skip(unknown)
-                self._at_moment(now, self._on_reconciled, link, unknown)
             case ["withdrawn", now, session]:
                 self._at_moment(now, self._on_withdrawn, recorder.sessions[session])
 
     def _has_returned(self) -> None:
         if self.state.coordinator is not None:
             self.state.coordinator.has_returned()
-
-    def _on_reconciled(self, link: Link, unknown: int) -> None:
-        """Handle the return of a worker to a new leader that does not know of so many messages which the former leader has sent."""
-        if unknown:
-            link.release_carried()
-            if self.state.coordinator is not None:
-                self.state.coordinator.on_ahead(link, unknown, self.now())
 
     def _on_withdrawn(self, link: Link) -> None:
         """Handle the loss of a gradient that had come to the former leader."""

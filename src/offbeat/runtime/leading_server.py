@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -169,7 +168,6 @@ class LeadingServer(Server):
         self._job = None
         self._launcher.send({"kind": "loading"})
         stream = self._recorder = self._stream = StreamRecorder(self._launcher, replays=False)
-        stream.commit.early = self._job_of(job)[0].ack == "leader"
         self._supervisor = stream.supervisor
         if connection is not None:
             stream.follow(connection)
@@ -218,21 +216,6 @@ class LeadingServer(Server):
             self._launcher.send({"kind": "followed", "address": self._standby_at})
 
     # The links.
-
-    def _on_resume(self, connection: Connection, message: Message) -> None:
-        super()._on_resume(connection, message)
-        link = None if self._stream is None else self._stream.link_at(connection)
-        if self._stream is not None and link is not None and link.unknown is not None:
-            unknown, link.unknown = link.unknown, None
-            if unknown and link.kept_carried is not None:
-                self._withdraw(self._stream, link)  # its worker has gone on since, and the region is not what it was
-            self._postponed.append(partial(self._reconcile, self._stream, link, unknown))
-
-    def _reconcile(self, stream: StreamRecorder, link: Link, unknown: int) -> None:
-        """Handle the return of a worker; nothing is lacking."""
-        now = self.now()
-        stream.reconciled(now, link, unknown)
-        self._at_moment(now, self._on_reconciled, link, unknown)
 
     @property
     def _may_withdraw(self) -> bool:

@@ -143,7 +143,6 @@ class ReplicatedServer(LeadingServer):
         self._own_settings = self._with_own_journal(settings)
         self._writer.held = True  # the leader writes the files of checkpoints
         stream = self._recorder = self._stream = StreamRecorder(self._launcher, replays=True)
-        stream.commit.early = settings.ack == "leader"
         self._supervisor = stream.supervisor
         self._leader = self._hub.connect(self._servers[self._number])
         self._leader.place_with(stream.keeper.place)

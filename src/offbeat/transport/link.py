@@ -46,8 +46,6 @@ class _Kept(NamedTuple):
     memory: tuple[SharedMemory, ...]
     position: int
     """Of the record from which the message follows."""
-    early: bool = False
-    """True if it may leave before this record is committed."""
     lent: bool = False
     """True if nobody changes the payload."""
 
@@ -79,11 +77,6 @@ class Link(Connection):
         """The number of the message whose region the other end must keep, see `keep_carried`; None: none."""
         self.lacks_carried = False
         """True while that region is missing here, in the process of a standby that has taken over."""
-        self.known: int | None = None
-        """In the process of a standby that has taken over, while the other end has not come back: how many messages this process knows to
-        have been sent. The former leader may have sent more, early ones. None: the other end has none that are unknown here."""
-        self.unknown: int | None = None
-        """How many more the other end had when it came back, until the server has handled this."""
         self._commit = commit
         self._confirmable: deque[tuple[int, int]] = deque()
         """Positions of records, and the number of the message that may be confirmed once the record is committed."""
@@ -147,34 +140,10 @@ class Link(Connection):
     def resumed(self, received: int) -> None:
         """Send again what the other end, which has received so many messages, does not have."""
         with self._lock:
-            if self.known is not None:
-                self.unknown = max(0, received - self.known)
-                self.skip(self.unknown)
             self.forget(received)
             assert self._socket is not None, "the other end resumes over a socket"
             self._ready, self._offered = True, received
             self.advance()
-
-    def lead(self) -> None:
-        """Note that this process leads from now on: the other end may have early messages that this process does not know of."""
-        if self.known is None:
-            self.known = self.sent
-
-    def skip(self, unknown: int) -> None:
-        """Skip the numbers of messages that the other end has from the former leader, and that this process does not know of.
-
-        What this process has sent since then follows from the present record at the earliest: the standby that takes over next must
-        have this record.
-        """
-        if self.known is None:
-            return
-        known, self.known = self.known, None
-        position = 0 if self._commit is None else self._commit.position
-        self._kept = deque(
-            kept if kept.number <= known else kept._replace(number=kept.number + unknown, position=position, early=False)
-            for kept in self._kept
-        )
-        self.sent += unknown
 
     def advance(self) -> None:
         """Send what has waited for its record to be committed."""
@@ -183,7 +152,7 @@ class Link(Connection):
                 return
             for kept in self._kept if self._offered < self.sent else ():
                 if kept.number > self._offered:
-                    if self._commit is not None and self._commit.holds(kept.position, early=kept.early):
+                    if self._commit is not None and self._commit.holds(kept.position):
                         return
                     self._offered = kept.number
                     self._send(self._socket, kept)
@@ -294,13 +263,8 @@ class Link(Connection):
         payload: Sequence[Buffer] = (),
         memory: Sequence[SharedMemory] = (),
         lent: bool = False,
-        early: bool = False,
     ) -> None:
-        """Send a message as `Connection.send` does.
-
-        ``lent``: nobody changes the payload as long as the process lives. ``early``: the message may leave before the standby has its
-        record, see `OutputCommit`.
-        """
+        """Send a message as `Connection.send` does; ``lent``: nobody changes the payload as long as the process lives."""
         with self._lock:
             if self.closed:
                 return
@@ -310,7 +274,7 @@ class Link(Connection):
                 position = self._commit.position
                 self._commit.sent += 1
             data: list[Buffer] = list(payload) if lent else [bytes(part) for part in payload]
-            self._kept.append(_Kept(self.sent, header, carry, data, tuple(memory), position, early, lent))
+            self._kept.append(_Kept(self.sent, header, carry, data, tuple(memory), position, lent))
             self.advance()
 
     def send_aside(self, header: Mapping[str, Any]) -> None:
@@ -336,11 +300,3 @@ class Link(Connection):
                     self.advance()  # which closes the socket, once nothing waits
                 elif self._socket is not None:
                     self._socket.close()
-
-
-def send(connection: Connection, header: Mapping[str, Any], *, carry: str | None = None, early: bool) -> None:
-    """Send a message over a link or a plain connection; over a link it may be ``early``."""
-    if isinstance(connection, Link):
-        connection.send(header, carry=carry, early=early)
-    else:
-        connection.send(header, carry=carry)

@@ -180,13 +180,10 @@ def test_other_rules_have_a_shard_of_the_other_kind() -> None:
         shard_of(0, layout, spec, BSP(), JobSettings(workers=2, late=(Late(server=0, seconds=1.0),)), lambda: 0.0, None)
 
 
-def test_a_block_larger_than_a_message_and_ack_leader_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_larger_than_a_message_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     layout, spec = Layout.of(model, optimizer), spec_of(optimizer)
-    settings = JobSettings(workers=2, replicas=1, ack="leader")
-    with pytest.raises(ConfigurationError, match="--ack leader: under psp a worker has blocks of several versions"):
-        shard_of(0, layout, spec, PSP(c=1), settings, lambda: 0.0, None)
     monkeypatch.setattr(per_shard, "VERIFIED", VERIFIED._replace(payload_nbytes=layout.nbytes))
     shard_of(0, layout, spec, PSP(c=1), JobSettings(workers=2), lambda: 0.0, None)
     with pytest.raises(ConfigurationError, match=f"a shard's {layout.nbytes} bytes travel in one message of at most {layout.nbytes // 2}"):

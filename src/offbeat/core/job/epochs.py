@@ -125,10 +125,6 @@ class Epochs:
             self._do(self._ledger.resume(worker, now))
         return self._flush()
 
-    def skip_leases(self) -> None:
-        """Give the next leases numbers that no earlier lease has, also none of which this job has no record."""
-        self._leases.skip()
-
     def prepare(self) -> None:
         """Decide the splits anew after workers have come or gone, in epochs of which no sample has been dealt yet."""
         for pool in self._leases.between():

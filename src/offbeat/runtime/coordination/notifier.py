@@ -21,7 +21,6 @@ from offbeat.core.effects import (
 )
 from offbeat.runtime.coordination.buffers import BufferBook
 from offbeat.runtime.coordination.peers import Peers
-from offbeat.transport.link import send
 from offbeat.types import Fate, WorkerId, WorkerState
 
 
@@ -58,8 +57,7 @@ class Notifier:
                 self._send(effect.worker, "unused", incarnation=effect.incarnation)
             case Grant():
                 fields = {"lease": effect.lease, "epoch": effect.epoch, "start": effect.start, "stop": effect.stop, "parts": effect.parts}
-                # A server that takes over deals other leases, and fences a worker that has some of which the server does not know.
-                send(self._peers[effect.worker].connection, {"kind": "grant", **fields, "refreshed": effect.refreshed}, early=True)
+                self._send(effect.worker, "grant", **fields, refreshed=effect.refreshed)
             case NoMore():
                 self._no_more(effect)
             case EpochEnded():

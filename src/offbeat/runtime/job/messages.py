@@ -33,7 +33,7 @@ from offbeat.transport.schema import (
     variant,
     whole,
 )
-from offbeat.types import ACKS, REDUCTIONS, WIRE_FORMATS, WorkerState
+from offbeat.types import REDUCTIONS, WIRE_FORMATS, WorkerState
 
 WORKERS_MAX: Final = 1 << 20
 """Greatest number of a worker in any message; the job checks which workers exist."""
@@ -281,7 +281,6 @@ _MORE_SETTINGS: Final = {
     "script": text(1 << 14),
     "journal": maybe(text(1 << 14)),
     "replicas": whole(0, 1),
-    "ack": one_of(*ACKS),
     "batch": maybe(text(1 << 20)),
 }
 _JOB: Final = {"settings": fields(_SETTINGS, _MORE_SETTINGS), "servers": text(1 << 20)}

@@ -16,7 +16,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.runtime.job import environment_block
 from offbeat.runtime.job.wire_choice import wire_format
 from offbeat.transport.base import Address
-from offbeat.types import Ack, Seconds, Version, WireFormat, WorkerId
+from offbeat.types import Seconds, Version, WireFormat, WorkerId
 
 TOKEN: Final = "OFFBEAT_TOKEN"
 ROLE: Final = "OFFBEAT_ROLE"
@@ -98,8 +98,6 @@ class JobSettings:
     """The checkpoint from which the job resumes; None: it begins anew."""
     replicas: int = 0
     """1: each server has a standby."""
-    ack: Ack = "replica"
-    """Which processes of a server have a version before workers get it: leader and standby (``replica``), or the leader alone."""
 
     @property
     def checkpoints(self) -> bool:

@@ -1,4 +1,4 @@
-"""Check the choices of a wire format, of ``--replicas`` and of ``--ack``: whether a rule can use them, and whether the format exists."""
+"""Check the choices of a wire format and of ``--replicas``: whether a rule can use them, and whether the format exists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.policies.gossip import AllReduce
-from offbeat.types import WIRE_FORMATS, Ack, WireFormat
+from offbeat.types import WIRE_FORMATS, WireFormat
 
 
 def wire_format(name: str) -> WireFormat:
@@ -74,24 +74,3 @@ def check_replicas(policy: Policy) -> None:
     else:
         return
     raise ConfigurationError(f"--replicas 1: under {policy.called()} {why}; leave --replicas out")
-
-
-def check_ack(policy: Policy, ack: Ack) -> None:
-    """Check that under this rule new parameters may leave before the standby has their version.
-
-    Raises:
-        ConfigurationError: they may not; the message says why.
-
-    >>> from offbeat.policies import rule
-    >>> check_ack(rule("bsp"), "leader"), check_ack(rule("psp(c=1)"), "replica")
-    (None, None)
-    """
-    if ack != "leader":
-        return
-    if not isinstance(policy, ServerRule):
-        raise ConfigurationError(f"--ack leader: under {policy.called()} no version is made at a server; leave --ack out")
-    if policy.scope == "shard":
-        raise ConfigurationError(
-            f"--ack leader: under {policy.called()} a worker has blocks of several versions, and cannot be brought back to one that the "
-            "standby has; use --ack replica"
-        )

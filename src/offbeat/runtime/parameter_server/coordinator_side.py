@@ -30,7 +30,7 @@ from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.tensors.whole import ShardCopy
 from offbeat.transport.base import Connection, Message, SharedMemory
-from offbeat.types import NO_CAUSE, Incarnation, RecordId, Seconds, WorkerId
+from offbeat.types import NO_CAUSE, RecordId, Seconds, WorkerId
 
 
 class ServerCoordinatorSide:
@@ -193,7 +193,7 @@ class ServerCoordinatorSide:
                 raise ProtocolError(
                     f"worker {worker} sent 'push' with {held} versions in push.held (expected {servers}, one for each server)"
                 )
-        elif push["version"] > self._coordinator.version and self._speaks(worker, push["incarnation"]):
+        elif push["version"] > self._coordinator.version:
             newest = self._coordinator.version
             raise ProtocolError(f"worker {worker} sent 'push' with push.version = {push['version']} (expected at most {newest})")
         if "hyper" in header and self._policy.averaging is None:  # with averaging, an optimizer of any class steps in the worker
@@ -201,10 +201,6 @@ class ServerCoordinatorSide:
                 check_changed(self._spec, header["hyper"])
             except ProtocolError as error:
                 raise ProtocolError(f"worker {worker} sent 'push' with settings that do not fit: {error}") from None
-
-    def _speaks(self, worker: WorkerId, incarnation: Incarnation) -> bool:
-        """Return False if a push is rejected anyway; a version that it names may have been lost with the server's former leader."""
-        return self._settings.ack == "replica" or self._coordinator.participants.present(worker, incarnation)
 
     def discard(self, shard: int, header: Mapping[str, Any]) -> None:
         """Have another server drop a gradient whose description breaks the protocol."""

@@ -20,7 +20,6 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
-from offbeat.runtime.job.wire_choice import check_ack
 from offbeat.runtime.parameter_server.deliveries import Delivery
 from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements, passed_on
 from offbeat.runtime.recovery.keeper import Keeper
@@ -53,12 +52,11 @@ def shard_of(
     With a ``keeper`` it outlives the process, or has a standby.
 
     Raises:
-        ConfigurationError: a block is too large for one message, or ``--late`` or ``--ack`` is set and does not fit the rule.
+        ConfigurationError: a block is too large for one message, or ``--late`` is set and does not fit the rule.
     """
     span = layout.spans(settings.servers, spec.elementwise)[number]
     make: Callable[..., LiveShard]
     if policy.scope == "shard":
-        check_ack(policy, settings.ack)
         _check_size(span, policy, settings)
         late = [late for late in settings.late if late.server in (ANY, number)]
         make = partial(BlockShard, number, layout, span, spec, policy, late=late, seed=settings.seed, now=now)

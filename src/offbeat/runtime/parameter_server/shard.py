@@ -28,9 +28,9 @@ from offbeat.tensors.shard_memory import ShardMemory, Sizes
 from offbeat.tensors.whole import ShardCopy
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Buffer, Connection, Message, SharedMemory
-from offbeat.transport.link import Link, send
+from offbeat.transport.link import Link
 from offbeat.transport.shm import PrivateBlock
-from offbeat.types import NO_WORKER, NOT_JOINED, Incarnation, Seconds, Version, WorkerId
+from offbeat.types import NO_WORKER, Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
@@ -47,8 +47,6 @@ class _Slot:
     """The count of changes when parameters were last sent as they are; None: never, or the connection encodes."""
     state: OwnState | None = None
     """Optimizer state that belongs to the parameters that the worker provides or has loaded; None: there is none."""
-    incarnation: Incarnation = NOT_JOINED
-    """The newest incarnation of the worker that has been released."""
     until_fold: bool = False
     """True if parameters are written to `pull` only before the first fold: one that trains reads the shard's own memory."""
 
@@ -468,8 +466,6 @@ class LiveShard:
         """Note that a version is about to be made."""
         self.folded = True
         self._changes += 1
-        if self._replica is not None:
-            self._replica.folded()
         if self._restored and self._keeper is not None:
             # Until now a next process would read the checkpoint again. From now on it must not: newer ones will take its place.
             self._keeper.snapshot_due = True
@@ -547,11 +543,8 @@ class LiveShard:
         header = {"kind": "parameters", **passed_on(order), **({"half": self._halves.half} if slot.until_fold else {})}
         if isinstance(slot.connection, Link):
             slot.connection.release_carried()
-        # The first release of an incarnation waits for the standby: a standby that takes over fences incarnations that it knows.
-        early = slot.incarnation == order["incarnation"]
-        slot.incarnation = order["incarnation"]
         if slot.sent == self._changes and not order["anew"] and not slot.connection.shares_memory:
-            send(slot.connection, header, early=early)  # at an epoch's end, mostly
+            slot.connection.send(header)  # at an epoch's end, mostly
             return
         if slot.encoding is None:
             slot.sent = self._changes
@@ -562,7 +555,7 @@ class LiveShard:
             # Also at the standby, which knows by it what the worker has.
             for number in slot.encoding.parameters.numbers:
                 slot.encoding.parameters.encode(number, self._changes)
-            send(slot.connection, header, carry="pull", early=early)
+            slot.connection.send(header, carry="pull")
             return
         if slot.encoding is not None:
             slot.encoding.parameters.sent_exact()
@@ -572,7 +565,7 @@ class LiveShard:
         self._bind(slot, "pull" if slot.encoding is None else EXACT)
         if slot.pull is not None and not (slot.until_fold and self._trains):
             self._once(partial(self._copy, slot.pull, Span(0, len(self._memory))))
-        send(slot.connection, header, carry="pull" if slot.encoding is None else EXACT, early=early)
+        slot.connection.send(header, carry="pull" if slot.encoding is None else EXACT)
 
     def answer_state(self, connection: Connection, message: Message) -> None:
         """Send a worker this shard's optimizer state, or keep the state that it offers until `initialise` uses it."""

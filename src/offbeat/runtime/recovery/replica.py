@@ -134,10 +134,6 @@ class Replica:
                 return memory
         return PrivateBlock.allocate(nbytes, "sum of gradients").view
 
-    def folded(self) -> None:
-        """Note that a version is made: see `OutputCommit`."""
-        self._commit.folded()
-
     def measured(self, result: Any) -> Any:
         """At the leader: note what a fold has measured; at the standby: return what the leader has measured in place of ``result``."""
         if not self.replays:
@@ -385,8 +381,6 @@ class StreamRecorder(SessionLinks):
         self.keeper.replays = False
         for link in self.sessions.values():
             link.lacks_carried = link.kept_carried is not None
-            if self.commit.early:
-                link.lead()
 
     @property
     def lacking(self) -> list[Link]:

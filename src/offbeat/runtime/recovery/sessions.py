@@ -145,10 +145,6 @@ class SessionLinks:
         """Note the result of writing files that is about to be handled, as its fields."""
         self.write(["written", now, list(result)])
 
-    def reconciled(self, now: Seconds, link: Link, unknown: int) -> None:
-        """Note that a worker has come back to a new leader, with so many messages that the new leader does not know of."""
-        self.write(["reconciled", now, link.session, unknown])
-
     def withdrawn(self, now: Seconds, link: Link) -> None:
         """Note that a gradient that had come to the former leader will not come again."""
         self.write(["withdrawn", now, link.session])
