@@ -95,7 +95,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sim": {"files", *RULES, "journal", "session", "report", "sim.latency", "sim.training"},
     "report": {*RULES, "guarded", "journal"},
     "report.page": {*RULES, "journal", "report"},
-    "launch": {"files", "guarded", *DATA_PLANE, "session", "journal", "runtime.job", "runtime.worker"},
+    "launch": {"files", "guarded", *DATA_PLANE, "core", "session", "journal", "runtime.job", "runtime.worker"},
     "chaos": {"files", *RULES, "journal"},
     "view": {*BASE, "files", "core", "journal", "report"},
     "doctor": {*BASE, "guarded", "transport", "runtime.job", "launch"},

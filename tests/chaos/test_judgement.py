@@ -126,6 +126,7 @@ ENDS: list[tuple[dict[str, Any], list[Injected], str]] = [
         ("psp(c=1)", "the state of this server cannot be kept", LOST),
         ("bsp", "worker 1 does not share memory with the servers", DOCUMENTED),
         ("bsp", "workers may be on other machines, and gradients that come over a network are not kept for a new server", DOCUMENTED),
+        ("bsp", "no other process could have it, see --replicas", DOCUMENTED),
         ("full", "no agent is left on this machine that could start it again", DOCUMENTED),
     ],
 )

@@ -16,8 +16,8 @@ from tests.faults.test_ranks import CALM, RANKS, accounted, began
 from tests.faults.test_servers import calm, folds, killed, one_process_each
 from tests.tiers import marked
 
+from offbeat.core.fleet import patience_of
 from offbeat.journal.records import Record
-from offbeat.launch.standbys import patience_of
 
 Start = Callable[..., Job]
 OUTLIVED = str(SCRIPTS / "outlived.py")
@@ -141,7 +141,7 @@ def test_a_standby_that_has_died_is_replaced(start: Start, enough: Path) -> None
     signalled(leader(job, 0), signal.SIGKILL)  # before the next standby is there: as the leader is a fork, it is none, and imports
     ended = job.ended()
     assert ended.status == 1
-    assert ended.last_line.endswith("what it held is gone with it (its standby could not lead yet)")
+    assert ended.last_line.endswith("what it held is gone with it (its standby could not lead yet); there is no --checkpoint to go on from")
 
 
 def test_a_leader_without_a_standby_is_waited_for_as_if_there_were_none(start: Start, enough: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 from tests.fuzz.receiver import Mute, Outcome, Receiver, checked
@@ -41,15 +42,17 @@ class ToSupervisor(Receiver):
         self.line = Mute("server 0")
         self.supervisor = Supervisor(JobSettings(workers=3), self.engine, token="token", max_restarts=1, display=display)
         self.display = display
-        child = RemoteChild(1, Mute("agent"), "node1")
-        self.supervisor._servers.children[0] = child
+        with patch.object(self.engine, "start_server", lambda *_: RemoteChild(1, Mute("agent"), "node1")):
+            self.supervisor._servers.begin()
         if self.draw.random() < 0.9:
-            self.supervisor._servers.connections[0] = self.line
+            listening = {"kind": "listening", "number": 0, "address": ["node1", ["10.0.0.1", 7777], ""]}
+            self.supervisor._servers.on_message(self.line, Message(listening, memoryview(b""), ()))
+        if self.draw.random() < 0.9:
+            self.supervisor._servers.begin_job()
         for number in range(3):
             started = RemoteChild(2 + number, Mute("agent"), "node1")
             started.started(77)
             self.supervisor._workers._states[WorkerId(number)] = WorkerProcess(started, standing=ProcessStanding(0.0))
-        self.supervisor._servers.watch.heard(0, 0.0)
 
     def receive(self, message: Message) -> Outcome:
         supervisor = self.supervisor

@@ -150,8 +150,8 @@ def test_the_only_server_is_started_again_where_it_was_while_an_agent_is_there()
     supervised = Supervised(seats=2)
     other = supervised.agent(0, "node1")
     own = supervised.agent(1, "node0", host=supervised.hub.host)
-    assert supervised.engine.servers_return
-    supervised.engine.start_worker(WorkerId(0), [], "secret")
+    assert supervised.engine.servers_return(1)
+    supervised.engine.start_worker(WorkerId(0), [], "secret", servers_return=True)
     assert supervised.engine.restart_server(0, "secret", Address("node0", ("10.0.0.1", 7777), "offbeat-3f")) is not None
     [start] = [header for header in told(own) if header["kind"] == "start"]
     variables = dict(zip(start["variables"][::2], start["variables"][1::2], strict=True))
@@ -165,6 +165,4 @@ def test_the_only_server_is_started_again_where_it_was_while_an_agent_is_there()
 
 def test_several_servers_do_not_return() -> None:
     """Some of them are on other machines than what the supervisor holds for them."""
-    supervised = Supervised()
-    supervised.engine.begin(JobSettings(workers=4, servers=2), MemoryHub(MemoryNetwork(), "secret"))
-    assert not supervised.engine.servers_return
+    assert not Supervised().engine.servers_return(2)

@@ -9,8 +9,8 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.leader_stores import EtcdStore, TorchrunStore, leadership_of, store_of
-from offbeat.launch.leadership import Leadership, LeaderStore, StoreError
+from offbeat.launch.leader_stores import EtcdStore, TorchrunStore, store_client, store_of
+from offbeat.launch.leadership import LeaderStore, StoreClient, StoreError
 
 
 def keeps_the_first(store: LeaderStore) -> None:
@@ -44,10 +44,10 @@ def test_an_address_that_cannot_be_read_is_refused(text: str) -> None:
 
 def test_the_engines_store_is_taken_unless_another_or_none_is_named() -> None:
     of_engine = TorchrunStore("node0", 29500), "none"
-    assert leadership_of(None, print, None) is None
-    assert leadership_of("none", print, lambda: of_engine) is None
-    assert isinstance(leadership_of(None, print, lambda: of_engine), Leadership)
-    assert isinstance(leadership_of("etcd://node0/night", print, None), Leadership)
+    assert store_client(None, None) is None
+    assert store_client("none", lambda: of_engine) is None
+    assert isinstance(store_client(None, lambda: of_engine), StoreClient)
+    assert isinstance(store_client("etcd://node0/night", None), StoreClient)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
-"""A supervisor enters itself and its decisions into a store: what stands there first holds, and a store that is away holds them up."""
+"""A supervisor asks a store: what stands there first is the answer, and no call but the first waits (decisions: ``core/fleet.py``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.leadership import PATIENCE_S, WATCH_S, Leadership, StoreError
+from offbeat.launch.leadership import StoreClient, StoreError
 
 
 class Inline(Executor):
@@ -55,88 +56,53 @@ def store() -> Memory:
 
 
 @pytest.fixture
-def notes() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def begun(store: Memory, notes: list[str]) -> Callable[[], Leadership]:
+def begun(store: Memory) -> Callable[[], StoreClient]:
     """A function that lets one more supervisor of the same job begin."""
 
-    def begin() -> Leadership:
-        leadership = Leadership(store, "night", notes.append, Inline())
-        leadership.begin()
-        return leadership
+    def begin() -> StoreClient:
+        client = StoreClient(store, "night", Inline())
+        client.begin()
+        return client
 
     return begin
 
 
-def test_a_standby_leads_once_the_store_has_it(store: Memory, begun: Callable[[], Leadership]) -> None:
-    leadership = begun()
-    assert leadership.answers(0.0) == []
-    leadership.ask(1, 2, "node3:7102", 0.0)
-    assert leadership.answers(0.0) == [(1, None)]
+def test_what_stands_there_first_is_the_answer_to_all(store: Memory, begun: Callable[[], StoreClient]) -> None:
+    client = begun()
+    assert client.answers() == []
+    client.claim(1, 2, "node3:7102")
+    client.claim(1, 2, "node4:7102")
+    assert client.answers() == [(1, 2, "node3:7102", None)] * 2
     assert store.values["offbeat/night/1/server 1/term 2"] == "node3:7102"
-    assert leadership.answers(0.0) == []
+    assert client.answers() == []
 
 
-def test_another_process_that_has_the_term_leads(begun: Callable[[], Leadership]) -> None:
-    leadership = begun()
-    leadership.ask(0, 2, "node3:7102", 0.0)
-    leadership.ask(0, 2, "node4:7102", 0.0)
-    assert leadership.answers(0.0) == [(0, "the store says that the process at node3:7102 leads")]
-
-
-def test_a_takeover_waits_for_a_store_that_is_away(store: Memory, begun: Callable[[], Leadership]) -> None:
-    leadership = begun()
+def test_a_store_that_is_away_is_an_answer_and_one_that_hangs_is_none(store: Memory, begun: Callable[[], StoreClient]) -> None:
+    client = begun()
     store.away = True
-    leadership.ask(0, 2, "node3:7102", 5.0)
-    assert leadership.answers(5.0) == leadership.answers(5.0 + PATIENCE_S / 2) == []
-    store.away = False
-    leadership.answers(6.0)  # of the call before
-    assert leadership.answers(6.0) == [(0, None)]
+    client.claim(0, 2, "node3:7102")
+    client.look()
+    assert client.answers() == [(0, 2, None, "no route"), (None, 0, None, "no route")]
+    hung: Future[Any] = Future()
+    with patch.object(Inline, "submit", lambda *_: hung):
+        client.look()
+    assert client.answers() == []
+    hung.set_result(None)
+    assert client.answers() == [(None, 0, None, None)]
 
 
-def test_it_does_not_wait_for_ever(store: Memory, begun: Callable[[], Leadership]) -> None:
-    leadership = begun()
-    store.away = True
-    leadership.ask(0, 2, "node3:7102", 5.0)
-    leadership.answers(14.9)
-    assert leadership.answers(5.0 + PATIENCE_S) == [(0, "the store has not answered for 10 s (no route)")]
-
-
-def test_it_does_not_wait_for_a_call_that_never_ends(store: Memory) -> None:
-    class Hung(Inline):
-        def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-            return Future()
-
-    leadership = Leadership(store, "night", print, Hung())
-    leadership.begin()
-    leadership.ask(0, 2, "node3:7102", 5.0)
-    assert leadership.answers(4.9 + PATIENCE_S) == []
-    assert leadership.answers(5.0 + PATIENCE_S) == [(0, "the store has not answered for 10 s (no answer yet)")]
-
-
-def test_a_later_supervisor_takes_the_place_of_an_earlier_one(begun: Callable[[], Leadership]) -> None:
+def test_a_later_supervisor_is_found_by_an_earlier_one(begun: Callable[[], StoreClient]) -> None:
     first = begun()
-    looks = [first.superseded(0.0), first.superseded(0.0)]
+    first.look()
     second = begun()
-    assert [*looks, first.superseded(WATCH_S / 2)] == [None, None, None]
-    first.superseded(WATCH_S)
-    other = first.superseded(WATCH_S)
-    assert other is not None and other.startswith("process ")
-    assert second.superseded(0.0) is second.superseded(0.0) is None
+    for client in (first, second):
+        client.look()
+    [(*_, before, _), (*_, other, _)] = first.answers()
+    assert before is None and other is not None and other.startswith("process ")
+    assert second.answers() == [(None, 0, None, None)]
 
 
-def test_a_store_that_is_away_is_said_once_and_ends_nothing(store: Memory, notes: list[str], begun: Callable[[], Leadership]) -> None:
-    leadership = begun()
-    store.away = True
-    for turn in range(6):
-        assert leadership.superseded(turn * WATCH_S) is None
-    assert notes == ["the store does not answer (no route): until it does, no standby can take over"]
-
-
-def test_a_job_does_not_begin_without_its_store(store: Memory, begun: Callable[[], Leadership]) -> None:
+def test_a_job_does_not_begin_without_its_store(store: Memory, begun: Callable[[], StoreClient]) -> None:
     store.away = True
     with pytest.raises(ConfigurationError, match=r"cannot be reached \(no route\): check --leaders"):
         begun()

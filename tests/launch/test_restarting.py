@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from offbeat.core.backoff import FIRST_S, GIVE_UP_S, LONGEST_S
 from offbeat.launch.engine import Child, Engine
-from offbeat.launch.lack import FIRST_S, GIVE_UP_S, LONGEST_S
 from offbeat.launch.missing import Missing
 from offbeat.launch.output import Output
 from offbeat.launch.workers import Workers

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from tests.sim.dying_servers import DyingCoordinator, LinkedHub
+from tests.sim.dying_servers import DyingCoordinator
 from tests.sim.replicated import ReplicatedServers
 from tests.sim.stepped_network import SteppedHub
 from tests.sim.stepped_ranks import SteppedRanks
 from tests.sim.stub_across import Ring, StubAcross
+from tests.sim.with_fleet import LinkedHub
 
 from offbeat.runtime.serving import Serving
 from offbeat.transport.base import Address, Connection
@@ -63,11 +64,11 @@ class DyingSequencer(AcrossHosts, DyingCoordinator):
         return FarHub(self.network, turn, worker)
 
     def sequencing(self) -> Serving:
-        return self.processes[0]
+        return cast(Serving, self.process_of(0).server)
 
 
 class ReplicatedSequencer(AcrossHosts, ReplicatedServers, SteppedRanks):
     """The standby of server 0 goes on where the leader has died."""
 
     def sequencing(self) -> Serving:
-        return self.leaders[0].server
+        return cast(Serving, self.process_of(0).server)

@@ -2,27 +2,24 @@
 
 What is left is what the supervisor holds: the log of each server and its memory, and that of the workers or ranks. A point is each record
 of a log, each change of memory and each message, before and after it. The servers and their logs, the links and the memory are the real
-ones; the death is an exception that nobody catches. What a process had not read is lost with it.
+ones, and so is the fleet; the death is an exception that nobody catches. What a process had not read is lost with it.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 from unittest.mock import patch
 
-from tests.sim.stepped import SteppedJob, Timings
-from tests.sim.stepped_network import SteppedHub, SteppedNetwork
+from tests.sim.stepped import Timings
+from tests.sim.stepped_network import SteppedHub
 from tests.sim.stepped_ranks import SteppedRanks
-from tests.sim.stub_process import StubProcess
+from tests.sim.with_fleet import LinkedHub, ServerProcess, WithFleet
 
 from offbeat.journal.records import Record
-from offbeat.launch.lasting import LastingServer
 from offbeat.runtime.lasting_server import Server
 from offbeat.runtime.recovery import input_log, keeper, recorder
 from offbeat.runtime.recovery.answers import Answers
@@ -30,10 +27,9 @@ from offbeat.runtime.recovery.input_log import InputLog
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.recorder import Recorder
 from offbeat.runtime.shared_memory.state import SharedState
-from offbeat.runtime.worker.links import Links
 from offbeat.tensors.halves import Halves
 from offbeat.tensors.shard_memory import ShardMemory
-from offbeat.transport.base import Address, Arrivals, Closed, Connection, Message
+from offbeat.transport.base import Connection
 from offbeat.transport.link import Link
 from offbeat.types import Seconds, WorkerId
 
@@ -77,56 +73,6 @@ def deadly(points: Mapping[str, Any], point: Callable[[str], None]) -> Iterator[
         yield
 
 
-def on_links(process: StubProcess, coordinator: LastingServer) -> None:
-    """Let a worker's process use links, and the supervisor tell the coordinator of the process's end."""
-    assert isinstance(process.hub, LinkedHub)
-    process.hub.process, end = process, process.end
-
-    def ends(reason: str) -> None:
-        end(reason)
-        told = {"kind": "ended"} if reason == "end of stream" else {"kind": "lost", "reason": reason}
-        coordinator.link.send({**told, "worker": process.number})
-
-    process.end = ends  # type: ignore[method-assign]
-
-
-class LinkedHub(SteppedHub):
-    """The hub of a worker's process, whose connections outlive the servers' processes."""
-
-    def __init__(self, network: SteppedNetwork, turn: Callable[[], None], worker: WorkerId) -> None:
-        super().__init__(network, turn, worker)
-        self.links = Links(_Plain(self))  # type: ignore[arg-type]
-        self.process: StubProcess | None = None
-
-    def connect(self, address: Address) -> Connection:
-        return self.links.connect(address, lasting=True, anywhere=True)
-
-    def plain(self, address: Address) -> Connection:
-        """Return a connection to whoever listens there now."""
-        return super().connect(address)
-
-    def poll(self, timeout_s: Seconds | None) -> Arrivals:
-        if self.process is not None and self.process.gone:
-            return super().poll(0.0)
-        arrived = self.links.poll(0.0)
-        while self.links._cut:  # its server is there again, at the same instant
-            arrived += self.links.poll(0.0)
-        return arrived
-
-
-class _Plain:
-    """The hub below the links."""
-
-    def __init__(self, hub: LinkedHub) -> None:
-        self._hub = hub
-
-    def connect(self, address: Address) -> Connection:
-        return self._hub.plain(address)
-
-    def poll(self, timeout_s: Seconds | None) -> Arrivals:
-        return SteppedHub.poll(self._hub, timeout_s)
-
-
 def let_go(server: Server) -> None:
     """Close the descriptors of a process that is gone, as the kernel does."""
     if server._recorder is not None:
@@ -145,7 +91,9 @@ class Mortal:
 
     @property
     def server(self) -> Server:
-        return self._job.processes[self._number]
+        server = self._job.process_of(self._number).server
+        assert isinstance(server, Server)
+        return server
 
     def hear(self, timeout_s: Seconds) -> None:
         self._job.lives(self._number, lambda server: server.hear(timeout_s))
@@ -157,7 +105,7 @@ class Mortal:
         return self.server.wake_at()
 
 
-class DyingServers(SteppedJob):
+class DyingServers(WithFleet):
     """One live run.
 
     Args:
@@ -184,37 +132,29 @@ class DyingServers(SteppedJob):
         """How often one has died, by what it was about to do, or had done."""
         self.died_at: Counter[int] = Counter()
         """How often one has died, by server."""
-        self.processes: dict[int, Server] = {}
-        self._lasting = [LastingServer(number) for number in range(script.cluster.servers)]
-        self._callers: dict[Connection, int] = {}
-        """The server at the other end of a connection to the supervisor."""
+        self.make_fleet(self._settings())
 
     def run(self) -> list[Record]:
         try:
             with self._deadly():
                 return super().run()
         finally:
-            for server in self.processes.values():
-                let_go(server)
-            for block in (block for lasting in self._lasting for block in lasting.kept.values()):
+            for number in range(len(self.addresses)):
+                let_go(self.process_of(number).server)
+            for block in (block for kept in self.fleet.kept.values() for block in kept.values()):
                 block.close()
 
     def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
         return LinkedHub(self.network, turn, worker)
 
-    def process(self, number: WorkerId, iteration: int) -> Any:
-        process = super().process(number, iteration)
-        on_links(process, self._lasting[0])
-        return process
-
     def settle(self) -> None:
         super().settle()
-        while any(self._reaches_again(number) for number in range(1, len(self.processes))):
+        while any(self._reaches_again(number) for number in range(1, len(self.addresses))):
             super().settle()
 
     def _reaches_again(self, number: int) -> bool:
         """Let a server connect to server 0 again, if it is cut off."""
-        if not self.processes[number]._cut_off or self._lasting[number].returning:
+        if not self.process_of(number).server._cut_off or not self.goes_on(number):
             return False
         self._servers[number].tick()
         return True
@@ -224,12 +164,14 @@ class DyingServers(SteppedJob):
     def lives(self, number: int, does: Callable[[Server], None]) -> None:
         """Let a server's process do something, which may be the last."""
         before, self._lives = self._lives, True
+        process = self.process_of(number)
         try:
-            does(self.processes[number])
+            does(process.server)
         except Death:
             self._lives = False
             self.died_at[number] += 1
-            self._begin_anew(number)
+            let_go(process.server)
+            self.dies(process)
         finally:
             self._lives = before
 
@@ -244,56 +186,15 @@ class DyingServers(SteppedJob):
             self.died[kind] += 1
             raise Death
 
-    def _begin_anew(self, number: int) -> None:
-        """The process is dead: what it had not read is gone, its connections close, and the next process begins."""
-        old = self._hubs[number]
-        old.receive = lambda item: None  # type: ignore[method-assign]
-        old.close()
-        let_go(self.processes[number])
-        self._lasting[number].returns(self.now)
-        self._hubs[number] = self._start_server(number, self.addresses[number].tcp[1])
+    def make_server(self, number: int, hub: SteppedHub, supervisor: Connection, *, stands_by: bool) -> Server:
+        return Server(number, hub, supervisor, clock=self._now, computed=self._now)
 
-    def _start_server(self, number: int, port: int = 0) -> SteppedHub:
-        hub = SteppedHub(self.network, partial(self._turn, number))
-        self.network.is_server(hub, number)
-        supervisor = hub.connect(self._at)
-        address = hub.listen(port=port)
-        self.addresses[number : number + 1] = [address]
-        self.processes[number] = Server(number, hub, supervisor, clock=self._now, computed=self._now)
-        supervisor.send({"kind": "listening", "number": number})
-        return hub
-
-    # The supervisor's part.
+    def turn_of(self, process: ServerProcess) -> None:
+        self._turn(process.number)
 
     def _open(self) -> None:
-        self._at = self._supervisor.listen()
-        self._servers = [Mortal(self, number) for number in range(len(self._lasting))]  # type: ignore[misc]
-        self._links = [lasting.link for lasting in self._lasting]
-        self._hubs = [self._start_server(number) for number in range(len(self._lasting))]
-        self.settle()
-
-    def _supervise(self) -> None:
-        for connection, item in self._supervisor.poll(0.0):
-            if isinstance(item, Closed):
-                if (number := self._callers.pop(connection, None)) is not None:
-                    self._lasting[number].cut(connection)
-                continue
-            if item.header["kind"] == "listening":
-                self._callers[connection] = item.header["number"]
-            lasting = self._lasting[self._callers[connection]]
-            if (message := lasting.take(connection, item)) is not None:
-                self._on_message(lasting, connection, message)
-
-    def _on_message(self, lasting: LastingServer, connection: Connection, message: Message) -> None:
-        header = message.header
-        assert header["kind"] not in ("failed", "mortal"), f"the server fails: {header}"
-        if header["kind"] == "listening":
-            for name, block in lasting.kept.items():
-                connection.send({"kind": "kept", "name": name}, memory=(block,))
-            job = {"settings": self._settings().to_wire(), "servers": json.dumps(self.addresses), "outlives": True}
-            connection.send({"kind": "job", **job})
-        lasting.on_message(header["kind"], message)
-        self.summary = header.get("summary", self.summary)
+        self._servers = [Mortal(self, number) for number in range(self.script.cluster.servers)]  # type: ignore[misc]
+        super()._open()
 
     @contextmanager
     def _deadly(self) -> Iterator[None]:

@@ -52,8 +52,8 @@ class SteppedNetwork(MemoryNetwork):
         """How many messages with parameters, by server and worker."""
         self._last: dict[int, Seconds] = {}
         """When the last of them arrives: none overtakes another."""
-        self._post: tuple[deque[tuple[Callable[[], None], tuple[int, int]]], ...] = (deque(), deque(), deque())
-        """What is to be done, and for blocks the turn in which they were sent and their server."""
+        self._post: tuple[deque[tuple[Callable[[], None], tuple[int, int], SteppedHub | None]], ...] = (deque(), deque(), deque())
+        """What is to be done, for blocks the turn in which they were sent and their server, and by whose hub."""
         self._turn = 0
         self.as_sent = False
         """Whether all messages, but for those on their way, are handled in the order of sending: so it is on a link, which counts them."""
@@ -86,11 +86,21 @@ class SteppedNetwork(MemoryNetwork):
         later = []
         while box and place is not NO_BLOCK and box[-1][1][0] == self._turn and box[-1][1] > place:
             later.append(box.pop())
-        box.extend([(lambda: hub.receive(item), place), *reversed(later)])
+        box.extend([(lambda: hub.receive(item), place, hub), *reversed(later)])
 
     def later(self, action: Callable[[], None]) -> None:
         """Do this once the pushes that are under way have been handled."""
-        self._post[LAST].append((action, NO_BLOCK))
+        self._post[LAST].append((action, NO_BLOCK, None))
+
+    def deliver_to(self, hub: SteppedHub) -> None:
+        """Let one process handle all that was sent to it, before its turn."""
+        for box in self._post:
+            entries = list(box)
+            box.clear()
+            box.extend(entry for entry in entries if entry[2] is not hub)
+            for entry in entries:
+                if entry[2] is hub:
+                    entry[0]()
 
     def deliver(self) -> bool:
         """Let somebody handle one message; False if there is none."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
 import torch
-from tests.sim.dying_servers import LinkedHub
 from tests.sim.stub_process import LR, Waits
 from tests.sim.stub_ranks import StubRank
+from tests.sim.with_fleet import LinkedHub
 
 from offbeat.core.allreduce.commands import Answer
 from offbeat.core.allreduce.policy import RoundRule

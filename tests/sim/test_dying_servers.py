@@ -62,8 +62,8 @@ def test_a_block_that_is_sent_again_is_as_it_was_although_its_shard_has_gone_on(
     script = scripted(sync, LAWS[0], "", FREE, delay="uniform(low=0, high=2)", servers=2)
     job, _ = ran(script, tmp_path, deaths, 100, apart)
     assert job.died.total() == len(deaths)
-    for lasting in job._lasting:
-        blocks = [name for name in lasting.kept if name.startswith("block ")]
+    for kept in job.fleet.kept.values():
+        blocks = [name for name in kept if name.startswith("block ")]
         assert 0 < len(blocks) < 6 if apart == 3 else not blocks, "those that nobody needs any more are let go"
         assert not blocks or int(blocks[-1].split()[-1]) > len(blocks)
 

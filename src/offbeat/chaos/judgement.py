@@ -24,7 +24,7 @@ STOPPED: Final = 143
 """Status of a job that ends by SIGTERM, as with ``--time``."""
 STANDBY_S: Final[Seconds] = 2.0
 """Least seconds of silence after which a server with a standby, or the standby, is taken for frozen (docs/training.md)."""
-REASONS: Final = ("--max-restarts", "does not share memory", "may be on other machines", "no agent is left")
+REASONS: Final = ("--max-restarts", "does not share memory", "may be on other machines", "no agent is left", "no other process could have")
 """Words of the reasons for which a server of a job does not go on, whatever the rule."""
 SHOWN: Final = 3
 
@@ -192,7 +192,7 @@ def _goes_on(seen: Evidence) -> bool:
     """Return True if a server of this job should have gone on in another process, by the reason that the job gave in parentheses."""
     reason = re.search(r"\((.*)\)", seen.said)
     if reason is None or any(words in reason[1] for words in REASONS):
-        return False  # for several servers of several machines there is no reason to give
+        return False
     try:
         chosen = rule(_spec(seen))
     except ConfigurationError:

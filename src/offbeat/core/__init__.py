@@ -14,6 +14,11 @@
               ▼
             a rule (offbeat.policies)
 
+    supervisor, tests
+        │ event, now        ▲ actions, in order
+        ▼                   │
+    core.fleet.Fleet ───────┘  which process leads each server, stands by or is started again, and when the job fails
+
     live worker, simulated worker, tests
         │ effects, steps    ▲ events, Compute
         ▼                   │

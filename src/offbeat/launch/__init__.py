@@ -11,6 +11,8 @@ Who calls whom::
           |                                  +-- agent.py        starts what the supervisor asks for, and reports
           v                                      ^
     supervisor.py  Supervisor: one thread, one loop; decides nothing about training
+      +-- server_fleet.py  carries out what `core.fleet` decides: which process leads each server, stands by or is started again
+      |     +-- leadership.py   asks a store of the cluster (leader_stores.py) who leads
       +-- engine.py        Engine and Child: what starts processes, and a process
       |     +-- local.py       on this machine       agents.py   through agents (agent_messages.py)
       |                                              ray_engine.py   through agents that are actors of Ray
@@ -24,7 +26,7 @@ Who calls whom::
       +-- output.py        whole lines, labelled ``[worker 2]``, and files (--log-dir)
       +-- restarts.py      whether a worker that died starts again (--max-restarts)
       +-- watchers.py      answers ``offbeat top``; private_folder.py: where its user finds the job
-      +-- hangs.py         processes that make no progress: stacks, then SIGKILL
+      +-- hangs.py         processes of workers that make no progress: stacks, then SIGKILL
       +-- outcome.py       how the job has ended, and the exit status of the command
     faults.py: parses ``--slow``, ``--late`` and ``--kill``
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from offbeat.core.backoff import Backoff
 from offbeat.errors import BY_SIGNAL, ConfigurationError, JobError, ProtocolError
 from offbeat.guarded import pass_on, say
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
@@ -24,7 +25,7 @@ from offbeat.launch.agents import WAIT_SAID_S, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start, left_to_workers
 from offbeat.launch.hangs import LivedClock
-from offbeat.launch.lack import Backoff, lack_of
+from offbeat.launch.lack import lack_of
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.preload import Preload
 from offbeat.launch.processes import LocalChild

@@ -151,7 +151,6 @@ class AgentEngine(Engine):
         publish: called with the supervisor's address once it listens.
     """
 
-    servers_return = True
     workers_elsewhere = True
 
     def __init__(
@@ -196,7 +195,6 @@ class AgentEngine(Engine):
 
     def begin(self, settings: JobSettings, hub: Hub) -> Address:
         self._settings, self._hub = settings, hub
-        self.servers_return = self.servers_return and settings.servers == 1
         address = hub.listen(self._listen, self._port)
         self._publish(address)
         return address
@@ -219,6 +217,9 @@ class AgentEngine(Engine):
 
     def ready_for_workers(self) -> bool:
         return True
+
+    def servers_return(self, servers: int) -> bool:
+        return servers == 1  # several are on several machines, and the supervisor holds memory of its own machine alone
 
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         machines = self._machines_of_servers()
@@ -272,7 +273,13 @@ class AgentEngine(Engine):
             agent.connection.send({"kind": "prepare"})
 
     def start_worker(
-        self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
+        self,
+        worker: WorkerId,
+        servers: Sequence[Address],
+        token: str,
+        *,
+        standbys: Sequence[Address | None] | None = None,
+        servers_return: bool = False,
     ) -> Child | None:
         agent = self._agents.get(worker // self._workers)
         if agent is None:
@@ -285,7 +292,7 @@ class AgentEngine(Engine):
             token="",
             servers=tuple(servers),
             place=place,
-            servers_return=self.servers_return,
+            servers_return=servers_return,
             standbys=known,
         )
         del variables[TOKEN]  # each agent has it

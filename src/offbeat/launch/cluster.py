@@ -14,7 +14,7 @@ from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.agent import Agent, Duties, versions
 from offbeat.launch.agents import AgentEngine
 from offbeat.launch.followers import FollowerSpec
-from offbeat.launch.leader_stores import TorchrunStore, leadership_of
+from offbeat.launch.leader_stores import TorchrunStore, store_client
 from offbeat.launch.outcome import Display, Outcome
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.rendezvous import Meeting
@@ -172,7 +172,7 @@ def supervise(
         grace_s=grace_s,
         log_dir=log_dir,
         followers=followers,
-        leadership=leadership_of(leaders, display.note, None if at is None else lambda: (TorchrunStore(*at), task.run)),
+        store=store_client(leaders, None if at is None else lambda: (TorchrunStore(*at), task.run)),
         display=display,
     )
     return supervisor.run()

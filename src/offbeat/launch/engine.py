@@ -92,14 +92,15 @@ class Engine(ABC):
     def ready_for_workers(self) -> bool:
         """Return True if workers can be started."""
 
-    servers_return = False
-    """True if a server that has died may be started again: the servers are on this machine."""
-
     returns = "it returns with its machine"
     """What becomes of a worker whose machine is lost, in words."""
 
     workers_elsewhere = False
     """True if workers may be on other machines than the servers."""
+
+    def servers_return(self, servers: int) -> bool:
+        """Return True if one of so many servers that has died may be started again: they are on this machine."""
+        return False
 
     @abstractmethod
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
@@ -127,7 +128,7 @@ class Engine(ABC):
         Returns:
             The process; None: nobody is left here who could start one.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not start servers again (expected only where servers_return is True)")
+        raise NotImplementedError(f"{type(self).__name__} does not start servers again (expected only where servers_return() is True)")
 
     def prepare_returns(self) -> Child | None:
         """Have a process ready from which servers can be started again quickly. Returns the process."""
@@ -139,7 +140,13 @@ class Engine(ABC):
 
     @abstractmethod
     def start_worker(
-        self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
+        self,
+        worker: WorkerId,
+        servers: Sequence[Address],
+        token: str,
+        *,
+        standbys: Sequence[Address | None] | None = None,
+        servers_return: bool = False,
     ) -> Child | None:
         """Start a process of a worker; None if its machine is not there.
 
@@ -148,6 +155,7 @@ class Engine(ABC):
             servers: where they listen.
             token: authenticates the processes of the job to each other.
             standbys: where those of the servers listen, None for each that has none; None: the job has no replicas.
+            servers_return: True if a server that dies may come back in another process of its machine.
         """
 
     def arrived(self) -> list[WorkerId]:

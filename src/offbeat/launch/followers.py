@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from offbeat.launch.lack import Backoff, lack_of
+from offbeat.core.backoff import Backoff
+from offbeat.launch.lack import lack_of
 from offbeat.launch.missing import Missing
 from offbeat.launch.processes import LocalChild, describe, start
 from offbeat.types import Seconds

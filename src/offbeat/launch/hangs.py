@@ -1,14 +1,14 @@
-"""Decide how long the supervisor waits for a process that hangs, and what it reports.
+"""Decide how long the supervisor waits for a worker's process that hangs, and what it reports. (Servers: ``core/fleet.py``.)
 
 A worker hangs if it was declared dead and is silent for another timeout, if its script makes no progress, if its process never says
-hello, or if it does not end after its goodbye. A server hangs if it does not report. Times count only while the supervisor itself runs:
-while it is stopped (SIGSTOP, a suspended machine), no other process can be blamed.
+hello, or if it does not end after its goodbye. Times count only while the supervisor itself runs: while it is stopped (SIGSTOP, a suspended
+machine), no other process can be blamed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +18,6 @@ LOOK_S: Seconds = 1.0
 """Most seconds that count between two readings of the clock; a running supervisor reads it several times a second."""
 STACKS_S: Seconds = 0.5
 """Seconds that a process has to print its stacks before it is killed."""
-SERVER_TIMEOUTS = 6
-"""A server that has not reported for this many timeouts, and for at least `SERVER_S`, is taken for frozen."""
-SERVER_S: Seconds = 10.0
-LOADING_S: Seconds = 120.0
-"""Seconds that a server may take to start and import without a report."""
 
 
 class LivedClock:
@@ -108,50 +103,4 @@ class ProcessStanding:
             return f"has made no progress for {self.stuck_s:.1f} s: its script neither calls offbeat nor waits in it (--progress-timeout)"
         if not self.said_hello and 0.0 < progress_timeout_s <= now - self.started:
             return f"has made no offbeat.DistributedOptimizer within {progress_timeout_s:g} s of its start (--progress-timeout)"
-        return None
-
-
-class ServerWatch:
-    """Keep when each server has last reported.
-
-    Args:
-        timeout_s: the job's.
-        patience_s: seconds without a report after which a server is taken for frozen; None: some timeouts.
-
-    >>> watch = ServerWatch(3.0, patience_s=3.0)
-    >>> watch.heard(1, now=0.0)
-    >>> watch.frozen(4.0) is None, watch.frozen(4.0, alone={1}) is None, watch.frozen(18.0, alone={1}) is None
-    (False, True, False)
-    """
-
-    def __init__(self, timeout_s: Seconds, patience_s: Seconds | None = None) -> None:
-        self._longest_s = max(SERVER_S, SERVER_TIMEOUTS * timeout_s)
-        self._patience_s = self._longest_s if patience_s is None else patience_s
-        self._due: dict[int, tuple[Seconds, Seconds]] = {}
-        """By server: the time of its last report, and the seconds that it may be silent after it."""
-
-    def heard(self, number: int, now: Seconds, *, loading: bool = False) -> None:
-        """Note a report. ``loading``: the server starts or imports, and will report again after that."""
-        self._due[number] = now, LOADING_S if loading else self._patience_s
-
-    def forget(self, number: int) -> None:
-        """Wait for no report of this server any more."""
-        self._due.pop(number, None)
-
-    def loading(self, number: int) -> bool:
-        """Return True if a server starts or imports, and therefore does not listen."""
-        return self._due[number][1] == LOADING_S
-
-    def frozen(self, now: Seconds, *, alone: Container[int] = ()) -> tuple[int, str] | None:
-        """Return a server that does not report, and why the job cannot go on with it, in words that follow its name; None: all report.
-
-        ``alone``: servers that no other process could replace, so that it is worth waiting longer.
-        """
-        for number, (heard, patience_s) in sorted(self._due.items()):
-            if now - heard >= (max(patience_s, self._longest_s) if number in alone else patience_s):
-                what = "the coordinator" if number == 0 else "its part of the parameters"
-                return (
-                    number,
-                    f"has not reported for {now - heard:.0f} s: its process is stopped or hangs, and {what} with it",
-                )
         return None

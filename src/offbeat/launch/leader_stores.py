@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.leadership import ANSWER_S, Leadership, LeaderStore, StoreError
+from offbeat.launch.leadership import ANSWER_S, LeaderStore, StoreClient, StoreError
 from offbeat.transport.addresses import spelled, split_port
 
 ETCD_PORT: Final = 2379
@@ -21,20 +21,19 @@ URL: Final = re.compile(r"(?P<kind>etcds?)://(?P<hosts>[^/]+)/(?P<job>[^/\s]+)")
 T = TypeVar("T")
 
 
-def leadership_of(text: str | None, note: Callable[[str], None], engine: Callable[[], tuple[LeaderStore, str]] | None) -> Leadership | None:
+def store_client(text: str | None, engine: Callable[[], tuple[LeaderStore, str]] | None) -> StoreClient | None:
     """Return how a supervisor asks who leads; None: it decides by itself.
 
     Args:
         text: ``etcd://HOST/JOB``; ``none``; None: the store of the engine, if it has one.
-        note: as for `Leadership`.
         engine: returns the store of the engine that has started the job, and the name of the job in it; None: it has none.
 
     Raises:
         ConfigurationError: the text is none of these.
     """
     if text is None:
-        return None if engine is None else Leadership(*engine(), note)
-    return None if text == "none" else Leadership(*store_of(text), note)
+        return None if engine is None else StoreClient(*engine())
+    return None if text == "none" else StoreClient(*store_of(text))
 
 
 def store_of(text: str) -> tuple[LeaderStore, str]:

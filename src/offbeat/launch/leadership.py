@@ -6,9 +6,8 @@
 ```
 
 Each entry is written once, by the first process that claims it, and never changed. A supervisor enters itself when it begins, in the place
-of any earlier supervisor: an engine may have started the job again on another machine while the first machine is only cut off. A supervisor
-enters a standby before it tells the standby to lead. And every `WATCH_S` it looks for a later supervisor of its job; if there is one, its
-own job ends.
+of any earlier supervisor: an engine may have started the job again on another machine while the first machine is only cut off. What is
+asked when, and what follows from the answers, is decided by `core.fleet.Fleet`.
 
 Without a store the supervisor decides by itself, which is as safe as long as there is one. The stores are in ``leader_stores.py``.
 """
@@ -18,19 +17,14 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final, NamedTuple, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from offbeat.errors import ConfigurationError
 from offbeat.types import Seconds
 
 ANSWER_S: Final[Seconds] = 2.0
 """How long a store may take for one answer."""
-PATIENCE_S: Final[Seconds] = 10.0
-"""How long a takeover may wait for a store that does not answer."""
-WATCH_S: Final[Seconds] = 2.0
 ATTEMPTS_MAX: Final = 10_000
 
 
@@ -55,43 +49,34 @@ class LeaderStore(Protocol):
 
 
 class Answer(NamedTuple):
-    """What the store says of a standby that is to lead."""
+    """What the store says."""
 
-    server: int
-    refusal: str | None
-    """Why it may not; None: it may."""
-
-
-@dataclass(slots=True)
-class _Asked:
+    server: int | None
+    """Who leads this server; None: who leads the job after this supervisor."""
     term: int
-    where: str
-    until: Seconds
-    answer: Future[str]
+    value: str | None
+    """What stands there; None: nothing, or the store has not answered."""
+    error: str | None
+    """Why it has not answered; None: it has."""
 
 
-class Leadership:
-    """What a supervisor asks the store. One thread waits for its answers; no call but `begin` does.
+class StoreClient:
+    """Ask the store. One thread waits for its answers; no call but `begin` does. What follows from them `core.fleet.Fleet` decides.
 
     Args:
         store: the store.
         job: names the job, in this store and for all its attempts.
-        note: shows a line to the user.
         thread: makes the calls; None: one that is started.
     """
 
-    def __init__(self, store: LeaderStore, job: str, note: Callable[[str], None], thread: Executor | None = None) -> None:
-        self._store, self._note = store, note
+    def __init__(self, store: LeaderStore, job: str, thread: Executor | None = None) -> None:
+        self._store, self.name = store, store.name
         # The random part: in a container that is started again, a process may have the number and the host name of an earlier one.
         self._who = f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(4)})"
         self._job, self._attempt = f"offbeat/{job}", 0
         self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="offbeat-leaders")
-        self._asked: dict[int, _Asked] = {}
-        """By server: which standby is to lead."""
-        self._watch: Future[str | None] | None = None
-        self._watch_at: Seconds = 0.0
-        self._answers = True
-        """False while the store does not answer."""
+        self._calls: list[tuple[int | None, int, Future[Any]]] = []
+        """Those under way, by server and term."""
 
     def begin(self) -> None:
         """Enter this supervisor as the job's.
@@ -111,54 +96,29 @@ class Leadership:
     def _key(self, attempt: int) -> str:
         return f"{self._job}/supervisor/{attempt}"
 
-    def ask(self, server: int, term: int, where: str, now: Seconds) -> None:
-        """Ask whether the process that listens there may lead the server in this term: see `answers`."""
+    def claim(self, server: int, term: int, where: str) -> None:
+        """Enter the process that listens there as the one that leads the server in this term, unless another one was."""
         key = f"{self._job}/{self._attempt}/server {server}/term {term}"
-        self._asked[server] = _Asked(term, where, now + PATIENCE_S, self._thread.submit(self._store.claim, key, where))
+        self._calls.append((server, term, self._thread.submit(self._store.claim, key, where)))
 
-    def answers(self, now: Seconds) -> list[Answer]:
-        """Return the answers that have come. A store that does not answer is asked again, for `PATIENCE_S`."""
+    def look(self) -> None:
+        """Look for a later supervisor of the job."""
+        self._calls.append((None, 0, self._thread.submit(self._store.find, self._key(self._attempt + 1))))
+
+    def answers(self) -> list[Answer]:
+        """Return the answers that have come since the last call."""
+        calls, self._calls = self._calls, []
         found = []
-        for server, asked in list(self._asked.items()):
-            if not asked.answer.done() and now < asked.until:
+        for call in calls:
+            server, term, answer = call
+            if not answer.done():
+                self._calls.append(call)
                 continue
             try:
-                leads = asked.answer.result() if asked.answer.done() else self._silent()
+                found.append(Answer(server, term, answer.result(), None))
             except StoreError as error:
-                if now < asked.until:
-                    until = asked.until
-                    self.ask(server, asked.term, asked.where, now)
-                    self._asked[server].until = until
-                    continue
-                refusal: str | None = f"{self._store.name} has not answered for {PATIENCE_S:g} s ({error})"
-            else:
-                refusal = None if leads == asked.where else f"{self._store.name} says that the process at {leads} leads"
-            del self._asked[server]
-            found.append(Answer(server, refusal))
+                found.append(Answer(server, term, None, str(error)))
         return found
-
-    def _silent(self) -> NoReturn:
-        raise StoreError("no answer yet")
-
-    def superseded(self, now: Seconds) -> str | None:
-        """Return who leads the job in place of this supervisor, in words; None: nobody, as far as this is known."""
-        if self._watch is None:
-            if now >= self._watch_at:
-                self._watch_at = now + WATCH_S
-                self._watch = self._thread.submit(self._store.find, self._key(self._attempt + 1))
-            return None
-        if not self._watch.done():
-            return None
-        watch, self._watch = self._watch, None
-        try:
-            other = watch.result()
-        except StoreError as error:
-            if self._answers:
-                self._note(f"{self._store.name} does not answer ({error}): until it does, no standby can take over")
-            self._answers = False
-            return None
-        self._answers = True
-        return other
 
     def close(self) -> None:
         """End the connection to the store."""

@@ -25,8 +25,6 @@ class LocalEngine(Engine):
         preload: what to import once, in a process that workers are forked from.
     """
 
-    servers_return = POSSIBLE
-
     def __init__(self, program: Program, *, port: int = 0, preload: Preload = NOTHING) -> None:
         self._program, self._port, self._preload = program, port, preload
         self._forkserver: Forkserver | None = None
@@ -62,6 +60,9 @@ class LocalEngine(Engine):
             self._notes.append(left)
         return settled
 
+    def servers_return(self, servers: int) -> bool:
+        return POSSIBLE
+
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         port = self._port if number == 0 and role != "standby" else 0
         return self._servers.start({**self._server_environment(number, token, port, ""), ROLE: role}, self._notes.append)
@@ -81,7 +82,13 @@ class LocalEngine(Engine):
         return self._servers.imports()
 
     def start_worker(
-        self, worker: WorkerId, servers: Sequence[Address], token: str, standbys: Sequence[Address | None] | None = None
+        self,
+        worker: WorkerId,
+        servers: Sequence[Address],
+        token: str,
+        *,
+        standbys: Sequence[Address | None] | None = None,
+        servers_return: bool = False,
     ) -> Child:
         job = self._settings
         place = Place(0, worker, job.workers, loopback(), self._group_port) if job.torchrun_env else None
@@ -91,7 +98,7 @@ class LocalEngine(Engine):
             token=token,
             servers=tuple(servers),
             place=place,
-            servers_return=self.servers_return,
+            servers_return=servers_return,
             standbys=None if standbys is None else tuple(standbys),
         )
         return fork_or_start(self._forkserver, environment, self._program, self._notes.append)

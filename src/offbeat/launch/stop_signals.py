@@ -12,8 +12,6 @@ from collections.abc import Callable
 
 from offbeat.types import Seconds
 
-TOGETHER_S: Seconds = 0.5
-"""Seconds after a notice to one process, in which the other processes of the job may be told as well."""
 SAME_S: Seconds = 5.0
 """Seconds within which another signal is the same notice. Engines repeat SIGTERM; people repeat Ctrl-C, see `SAME_INTERRUPT_S`."""
 SAME_INTERRUPT_S: Seconds = 1.0

@@ -21,25 +21,20 @@ from offbeat.launch.checkpointing import Results
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.followers import END_S as FOLLOWERS_END_S
 from offbeat.launch.followers import Followers, FollowerSpec
-from offbeat.launch.hangs import LivedClock, ServerWatch
+from offbeat.launch.hangs import LivedClock
 from offbeat.launch.lack import lack_of
-from offbeat.launch.lasting import LastingServer
-from offbeat.launch.leadership import Leadership
+from offbeat.launch.leadership import StoreClient
 from offbeat.launch.missing import Missing
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.outcome import Display, Outcome, Sheltered, verdict
 from offbeat.launch.output import Output
-from offbeat.launch.processes import describe
-from offbeat.launch.server_ends import ServerEnds
-from offbeat.launch.servers import Servers
-from offbeat.launch.standbys import Standbys, patience_of
-from offbeat.launch.stop_signals import TOGETHER_S, StopSignals
+from offbeat.launch.server_fleet import ServerFleet
+from offbeat.launch.stop_signals import StopSignals
 from offbeat.launch.watchers import Watchers
 from offbeat.launch.workers import Workers
-from offbeat.runtime.job import messages
 from offbeat.runtime.job.notices import ends_in_order
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.transport.base import Address, Connection, Message
+from offbeat.transport.base import Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds, WorkerId
 
@@ -70,7 +65,7 @@ class Supervisor:
         notice: says when this machine is about to be taken away, which ends the job as SIGTERM does; None: only signals do.
         log_dir: a folder for the raw output of each worker and server; None: no files.
         followers: processes that follow the job, of which nothing depends; `settings` names the records that they read.
-        leadership: asks a store whether this supervisor leads the job, and which process leads each server; None: there is no store.
+        store: says whether this supervisor leads the job, and which process leads each server; None: there is no store.
         display: shows the job to the user.
 
     Raises:
@@ -89,14 +84,14 @@ class Supervisor:
         notice: NoticeCommand | None = None,
         log_dir: Path | None = None,
         followers: Sequence[FollowerSpec] = (),
-        leadership: Leadership | None = None,
+        store: StoreClient | None = None,
         display: Display,
     ) -> None:
         self._settings = settings
         self._engine = engine
-        self._max_restarts, self._grace_s = max_restarts, grace_s
+        self._grace_s = grace_s
         self._notice = notice
-        self._leadership = leadership
+        self._store = store
         display = self._display = Sheltered(display)
         self._missing = Missing()
         self._output = Output(display, log_dir, self._missing)
@@ -112,8 +107,6 @@ class Supervisor:
         self._failure: tuple[str, bool] | None = None
         self._told = StopSignals()
         """Whether this process was told to end, or a server was, or this machine will be taken away."""
-        self._server_told: tuple[Seconds, str] | None = None
-        """When a server has reported a notice, and the notice: one to this process may be on its way."""
         self._ending = False
         self._clock = LivedClock()
         self._workers = Workers(
@@ -130,7 +123,6 @@ class Supervisor:
             tell=self._send,
             snapshot=lambda: self._snapshot,
         )
-        replicated = settings.replicas > 0
         self._watchers = Watchers(
             settings.script,
             settings.workers,
@@ -139,31 +131,18 @@ class Supervisor:
             ask=self._ask_for_stacks,
             collect=lambda worker, end: self._output.stacks("worker", worker, all_of_them=end),
         )
-        self._servers = Servers(ServerWatch(settings.timeout_s, patience_of(settings.timeout_s) if replicated else None))
-        self._standbys: Standbys | None = None
-        """None: the job has no replicas."""
-        if replicated:
-            self._standbys = Standbys(
-                self._servers,
-                engine,
-                token=token,
-                timeout_s=settings.timeout_s,
-                output=self._output,
-                note=display.note,
-                record=self._record,
-                leadership=leadership,
-            )
-        self._ends = ServerEnds(
-            self._servers,
-            self._standbys,
+        self._servers = ServerFleet(
             settings,
             engine,
             token=token,
             max_restarts=max_restarts,
-            clock=self._clock,
+            now=self._clock.now,
             output=self._output,
             note=display.note,
             record=self._record,
+            fail=self._fail,
+            leave=self._leave,
+            store=store,
         )
 
     def run(self) -> Outcome:
@@ -186,8 +165,8 @@ class Supervisor:
             self._output.close()
             if self._notice is not None:
                 self._notice.close()
-            if self._leadership is not None:
-                self._leadership.close()
+            if self._store is not None:
+                self._store.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -203,57 +182,28 @@ class Supervisor:
     # Start.
 
     def _start(self) -> None:
-        if self._leadership is not None:
-            self._leadership.begin()
-        self._engine.servers_return = self._engine.servers_return and self._max_restarts > 0 and self._standbys is None
+        if self._store is not None:
+            self._store.begin()
         self._watchers.publish(self._engine.begin(self._settings, self._hub))
         for name, helper in self._engine.helpers().items():
             self._output.attach(name, 0, helper)
         if not self._wait_for_start(self._engine.ready_for_servers):
             return
-        for number in range(self._settings.servers):
-            server = self._engine.start_server(number, self._token, "" if self._standbys is None else "leader")
-            self._servers.children[number] = server
-            if self._engine.servers_return or self._standbys is not None:
-                self._servers.lasting[number] = LastingServer(number)
-            self._output.attach("server", number, server)
-            self._servers.watch.heard(number, self._clock.now(), loading=True)
-            if self._standbys is not None:
-                self._standbys.start(number, self._clock.now())
-        if self._servers.lasting and (standby := self._engine.prepare_returns()) is not None:
-            self._output.attach("servers", 0, standby)
-        if not self._wait_for_start(self._servers.all_listen):
+        self._servers.begin()
+        if not self._wait_for_start(self._servers.fleet.all_listen):
             return
-        if self._standbys is not None and not self._wait_for_start(self._standbys.all_listen):
-            return
-        for number, connection in sorted(self._servers.connections.items()):
-            self._send_job(number, connection)
-            self._record("server", number, "started", self._servers.children[number].where)
-        if self._standbys is not None and not self._wait_for_start(self._standbys.all_follow):
+        self._servers.begin_job()
+        if not self._wait_for_start(self._servers.fleet.all_follow):
             return
         if not self._wait_for_start(self._engine.ready_for_workers):  # the servers load, too, meanwhile
             return
         self._workers.start()
 
-    def _send_job(self, number: int, connection: Connection) -> None:
-        """Send a server its job, after what earlier processes of it have left."""
-        lasting = self._servers.lasting.get(number)
-        for name, block in lasting.kept.items() if lasting is not None else ():
-            connection.send({"kind": "kept", "name": name}, memory=(block,))
-        job: dict[str, Any] = {"kind": "job", "settings": self._settings.to_wire(), "servers": self._servers.where()}
-        if self._standbys is not None:
-            connection.send({**job, "key": self._standbys.key})
-            self._standbys.stand_by(number, job)
-        else:
-            connection.send(job if lasting is None else {**job, "outlives": True, "elsewhere": self._engine.workers_elsewhere})
-        if lasting is not None:
-            lasting.job_sent = True
-
     def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
         """Wait until ``ready`` returns True. Returns False if something happens first that ends the job."""
         while not ready():
             self._serve(POLL_S)
-            self._check_servers()
+            self._servers.check(self._listens)
             self._note_engine()
             if self._failure is not None or self._told.number is not None:
                 return False
@@ -267,8 +217,8 @@ class Supervisor:
         self._failure = self._failure or self._engine.failure
 
     def _spawn(self, worker: WorkerId) -> Child | None:
-        standbys = None if self._standbys is None else self._standbys.addresses()
-        child = self._engine.start_worker(worker, self._servers.listening(), self._token, standbys)
+        servers, standbys, return_ = self._servers.addresses(), self._servers.standbys_at(), self._servers.fleet.servers_return
+        child = self._engine.start_worker(worker, servers, self._token, standbys=standbys, servers_return=return_)
         if child is not None:
             self._output.attach("worker", worker, child)
         return child
@@ -284,7 +234,7 @@ class Supervisor:
         """End the job in order after an error of the supervisor itself: with a last checkpoint, the journal's end, and a summary."""
         lack = lack_of(error) if isinstance(error, OSError) else None
         reason = f"the supervisor cannot go on: {lack or f'{type(error).__name__}: {error}'}"
-        if 0 not in self._servers.connections or self._ending:
+        if not self._servers.reachable(0) or self._ending:
             if lack is None:
                 raise error
             raise JobError(reason) from error
@@ -298,7 +248,7 @@ class Supervisor:
     def _watch(self) -> Outcome:
         while True:
             self._serve(POLL_S)
-            self._check_servers()
+            self._servers.check(self._listens)
             self._look_for_notice()
             self._heed_notices()
             if self._failure is not None:
@@ -306,11 +256,11 @@ class Supervisor:
                 return self._end(MISTAKE if mistake else FAILED, reason)
             if (number := self._told.number) is not None:
                 return self._stop(number)
-            if any(lasting.returning for lasting in self._servers.lasting.values()):
+            if self._servers.fleet.returning:
                 continue  # what becomes of workers is known once the server has come back
             self._workers.take_in()
             self._workers.check(self._listens)
-            self._workers.check_hangs(loading=self._servers.watch.loading(0))
+            self._workers.check_hangs(loading=self._servers.loading(0))
             if self._workers.bug is not None:
                 return self._end(1, self._workers.bug)
             if self._workers.all_done():
@@ -321,15 +271,10 @@ class Supervisor:
             if isinstance(item, Message):
                 if self._watchers.on_message(connection, item):
                     continue
-                if self._engine.on_message(connection, item) or self._from_standby(connection, item):
-                    continue
-                self._on_message(connection, item)
-                if (number := self._servers.number_of(connection)) is not None:
-                    self._servers.watch.heard(number, self._clock.now(), loading=item.header.get("kind") == "loading")
+                if not self._engine.on_message(connection, item):
+                    self._on_message(connection, item)
             elif not self._watchers.on_closed(connection):
                 self._engine.on_closed(connection, item.reason)
-                if self._standbys is not None:
-                    self._standbys.on_closed(connection)
                 self._servers.on_closed(connection)
         self._engine.tick(self._clock.now())
         self._note_engine()
@@ -337,60 +282,28 @@ class Supervisor:
         self._followers.tick()
         self._watchers.tick()
 
-    def _from_standby(self, connection: Connection, message: Message) -> bool:
-        """Handle a message of a standby. Returns False if the message is another process's."""
-        if self._standbys is None:
-            return False
-        try:
-            return self._standbys.on_message(connection, message, self._clock.now())
-        except ProtocolError as error:
-            self._refuse(connection, error)
-            return True
-
     def _serve_until(self, ready: Callable[[], bool], limit_s: Seconds) -> None:
         deadline = time.monotonic() + limit_s
         while not ready() and time.monotonic() < deadline:
             self._serve(POLL_S)
 
     def _on_message(self, connection: Connection, message: Message) -> None:
-        taken = self._taken(connection, message)
-        if taken is None:
-            return
-        message, header = taken, taken.header
         try:
-            kind = messages.TO_SUPERVISOR.check(header, connection.peer, len(message.payload), len(message.memory))
-            fresh = kind == "listening" and self._ends.awaits(header["number"], connection)
-            # A server whose port is taken sends 'failed' before 'listening'.
-            starting = kind == "failed" and len(self._servers.connections) < len(self._servers.children)
-            sender = self._servers.number_of(connection)
-            if not fresh and not starting and sender is None:
-                raise ProtocolError(f"{connection.peer} sent {kind!r} but is no server of this job")
+            taken = self._servers.on_message(connection, message)
         except ProtocolError as error:
             self._refuse(connection, error)
             return
-        if self._standbys is not None and sender is not None and self._standbys.on_leader_message(sender, header, self._clock.now()):
+        if taken is None:
             return
-        match kind:
-            case "listening":
-                host, tcp, local = header["address"]
-                number = header["number"]
-                self._servers.connections[number] = connection
-                if not connection.shares_memory and self._standbys is None:  # on another machine, or OFFBEAT_HOST keeps them apart
-                    self._servers.lasting.pop(number, None)
-                    self._engine.servers_return = False
-                self._servers.addresses[number] = Address(host, (tcp[0], tcp[1]), local)
-                if number in self._servers.lasting and self._servers.lasting[number].job_sent:
-                    self._send_job(number, connection)
-            case "keep" | "drop" | "mortal":
-                if sender is not None and sender in self._servers.lasting:
-                    self._servers.lasting[sender].on_message(kind, message)
+        header = taken.header
+        match header["kind"]:
             case "status":
                 self._snapshot = header["snapshot"]
                 self._watchers.on_status(header["snapshot"])
                 self._followers.on_status(header["snapshot"])
                 self._display.update(header["snapshot"], time.monotonic())
             case "records":
-                self._followers.on_records(header["first"], header["count"], message.payload)
+                self._followers.on_records(header["first"], header["count"], taken.payload)
                 connection.send({"kind": "records_taken"})
             case "standing":
                 self._workers.on_standing(header)
@@ -407,8 +320,6 @@ class Supervisor:
                 self._workers.on_failing(header)
             case "checkpoint":
                 self._on_checkpoint(header)
-            case "noticed":
-                self._server_told = self._server_told or (self._clock.now(), header["signal"])
             case "kill":
                 self._workers.on_kill(header["worker"])
 
@@ -425,64 +336,33 @@ class Supervisor:
     def _refuse(self, connection: Connection, error: ProtocolError) -> None:
         """Close the connection of a peer that has broken the protocol. Without a server the job ends."""
         connection.close()
-        number = self._servers.number_of(connection)
+        number = self._servers.server_of(connection)
         if number is None:
             self._display.note(f"{error}: its connection is closed")
         else:
-            del self._servers.connections[number]
+            self._servers.on_closed(connection)
             self._fail(f"server {number} broke the protocol: {error}")
 
-    def _check_servers(self) -> None:
-        for number, child in self._servers.children.items():
-            status = child.ended()
-            if status is not None and self._failure is None:
-                self._serve(0.0)  # a report from it may explain its end better
-                self._output.drain()
-                why = self._output.reason("server", number, status) if status > 0 else None
-                how = f"is gone ({child.lost})" if child.lost is not None else describe(status) if why is None else f"failed: {why}"
-                if self._failure is None:
-                    self._fail(self._ends.after_end(number, how))
-        if self._standbys is not None:
-            self._fail(self._standbys.check(self._clock.now()))
-        if self._leadership is not None and (other := self._leadership.superseded(self._clock.now())) is not None:
-            self._fail(f"this job has begun again elsewhere, under {other}: this one ends")
-        if self._failure is None:
-            self._fail(self._ends.after_silence())
+    def _fail(self, reason: str) -> None:
+        """Let the job fail for this reason, unless it fails already."""
+        self._failure = self._failure or (reason, False)
 
-    def _fail(self, reason: str | None) -> None:
-        """Let the job fail for this reason, unless there is none, or the job fails already."""
-        if reason is not None:
-            self._failure = self._failure or (reason, False)
-
-    def _taken(self, connection: Connection, message: Message) -> Message | None:
-        """Return a message without its number in the link over which it has come; None: it is the link's own, or came before."""
-        lasting = next((one for one in self._servers.lasting.values() if self._servers.connections.get(one.number) is connection), None)
-        if lasting is None:
-            return message
-        try:
-            return lasting.take(connection, message)
-        except ProtocolError as error:
-            self._refuse(connection, error)
-            return None
+    def _leave(self) -> None:
+        """End the job as SIGTERM does."""
+        self._told.note(signal.SIGTERM)
 
     def _look_for_notice(self) -> None:
         """Treat the notice of the user's command as SIGTERM."""
         if self._notice is not None and self._told.number is None and self._notice.look(self._clock.now()):
             self._display.note(f"this machine will be taken away, says --notice-command {self._notice.command!r}")
-            self._told.note(signal.SIGTERM)
+            self._leave()
 
     def _heed_notices(self) -> None:
         """Act on notices to single processes, once it is clear that they were not for the whole job."""
-        now = self._clock.now()
-        if self._told.number is not None:
-            return
-        if self._server_told is not None and now - self._server_told[0] >= TOGETHER_S:
-            self._display.note(f"a server was told to leave by {self._server_told[1]}, and the job ends with it")
-            self._told.note(signal.SIGTERM)
-            return
-        self._workers.dismiss()
-        if self._standbys is not None:
-            self._standbys.heed_notices(now)
+        if self._told.number is None:
+            self._servers.heed()
+        if self._told.number is None:
+            self._workers.dismiss()
 
     def _listens(self) -> bool:
         """Handle what has come. Returns False if the job fails."""
@@ -495,7 +375,7 @@ class Supervisor:
         """Return the outcome after every worker process has ended for good."""
         ends = self._workers.ends()
         if any(end.status == 0 for end in ends.values()):
-            self._serve_until(lambda: self._joined() or 0 not in self._servers.connections, NEWS_S)
+            self._serve_until(lambda: self._joined() or not self._servers.reachable(0), NEWS_S)
         status, reason = verdict(ends, joined=self._joined(), script=self._settings.script)
         if status == 0:
             self._save_end()
@@ -503,12 +383,12 @@ class Supervisor:
 
     def _save_end(self) -> None:
         """Have the state in which the job has finished saved, if it makes checkpoints. A signal ends the wait."""
-        if self._settings.checkpoint is None or 0 not in self._servers.connections:
+        if self._settings.checkpoint is None or not self._servers.reachable(0):
             return
         self._send("checkpoint", within_s=END_S, last=True)
 
         def over() -> bool:
-            self._check_servers()
+            self._servers.check(self._listens)
             return self.checkpoints.ended or self._failure is not None or self._told.number is not None
 
         self._serve_until(over, END_S)
@@ -547,7 +427,7 @@ class Supervisor:
         self._send("checkpoint", within_s=limit_s)
 
         def over() -> bool:
-            self._check_servers()
+            self._servers.check(self._listens)
             interrupted = self._failure is not None or self._told.insists
             return self.checkpoints.tried >= wanted or interrupted or self._workers.all_have_ended()
 
@@ -561,7 +441,7 @@ class Supervisor:
 
         def over() -> bool:
             self._workers.note_ends()
-            self._check_servers()
+            self._servers.check(self._listens)
             return self._workers.none_runs() or self._failure is not None or self._told.insists
 
         self._serve_until(over, limit_s)
@@ -573,13 +453,11 @@ class Supervisor:
         _kill(self._workers.children())
         self._output.drain()
         self._send("finish", ok=status == 0, reason=reason)
-        self._serve_until(lambda: self._summary is not None or 0 not in self._servers.connections, GRACE_S)
-        if self._standbys is not None:
-            standbys = self._standbys
-            standbys.finish(ok=status == 0, reason=reason)
-            self._serve_until(lambda: all(child.ended() is not None for child in standbys.children()), GRACE_S)
+        self._serve_until(lambda: self._summary is not None or not self._servers.reachable(0), GRACE_S)
+        self._servers.finish(ok=status == 0, reason=reason)
+        self._serve_until(lambda: all(child.ended() is not None for child in self._servers.standbys()), GRACE_S)
         if self._summary is None and self._settings.journal is not None:
-            _kill(list(self._servers.children.values()))  # a stopped server 0 must not continue to write later
+            _kill(self._servers.leaders())  # a stopped server 0 must not continue to write later
             _may_open_more()
             seal(self._settings.journal, reason, self._began_at)
         self._followers.close()
@@ -589,19 +467,15 @@ class Supervisor:
         if (lack := self.checkpoints.missing()) is not None:
             self._missing.report(lack)
         status, reason = self._missing.outcome(status, reason)
-        _kill(list(self._servers.children.values()))
+        _kill(self._servers.leaders())
         self._serve_until(lambda: self._engine.over(status, reason), GRACE_S)
         return Outcome(status, reason, self._summary or self._snapshot, self._missing)
 
     def _children(self) -> list[Child]:
-        standbys = () if self._standbys is None else self._standbys.children()
-        return [*self._workers.children(), *self._servers.children.values(), *standbys]
+        return [*self._workers.children(), *self._servers.leaders(), *self._servers.standbys()]
 
     def _send(self, kind: str, **fields: Any) -> None:
-        if 0 in self._servers.lasting:
-            self._servers.lasting[0].link.send({"kind": kind, **fields})
-        elif 0 in self._servers.connections:
-            self._servers.connections[0].send({"kind": kind, **fields})
+        self._servers.send(0, {"kind": kind, **fields})
 
     def _record(self, role: str, number: int, what: str, detail: str = "") -> None:
         self._send("process", fields={"role": role, "number": number, "what": what, "detail": detail})

@@ -7,14 +7,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from offbeat.core.backoff import Backoff
+from offbeat.core.fleet import TOGETHER_S
 from offbeat.journal.worker_summary import NOT_COME
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
-from offbeat.launch.lack import Backoff, lack_of
+from offbeat.launch.lack import lack_of
 from offbeat.launch.outcome import End
 from offbeat.launch.output import Output
 from offbeat.launch.restarts import Bugs, FailureReport, WorkerProcess, script_failed, why_not_restarted
-from offbeat.launch.stop_signals import TOGETHER_S
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.types import Seconds, WorkerId, WorkerState, worker_ids
 

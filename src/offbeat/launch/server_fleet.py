@@ -1,0 +1,422 @@
+"""Carry out what `core.fleet.Fleet` decides: own the servers' processes, connections, links and kept memory. Nothing is decided here."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from offbeat.core import fleet as actions
+from offbeat.core.fleet import Fleet, State
+from offbeat.errors import ProtocolError
+from offbeat.launch.engine import Child, Engine
+from offbeat.launch.lack import lack_of
+from offbeat.launch.leadership import StoreClient
+from offbeat.launch.output import Output
+from offbeat.launch.processes import describe
+from offbeat.runtime.job import messages
+from offbeat.runtime.job.settings import JobSettings
+from offbeat.transport.base import Address, Connection, Message, SharedMemory
+from offbeat.transport.link import RESUME, Link
+from offbeat.transport.schema import readable
+from offbeat.types import Seconds
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    child: Child
+    address: Address | None = None
+    """Where it listens, or has the process before it listened; None: this is not known yet."""
+    connection: Connection | None = None
+    again: bool = False
+    """True if it goes on where another process has ended: what that one has left is for this process alone."""
+
+
+class ServerFleet:
+    """The servers of a job.
+
+    Args:
+        settings: the job.
+        engine: starts the processes.
+        token: authenticates the processes of the job to each other.
+        max_restarts: how often each server may go on in another process of this machine.
+        now: returns the seconds during which the supervisor was running.
+        output: takes what the processes print.
+        note: shows a line to the user.
+        record: writes a line on a process to the journal: its role, number, what happened to it, and details.
+        fail: lets the job fail for a reason.
+        leave: ends the job as SIGTERM does.
+        store: the store that says who leads; None: the supervisor decides by itself.
+    """
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        engine: Engine,
+        *,
+        token: str,
+        max_restarts: int,
+        now: Callable[[], Seconds],
+        output: Output,
+        note: Callable[[str], None],
+        record: Callable[[str, int, str, str], None],
+        fail: Callable[[str], None],
+        leave: Callable[[], None],
+        store: StoreClient | None = None,
+    ) -> None:
+        self._settings, self._engine, self._token, self._now, self._output = settings, engine, token, now, output
+        self._note, self._record, self._fail, self._leave, self._store = note, record, fail, leave, store
+        self.fleet = Fleet(
+            settings.servers,
+            replicas=settings.replicas,
+            max_restarts=max_restarts,
+            timeout_s=settings.timeout_s,
+            returns=engine.servers_return(settings.servers),
+            store=None if store is None else store.name,
+            checkpoints=None if settings.checkpoint is None else str(settings.checkpoint.folder),
+        )
+        self._running: dict[int, _Running] = {}
+        """Every process that leads or stands by, by its number in the fleet."""
+        self._fenced: set[Connection] = set()
+        """Connections of processes that were given up."""
+        outlives = range(settings.servers) if self.fleet.outlives else ()
+        self.links = {number: Link("supervisor", f"server {number}") for number in outlives}
+        """By server that outlives its process: what is sent to whichever process leads it."""
+        self.kept: dict[int, dict[str, SharedMemory]] = {number: {} for number in outlives}
+        """By server: blocks of memory that its next process will need, by name. Nobody maps them here."""
+        self._key = secrets.token_hex(16)
+        """Shows a leader that a process is the standby that the supervisor has started."""
+
+    # Start and end.
+
+    def begin(self) -> None:
+        """Start the processes of all servers. The engine has begun."""
+        self.fleet.begin()
+        self._carry_out()
+        if self.fleet.outlives and (standby := self._engine.prepare_returns()) is not None:
+            self._output.attach("servers", 0, standby)
+
+    def begin_job(self) -> None:
+        """Send all servers their jobs. All of them listen."""
+        self.fleet.begin_job()
+        self._carry_out()
+
+    def finish(self, *, ok: bool, reason: str) -> None:
+        """Tell the standbys that the job has ended; server 0 was told before."""
+        self.fleet.finish()
+        self._carry_out()
+        self._tell(self._standbys(), {"kind": "finish", "ok": ok, "reason": reason})
+
+    # What is known.
+
+    def reachable(self, number: int) -> bool:
+        """Return True if the process that leads a server has a connection."""
+        one = self._running.get(self.fleet.servers[number].leader)
+        return one is not None and one.connection is not None
+
+    def loading(self, number: int) -> bool:
+        """Return True if the process that leads a server starts or imports, and therefore does not listen."""
+        return self.fleet.processes[self.fleet.servers[number].leader].loading
+
+    def leaders(self) -> list[Child]:
+        """Return the processes that lead the servers, in their order."""
+        return [one.child for one in self._leaders()]
+
+    def standbys(self) -> list[Child]:
+        """Return the processes that stand by."""
+        return [one.child for one in self._standbys()]
+
+    def addresses(self) -> list[Address]:
+        """Return where the servers listen, in their order."""
+        return [one.address for one in self._leaders() if one.address is not None]
+
+    def standbys_at(self) -> list[Address | None] | None:
+        """Return where the standby of each server listens, None: there is none that could take over. None: the job has no replicas."""
+        if not self._settings.replicas:
+            return None
+        ready = [server.standby if self.fleet.ready(number) else None for number, server in enumerate(self.fleet.servers)]
+        return [None if standby is None else self._running[standby].address for standby in ready]
+
+    def server_of(self, connection: Connection) -> int | None:
+        """Return the server whose leader has this connection; None: it is another's."""
+        process = self._process_of(connection)
+        return None if process is None or not self.fleet.leads(process) else self.fleet.processes[process].server
+
+    def send(self, number: int, header: Mapping[str, Any]) -> None:
+        """Send a message to whichever process leads a server."""
+        if number in self.links:
+            self.links[number].send(header)
+        elif self.reachable(number):
+            self._tell([self._leader(number)], header)
+
+    def _leader(self, number: int) -> _Running:
+        return self._running[self.fleet.servers[number].leader]
+
+    def _leaders(self) -> list[_Running]:
+        return [self._running[server.leader] for server in self.fleet.servers if server.leader in self._running]
+
+    def _standbys(self) -> list[_Running]:
+        return [self._running[server.standby] for server in self.fleet.servers if server.standby is not None]
+
+    def _process_of(self, connection: Connection) -> int | None:
+        return next((number for number, one in self._running.items() if one.connection is connection), None)
+
+    def _where(self) -> str:
+        return json.dumps(self.addresses())
+
+    # What comes.
+
+    def on_message(self, connection: Connection, message: Message) -> Message | None:
+        """Handle a message of a process of a server. Returns it if there is more to do about it, without its number in the link.
+
+        Raises:
+            ProtocolError: the message cannot be read, or its sender is no server of this job.
+        """
+        if connection in self._fenced:
+            return None  # it was told to end
+        process = self._process_of(connection)
+        leads = process is not None and self.fleet.leads(process)
+        if process is not None:
+            self.fleet.heard(process, self._now(), loading=message.header.get("kind") == "loading")
+        taken = self._of_link(process, connection, message) if process is not None and leads else message
+        if taken is None:
+            self._carry_out()
+            return None
+        kind = messages.TO_SUPERVISOR.check(taken.header, connection.peer, len(taken.payload), len(taken.memory))
+        more = True
+        if process is None:
+            more = self._on_stranger(kind, connection, taken.header)
+        elif leads:
+            more = self._on_leader(kind, process, taken)
+        else:
+            more = self._on_standby(kind, process, taken.header)
+        self._carry_out()
+        return taken if more else None
+
+    def on_closed(self, connection: Connection) -> None:
+        """Handle the end of a connection, perhaps that of a server."""
+        self._fenced.discard(connection)
+        for link in self.links.values():
+            if link.socket is connection:
+                link.cut()
+        if (process := self._process_of(connection)) is not None:
+            self._running[process].connection = None
+            self.fleet.cut_off(process)
+            self._carry_out()
+
+    def _of_link(self, process: int, connection: Connection, message: Message) -> Message | None:
+        """Return a message without its number in the link; None: it is the link's own, or came before."""
+        link = self.links.get(self.fleet.processes[process].server)
+        if link is None:
+            return message
+        if message.header.get("kind") != "resume":
+            return link.take(message)
+        RESUME.check(message.header, link.peer, len(message.payload), len(message.memory))
+        link.resume(connection)
+        link.resumed(message.header["received"])
+        self.fleet.resumed(process)
+        return None
+
+    def _on_stranger(self, kind: str, connection: Connection, header: Mapping[str, Any]) -> bool:
+        """Handle the first message over a connection. Returns True if there is more to do about it."""
+        standby = header.get("role") == "standby"
+        if kind == "failed" and any(one.connection is None for one in self._leaders()):
+            return True  # a server whose port is taken sends 'failed' before 'listening'
+        number = header["number"] if kind == "listening" and header["number"] < self._settings.servers else None
+        process = None if number is None else self.fleet.servers[number].standby if standby else self.fleet.servers[number].leader
+        if process not in self._running or not self._awaits(process, connection):
+            what = "is no standby of this job" if standby else f"sent {kind!r} but is no server of this job"
+            raise ProtocolError(f"{connection.peer} {what}")
+        host, tcp, local = header["address"]
+        one = self._running[process]
+        one.connection, one.address = connection, Address(host, (tcp[0], tcp[1]), local)
+        self.fleet.heard(process, self._now())
+        self.fleet.listens(process, json.dumps([one.address]), one.child.where, shares_memory=connection.shares_memory)
+        if not self.fleet.outlives:  # by now: it is on another machine, or OFFBEAT_HOST keeps it apart
+            self.links.clear()
+        return False
+
+    def _awaits(self, process: int, connection: Connection) -> bool:
+        """Return True if this process is awaited, and the connection is its own as far as this is known."""
+        one = self._running[process]
+        if self.fleet.processes[process].state is not State.STARTING or one.connection is not None:
+            return False
+        return not one.again or connection.peer == f"process {one.child.pid} of this host"
+
+    def _on_leader(self, kind: str, process: int, message: Message) -> bool:
+        header, number = message.header, self.fleet.processes[process].server
+        match kind:
+            case "followed":
+                self.fleet.followed(process, header["address"])
+            case "standby_gone":
+                self.fleet.cut_from_leader(process, header["address"], readable(header["reason"]))
+            case "noticed":
+                self.fleet.told(process, readable(header["signal"]), self._now())
+            case "mortal":
+                self.fleet.mortal(process, header["reason"])
+            case "keep" if number in self.kept and message.memory:
+                self.kept[number][header["name"]] = message.memory[0]
+            case "drop" if number in self.kept:
+                self.kept[number].pop(header["name"], None)
+            case _:
+                return True
+        return False
+
+    def _on_standby(self, kind: str, process: int, header: Mapping[str, Any]) -> bool:
+        if kind == "noticed":
+            self.fleet.told(process, readable(header["signal"]), self._now())
+        elif kind == "failed":
+            self._note(f"the standby of server {self.fleet.processes[process].server} cannot go on: {header['reason']}")
+            self._tell([self._running[process]], {"kind": "noted"})
+        return False
+
+    # What happens to processes.
+
+    def look_for_ends(self, listens: Callable[[], bool]) -> None:
+        """Have it decided what becomes of each server of which a process has ended.
+
+        ``listens`` handles what has come, as a report may explain the end, and returns False if the job fails by now.
+        """
+        for process, one in self._unended():
+            status = one.child.ended()
+            if status is None or not listens():
+                continue
+            how = describe(status) if one.child.lost is None else f"is gone ({one.child.lost})"
+            if one.child.lost is None and status > 0 and self.fleet.leads(process):
+                self._output.drain()
+                why = self._output.reason("server", self.fleet.processes[process].server, status)
+                how = how if why is None else f"failed: {why}"
+            self.fleet.ended(process, how, self._now())
+            self._carry_out()
+
+    def _unended(self) -> Iterator[tuple[int, _Running]]:
+        for process, one in list(self._running.items()):
+            if process in self._running and self.fleet.processes[process].state is not State.LOST:
+                yield process, one
+
+    def check(self, listens: Callable[[], bool]) -> None:
+        """Look for ended and silent processes, and for answers of the store."""
+        if not self._running:
+            return  # none was started yet
+        self.look_for_ends(listens)
+        for server, term, value, error in () if self._store is None else self._store.answers():
+            if server is None:
+                self.fleet.looked(value, error)
+            else:
+                self.fleet.answered(server, term, value, error, self._now())
+            self._carry_out()
+        self.fleet.tick(self._now())
+        self._carry_out()
+
+    def heed(self) -> None:
+        """Act on notices to single processes, once it is clear that they were not for the whole job."""
+        self.fleet.heed(self._now())
+        self._carry_out()
+
+    # What is decided.
+
+    def _carry_out(self) -> None:
+        while actions_now := self.fleet.take():
+            for action in actions_now:
+                self._act(action)
+
+    def _act(self, action: actions.Action) -> None:
+        match action:
+            case actions.Start():
+                self._start(action)
+            case actions.SendJob(number, process):
+                self._send_job(number, self._running[process])
+            case actions.Follow(process, late):
+                one = self._running[process]
+                job = {"kind": "stand_by", "settings": self._settings.to_wire(), "servers": self._where(), "key": self._key}
+                self._tell([one], {**job, "address": json.dumps([one.address]), "runs": late})
+            case actions.Alone(process):
+                self._tell([self._running[process]], {"kind": "alone"})
+            case actions.Fence(process, term):
+                self._fence(self._running.pop(process), term)
+                if term is not None and (link := self.links.get(self.fleet.processes[process].server)) is not None:
+                    link.cut()
+            case actions.Lead(_, process, term):
+                one, where = self._running[process], self._where()
+                self._tell([one], {"kind": "lead", "term": term, "servers": where})
+                others = [other for other in self._leaders() if other is not one]
+                self._tell([*others, *self._standbys()], {"kind": "moved", "servers": where})
+            case actions.Kill(process):
+                self._running[process].child.strike()
+            case actions.Claim(number, term, where):
+                assert self._store is not None
+                self._store.claim(number, term, where)
+            case actions.Look():
+                assert self._store is not None
+                self._store.look()
+            case actions.Record(role, number, what, detail):
+                self._record(role, number, what, detail)
+            case actions.Note(text):
+                self._output.drain()
+                self._note(text)
+            case actions.Leave():
+                self._leave()
+            case actions.Fail(reason):
+                self._fail(reason)
+
+    def _start(self, start: actions.Start) -> None:
+        number, again = start.server, start.role == "again"
+        if again and self._engine.returns_soon():
+            return  # the fleet asks again
+        lack = None
+        try:
+            child = self._child(start)
+        except OSError as error:
+            if start.role == "leader" or (lack := lack_of(error)) is None:
+                raise
+            child = None
+        if child is None:
+            self.fleet.not_started(start, lack, self._now())
+            return
+        address = None
+        if again:
+            address = self._running.pop(self.fleet.servers[number].leader).address
+            if number in self.links:
+                self.links[number].cut()
+        self._output.drain()
+        self._output.attach("standby" if start.role == "standby" else "server", number, child)
+        self._running[start.process] = _Running(child, address, again=again)
+        self.fleet.started(start, child.where, self._now())
+
+    def _child(self, start: actions.Start) -> Child | None:
+        number, token = start.server, self._token
+        match start.role:
+            case "leader":
+                return self._engine.start_server(number, token, "leader" if self._settings.replicas else "")
+            case "again":
+                return self._engine.restart_server(number, token, self._leader(number).address)
+            case "standby":
+                return self._engine.start_standby(number, token, self._leader(number).child, self._leader(number).address)
+
+    def _send_job(self, number: int, one: _Running) -> None:
+        """Send a server its job, after what earlier processes of it have left."""
+        if one.connection is None:
+            return  # its end will be seen
+        for name, block in self.kept.get(number, {}).items():
+            one.connection.send({"kind": "kept", "name": name}, memory=(block,))
+        job: dict[str, Any] = {"kind": "job", "settings": self._settings.to_wire(), "servers": self._where()}
+        if self._settings.replicas:
+            job["key"] = self._key
+        elif number in self.links:
+            job.update(outlives=True, elsewhere=self._engine.workers_elsewhere)
+        one.connection.send(job)
+
+    def _fence(self, one: _Running, term: int | None) -> None:
+        if one.connection is not None:
+            self._fenced.add(one.connection)
+            if term is not None:
+                one.connection.send({"kind": "fenced", "term": term})
+        one.child.strike()
+
+    @staticmethod
+    def _tell(processes: list[_Running], header: Mapping[str, Any]) -> None:
+        for one in processes:
+            if one.connection is not None:
+                one.connection.send(header)
