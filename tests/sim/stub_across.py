@@ -153,11 +153,10 @@ class StubAcross(StubRank):
 
         yield from self.wait(there)
 
-    def _request(self, header: dict[str, Any] | None) -> Generator[Any, None, Answer]:
+    def _request(self, header: dict[str, Any]) -> Generator[Any, None, Answer]:
         answers: list[Answer] = []
         self._asked.append(answers.append)
-        if header is not None:
-            self.node.notify(header)
+        self.node.notify(header)
         yield from self._until(lambda: bool(answers))
         return answers[0]
 
@@ -185,7 +184,7 @@ class StubAcross(StubRank):
         if given is not None:
             self.parameters, self.version = torch.tensor(given[0]), given[1]
         if self._later:
-            answer = yield from self._request(None)
+            answer = yield from self._request({"k": "catch", "n": 0})
             self.version = answer.through
 
     def _take_up_to(self, goal: Version) -> Waits:

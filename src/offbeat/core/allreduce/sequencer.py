@@ -106,7 +106,8 @@ class Sequencer:
         self._change: ViewChange | None = None
         self._present: list[WorkerId] = []
         """Ranks that take part, in the order in which they entered."""
-        self._entering: list[WorkerId] = []
+        self._entering: dict[WorkerId, bool] = {}
+        """Ranks that have entered since the last view was under way. True: the rank gets an `Answer` when the next one is."""
         self._came_with: dict[WorkerId, Version] = {}
         self._parting: dict[WorkerId, _Parting] = {}
         self.view = 0
@@ -175,9 +176,14 @@ class Sequencer:
     def catch_up(self, rank: WorkerId, upto: Version | None = None) -> list[Order]:
         """Give a rank that has no gradient all results up to now, of the rounds before ``upto``.
 
+        A rank that is entering (see `enter`) is given none, and gets its `Answer` when a new view is under way.
+
         Raises `Fenced` if the rank does not take part.
         """
         self._check(rank)
+        if rank in self._entering:
+            self._entering[rank] = True
+            return []
         given = self._rounds.catch_up(rank, upto)
         self._wrote(EntryKind.CATCH_UP, rank, given.stop)
         return [Answer(rank, self.number, True, False, self.number if upto is None else given.stop)]
@@ -206,16 +212,18 @@ class Sequencer:
         self._wrote(EntryKind.RESUME, rank, version)
         return [Answer(rank, self.number, True, False, version)] if asks else []
 
-    def enter(self, rank: WorkerId, version: Version, host: str | None = None) -> list[Order]:
+    def enter(self, rank: WorkerId, version: Version, host: str | None = None, *, asks: bool = False) -> list[Order]:
         """Admit a rank that holds the parameters of ``version``.
 
-        Its `Answer` comes when a new view is under way. Before that it must not write into its buffers: another rank may still be reading a
-        gradient that the process before it left there.
+        It begins with an `Answer`, which comes when a new view is under way. Before that it must not write into its buffers: another rank
+        may still be reading a gradient that the process before it left there. A rank that others admit asks for the `Answer` with
+        `catch_up`, once it has the parameters of its last admission: of several answers, it could not tell which one is the last.
 
         Args:
             rank: does not take part yet; or has not begun, since the rank that admitted it died before the parameters for it had come.
             version: the version of its parameters.
             host: the name of its host; None: as before.
+            asks: True if the rank itself asks for this.
 
         Raises:
             TooOld: results that the rank would have to apply are gone; it must come with newer parameters.
@@ -236,8 +244,7 @@ class Sequencer:
             self._present.append(rank)
         self._came_with[rank] = version
         self._wrote(EntryKind.ENTER, rank, version)
-        if rank not in self._entering:
-            self._entering.append(rank)
+        self._entering.setdefault(rank, asks)
         for parting in self._parting.values():
             parting.missing.add(rank)
         return [*self._new_view(), *(ReportProgress((rank,), parting.through) for parting in self._parting.values())]
@@ -270,7 +277,7 @@ class Sequencer:
         for parting in self._parting.values():
             parting.missing.discard(rank)
         self._present.remove(rank)
-        self._entering = [other for other in self._entering if other != rank]
+        self._entering.pop(rank, None)
         version, number = self._rounds.version(rank), self.number
         self._wrote(EntryKind.LEAVE, rank, version, self._rounds.leave(rank))
         host = self._hosts[rank]
@@ -386,8 +393,8 @@ class Sequencer:
                 orders.append(self._go(number))
             else:
                 orders += change.handed(number, host_of)
-        entering, self._entering = self._entering, []
-        return orders + [Answer(rank, self.number, True, False, self._rounds.version(rank)) for rank in entering]
+        entering, self._entering = self._entering, {}
+        return orders + [Answer(rank, self.number, True, False, self._rounds.version(rank)) for rank, asks in entering.items() if asks]
 
     def _lose_of(self, number: Version, change: ViewChange) -> None:
         """Remove the lost gradients from a round that is recomputed: those of hosts that are gone, and those that were overwritten by a

@@ -117,7 +117,6 @@ class MultiHostMember(RoundMember):
 
     def _enter(self) -> None:
         if self._later:
-            self._rounds.entered(self.version)
-            for rounds in self._all_rounds[1:]:
+            for rounds in self._all_rounds:
                 rounds.entered()
         super()._enter()

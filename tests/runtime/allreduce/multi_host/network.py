@@ -34,6 +34,8 @@ class Rank:
         """Whether it has the parameters of its donor: they go through the coordinator, and the donor's admission does not."""
         self.admitted: Callable[[], bool] = lambda: True
         """Whether its last donor's admission has come: the coordinator keeps the parameters until then."""
+        self.begins = False
+        """Whether it has the parameters of its last donor, and has asked for the answer with which it begins."""
         self.like: Rank | None = None
         """Whose parameters it has come with, and who waits to leave until it takes part."""
         self.through: Version | None = None
@@ -46,11 +48,9 @@ class Rank:
     def look(self) -> None:
         """Take the answer, and the results, if they are there. Who is about to leave takes also those before, for others may wait for
         their room."""
-        if self.entering and self.donor is not None:
-            if not (self.given and self.admitted()):
-                return
-            while self.node.answers and self.node.answers[0].through != self.version:
-                del self.node.answers[0]
+        if self.entering and self.donor is not None and not self.begins and self.given and self.admitted():
+            self.begins = True
+            self.node.notify({"k": "catch", "n": 0})
         if self.asked and self.node.answers:
             self.through = self.node.answers.pop(0).through
             self.asked = self.entering = False
@@ -143,8 +143,8 @@ class Network:
         """The oldest message of a pair."""
         header, content = self.queues[pair].popleft()
         self.nodes[pair[1]].on_message(pair[0], header, torch.empty(0) if content is None else content)
-        if pair[1] != SEQUENCER:
-            self.ranks[pair[1]].look()
+        for rank in list(self.ranks.values()) if pair[1] == SEQUENCER else [self.ranks[pair[1]]]:
+            rank.look()
 
     def push(self, number: WorkerId) -> None:
         """A rank arrives with a new gradient, if a buffer is free."""
@@ -257,7 +257,7 @@ class Network:
 
     def _is_orphan(self, rank: Rank) -> bool:
         donor = rank.donor
-        return donor is not None and rank.entering and self.ranks.get(donor.number) is not donor and not (rank.given and rank.admitted())
+        return donor is not None and rank.entering and self.ranks.get(donor.number) is not donor and not rank.begins
 
     def finish(self) -> None:
         """Everybody stops, everything arrives, and everybody catches up."""

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.runtime.allreduce.multi_host.network import Network
 from tests.tiers import examples
@@ -46,6 +46,7 @@ RULES = ["solo", "majority", "full", "quorum(q=2)", "first_of(m=2)", "all_of(m=2
     slots=st.sampled_from([2, 3, 50]),
     seed=st.integers(0, 2**30),
 )
+@example(ranks=9, per_host=3, spelled="majority", small=True, deaths=True, partings=False, slots=3, seed=32768)
 def test_every_gradient_is_in_one_round_whatever_happens(
     ranks: int, per_host: int, spelled: str, small: bool, deaths: bool, partings: bool, slots: int, seed: int
 ) -> None:
@@ -248,31 +249,37 @@ def test_who_has_let_somebody_in_leaves_once_that_one_has_what_it_has() -> None:
     assert network.ranks[2].results[0].any()
 
 
-@pytest.mark.parametrize("second", [2, 0])
-def test_a_joiner_whose_donor_dies_begins_at_the_version_of_the_next(second: int) -> None:
-    """Its first donor has admitted it at version 1, and dies before its parameters come; the next donor has made a round more, or less."""
+@pytest.mark.parametrize("donors", [[(0, 2)], [(0, 0)], [(0, 2), (2, 1)]])
+def test_a_joiner_whose_donor_dies_begins_at_the_version_of_the_next(donors: list[tuple[WorkerId, int]]) -> None:
+    """Its first donor has admitted it at version 1, and dies before its parameters come; the next donor has made a round more, or less; and
+    may die, too, so that the joiner is admitted at version 1 again."""
     network = Network("solo", ["a", "b", "c", "d"], 100, 4)
     network.die(3, 0)
     network.push(1)
     network.deliver_all()
     network.enter(3, 1, admit=True)
     network.deliver_all()
-    joiner, other = network.ranks[3], network.ranks[0]
+    joiner, dies = network.ranks[3], 1
     assert 3 in network.sequencer.present and joiner.admitted() and joiner.version == 1
-    while other.version < second:
-        network.push(0)
+    for donor, version in reversed(donors):
+        while network.ranks[donor].version < version:
+            network.push(donor)
+            network.deliver_all()
+    for donor, version in donors:
+        network.die(dies, 99)
+        dies = donor
+        network.give(3, [donor])
+        assert joiner.version == network.ranks[donor].version == version
         network.deliver_all()
-    network.die(1, 99)
-    network.give(3, [0])
-    assert joiner.version == other.version == second
-    network.deliver_all()
     network.give(3)
-    assert joiner.node.executor.upto >= second
-    for number in (0, 3):
+    network.deliver_all()
+    assert joiner.free and not joiner.node.answers and joiner.version == version and joiner.node.executor.upto >= version
+    for number in (donor, 3):
         network.push(number)
         network.deliver_all()
     network.finish()
     network.check()
+    other = network.ranks[donor]
     assert joiner.results.keys() == other.results.keys() and joiner.version == other.version >= 2
 
 
@@ -537,6 +544,7 @@ def test_who_is_gone_is_not_let_in() -> None:
         job[1].connect(replicas[0].addresses, DEADLINE_S, later=True)
         job[0].read()
         job[0].admit(1, 1, second)
+        job[0].resume(0)  # the sequencer has heard of the admission before it
         assert job[1].entered() == 1 and sequencers[0].present(1) and job[1].present(1)
     finally:
         for rounds in [*job, *sequencers]:

@@ -73,7 +73,7 @@ class RankRequests:
             elif kind == "report":
                 orders = sequencer.report(rank, header["v"], header["upto"], header["held"], header["writes"])
             elif kind == "enter":
-                orders = sequencer.enter(rank, header["version"], header["host"])
+                orders = sequencer.enter(rank, header["version"], header["host"], asks=True)
             elif kind == "let":
                 orders = self._admit(sequencer, rank, header)
             elif kind == "resume":

@@ -340,19 +340,15 @@ class MultiHostRounds:
         with self._lock:
             self._node.notify({"k": "let", "rank": rank, "version": version, "ticket": ticket, "pause": pause})
 
-    def entered(self, version: Version | None = None) -> Version:
-        """Wait until another rank has admitted this one. Returns the version of this rank's parameters.
-
-        Args:
-            version: that version, where this rank may have been admitted before, at another one; None: any.
+    def entered(self) -> Version:
+        """Begin at the version at which another rank has admitted this one last, which is returned. No rank may admit this one anew after
+        this call: the caller has the parameters of that version.
 
         Raises:
             Fenced: this rank was not admitted.
         """
         with self._lock:
-            through = self._request(lambda: None).through
-            while version not in (None, through):
-                through = self._request(lambda: None).through
+            through = self._request(lambda: self._node.notify({"k": "catch", "n": 0})).through
             self._start_at(through)
             return through
 
