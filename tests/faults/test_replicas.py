@@ -13,7 +13,8 @@ import pytest
 import torch
 from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, signalled
 from tests.faults.test_ranks import CALM, RANKS, accounted, began
-from tests.faults.test_servers import calm, folds, killed, one_process_each
+from tests.faults.test_servers import calm, folds, killed, one_process_each, ready
+from tests.faults.test_servers import strike as strike_lasting
 from tests.tiers import marked
 
 from offbeat.core.fleet import patience_of
@@ -83,6 +84,38 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, t
     assert [r["number"] for r in takeovers(ended.records)] == [0, 0]
     assert "server 0 killed by SIGKILL: its standby leads from now on (term 2)" in ended.out
     assert "server 0 has a new standby" in ended.out
+    torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
+
+
+WIDER = {"optimizers": ((), ("--models", "2")), "groups": (("--procs-per-worker", "2"), ("--ddp",))}
+BOTH = [(setting, replicas) for setting in WIDER for replicas in (False, True)]
+
+
+@pytest.mark.parametrize(("setting", "replicas"), marked(BOTH, night=BOTH[1:3]))
+def test_with_several_optimizers_or_processes_a_worker_all_bits_are_those_of_a_job_without_the_deaths(
+    start: Start, tmp_path: Path, setting: str, replicas: bool
+) -> None:
+    options, words = WIDER[setting]
+
+    def end(name: str, disturb: Callable[[Job], Any], *more: str) -> Any:
+        saved = tmp_path / f"{name}.pt"
+        job = start(
+            "--workers", "2", "--servers", "2", "--sync", "bsp", *options, *more, OUTLIVED, *words, "--save", str(saved), "--steps", "300"
+        )
+        disturb(job)
+        ended = job.ended()
+        job.journal.unlink()
+        one_process_each(ended)
+        return torch.load(saved, weights_only=True)
+
+    def disturb(job: Job) -> None:
+        if not replicas:
+            ready(job)
+        for number in range(2):
+            (strike if replicas else strike_lasting)(job, number)
+
+    whole = end("calm", lambda job: None)
+    other = end("disturbed", disturb, "--slow", "any=0.02", *(REPLICAS if replicas else ()))
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
 

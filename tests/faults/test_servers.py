@@ -91,7 +91,7 @@ def one_process_each(ended: Ended) -> None:
     assert ended.status == 0, ended.err
     assert not [r for r in ended.records if r["kind"] == "process" and r["role"] == "worker" and r["what"] == "restarted"]
     assert ended.tally().problems() == []
-    made = [(r.get("shard"), r["version"]) for r in ended.records if r["kind"] == "fold"]
+    made = [((r.get("optimizer"), r.get("shard")), r["version"]) for r in ended.records if r["kind"] == "fold"]
     for shard in {shard for shard, _ in made}:
         versions = [version for of, version in made if of == shard]
         assert versions == list(range(1, len(versions) + 1))
@@ -127,7 +127,7 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, 
 
 
 OTHERS = [("asp", 1, (0,)), ("dbw", 2, (1,)), ("ensemble(steps=2)", 1, (0,)), ("psp(c=2, b=0.5, scaling=none)", 2, (1, 0))]
-"""What outlives a process knows no rule, and tests/core/job/test_state.py has the state of all."""
+"""What outlives a process knows no rule, and tests/runtime/recovery/test_frozen_coordinators.py has the state of all."""
 
 
 @pytest.mark.parametrize(("sync", "servers", "victims"), marked(OTHERS, night=[OTHERS[0], OTHERS[2]]))

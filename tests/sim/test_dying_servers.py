@@ -20,7 +20,8 @@ from offbeat.policies import RULES
 from offbeat.runtime.recovery.keeper import APART_NBYTES
 
 PSP: Final = [*RULES["psp"].about.examples, "psp(c=3, scaling=none)"]
-SOME: Final = [*PSP, "bsp", "asp", "dbw", "rennala(batch=2)", "ensemble(steps=2)"]
+OTHERS: Final = ["ssp(staleness=1)", "backup(b=1)", "elastic(R=4)", "elastic(R=4, mode=local)"]
+SOME: Final = [*PSP, "bsp", "asp", "dbw", "rennala(batch=2)", "ensemble(steps=2)", *OTHERS]
 
 
 def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], *options: int) -> tuple[DyingServers, list[Record]]:

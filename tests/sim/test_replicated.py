@@ -13,7 +13,8 @@ from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, VANISHES, co
 from tests.sim.followed import follow
 from tests.sim.replicated import POINTS, ReplicatedServers
 from tests.sim.stepped import Timings
-from tests.tiers import examples
+from tests.sim.test_dying_servers import OTHERS
+from tests.tiers import examples, marked
 
 from offbeat.errors import JobError
 from offbeat.journal.records import Record
@@ -22,7 +23,7 @@ from offbeat.policies import RULES
 from offbeat.types import WireFormat
 
 PSP: Final = [*RULES["psp"].about.examples]
-SOME: Final = [*PSP, "bsp", "asp", "dbw", "ensemble(steps=2)"]
+SOME: Final = [*PSP, "bsp", "asp", "dbw", "ensemble(steps=2)", *OTHERS]
 ENCODED: Final = ["bsp", "asp", "rennala(batch=2)"]
 
 
@@ -42,9 +43,14 @@ CASES: Final = [
     *((2, sync, "float32") for sync in SOME),
     *((servers, sync, wire) for sync in ENCODED for servers, wire in ((2, "bf16"), (1, "int8"))),
 ]
+MORE: Final = [
+    *((1, sync, "float32") for sync in SOME),
+    *((servers, sync, wire) for sync in ("dbw", *OTHERS[:3]) for servers, wire in ((2, "bf16"), (1, "int8"))),
+    *((servers, sync, wire) for sync in ENCODED for servers, wire in ((1, "bf16"), (2, "int8"))),
+]
 
 
-@pytest.mark.parametrize(("servers", "sync", "wire"), CASES)
+@pytest.mark.parametrize(("servers", "sync", "wire"), marked([*CASES, *MORE], night=MORE))
 def test_journal_and_parameters_are_those_of_a_job_in_which_no_leader_has_died(
     servers: int, sync: str, wire: WireFormat, tmp_path: Path
 ) -> None:
