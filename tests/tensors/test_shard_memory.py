@@ -85,7 +85,7 @@ class Folding:
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, "outer"])
 @pytest.mark.parametrize("measures", ["nothing", "differences"])
-def test_a_fold_that_was_cut_off_is_undone_and_made_again(kind: str, measures: str) -> None:
+def test_a_fold_that_was_cut_off_is_made_again(kind: str, measures: str) -> None:
     if measures != "nothing" and kind == "outer":
         pytest.skip("a rule that averages measures nothing")
     whole = Folding(kind, measures)
