@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from offbeat.core.policy import ServerRule
 from offbeat.policies import rule_of
 from offbeat.runtime.parameter_server.encoding import EXACT, WorkerEncoding
-from offbeat.runtime.parameter_server.shard import LiveShard
+from offbeat.runtime.parameter_server.shard import LiveShard, half_nbytes
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import spec_of
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
+from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.wire import EMPTY
 from offbeat.types import WireFormat, WorkerId
 
@@ -49,7 +50,7 @@ class Watched:
 class Line:
     """A shard of ``sync`` and a worker that does not share its memory."""
 
-    def __init__(self, sync: str, wire: WireFormat) -> None:
+    def __init__(self, sync: str, wire: WireFormat, *, halves: bool = False) -> None:
         network = MemoryNetwork(shares_memory=False)
         self.server, self.worker = MemoryHub(network, "secret"), MemoryHub(network, "secret")
         self.up = self.worker.connect(self.server.listen())
@@ -59,7 +60,8 @@ class Line:
         sgd = torch.optim.SGD(model.parameters(), lr=1.0)
         layout = Layout.of(model, sgd)
         span = Span(0, layout.nbytes)
-        self.shard = LiveShard(0, layout, span, spec_of(sgd), rule_of(ServerRule, sync))
+        memory = MemoryBlock.allocate(half_nbytes(layout) + layout.nbytes, "two halves") if halves else None
+        self.shard = LiveShard(0, layout, span, spec_of(sgd), rule_of(ServerRule, sync), memory=memory)
         self.down = Watched(down, self.shard)
         self.push, self.pull = (memoryview(bytearray(layout.nbytes)) for _ in range(2))
         self.encoding: WorkerEncoding | None = None
@@ -114,6 +116,20 @@ def test_buckets_leave_while_the_fold_goes_on(sync: str, wire: WireFormat, most:
         assert len(early) > NUMBER_OF_BUCKETS // 2, "while the shard computes the rest"
         error = (line.receive() - line.parameters()).abs().max()
         assert error <= most * line.parameters().abs().max()
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp"])
+@pytest.mark.parametrize("wire", ["float32", "bf16"])
+def test_buckets_are_those_of_the_half_that_is_written(sync: str, wire: WireFormat) -> None:
+    line, whole = Line(sync, wire, halves=True), Line(sync, wire)
+    for turn in range(3):
+        for one in (line, whole):
+            one.fold(torch.full((NUMEL,), 2.0 + turn))
+        assert len(line.down.left_at) == NUMBER_OF_BUCKETS
+        received = line.receive()
+        assert torch.equal(line.parameters(), whole.parameters()) and torch.equal(received, whole.receive())
+        line.shard.apply([line.release(exact=True, anew=True)])
+        assert torch.equal(line.receive(), line.parameters())
 
 
 def test_a_release_without_a_fold_travels_in_buckets_too() -> None:

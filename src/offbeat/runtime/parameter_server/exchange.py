@@ -226,14 +226,15 @@ class Exchange:
         """Begin to compute from the parameters that have arrived."""
         if self.blocks is not None:
             self.blocks.load()
+        common = self._common
         if self._own is not None:
             self._own.renew(self.half * half_nbytes(self._layout))
-        elif self._common is not None and self._common.nbytes > self._layout.nbytes:
-            if self.grouped:
-                self.copy(self._common)
-            else:
-                self.flat.repoint(self._half(self._common))
-        self.flat.pulled()
+        if self._own is not None or common is None or common.nbytes == self._layout.nbytes:
+            self.flat.pulled()
+        elif self.grouped:
+            self.copy(common)
+        else:
+            self.flat.repoint(self._half(common))
         self._early.begin()
 
     def initialise(self, state: dict[str, Any] | None = None, *, provided: bool) -> None:

@@ -477,6 +477,8 @@ class LiveShard:
         return self.folded and not self._restored
 
     def _make_version(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
+        for slot in self._slots.values():
+            self._bind(slot)  # buckets leave while the fold goes on
         parts: list[tuple[Memory, float]] = [(self._decode(self._slots[worker]), weight) for worker, weight in order["parts"]]
         parts += [(self._sums[worker].halves.now, factor) for worker, factor in order["sums"]]
         if self._averaging is not None:
@@ -522,14 +524,13 @@ class LiveShard:
         if slot.encoding is not None:
             parameters = slot.encoding.parameters
             return Delivery(slot.connection, self._buckets, lambda number: parameters.encode(number, self._changes))
-        self._bind(slot, "pull")
         copy = None if slot.pull is None else partial(self._copy, slot.pull)
         return Delivery(slot.connection, self._buckets, in_place(self._buckets, copy))
 
-    def _bind(self, slot: _Slot, region: str) -> None:
+    def _bind(self, slot: _Slot) -> None:
         """Let a worker without memory of its own here get the parameters as they are now."""
         if slot.pull is None:
-            slot.connection.bind(region, self._memory.toreadonly())
+            slot.connection.bind("pull" if slot.encoding is None else EXACT, self._memory.toreadonly())
 
     def _copy(self, pull: memoryview, bucket: Span) -> None:
         start, stop = bucket
@@ -548,6 +549,7 @@ class LiveShard:
             return
         if slot.encoding is None:
             slot.sent = self._changes
+        self._bind(slot)
         if _travels_in_buckets(slot, order):
             (delivery or self._delivery(slot)).finish(header)
             return
@@ -562,7 +564,6 @@ class LiveShard:
             if slot.pull is None and not self._policy.lockstep:
                 slot.pull = self._private_pull(order["worker"])
                 slot.connection.bind(EXACT, slot.pull.toreadonly())
-        self._bind(slot, "pull" if slot.encoding is None else EXACT)
         if slot.pull is not None and not (slot.until_fold and self._trains):
             self._once(partial(self._copy, slot.pull, Span(0, len(self._memory))))
         slot.connection.send(header, carry="pull" if slot.encoding is None else EXACT)
