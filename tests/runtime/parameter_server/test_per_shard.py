@@ -13,11 +13,14 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.policies import BSP, PSP
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
 from offbeat.runtime.parameter_server import per_shard
+from offbeat.runtime.parameter_server.coordinator_side import _common
 from offbeat.runtime.parameter_server.per_shard import IN_FLIGHT, BlockShard, shard_of
 from offbeat.runtime.parameter_server.shard import LiveShard
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
 from offbeat.transport.base import Buffer, Connection, Message, PartArrived, SharedMemory
+from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.wire import EMPTY, VERIFIED
 
 
@@ -188,3 +191,23 @@ def test_a_block_larger_than_a_message_is_refused(monkeypatch: pytest.MonkeyPatc
     shard_of(0, layout, spec, PSP(c=1), JobSettings(workers=2), lambda: 0.0, None)
     with pytest.raises(ConfigurationError, match=f"a shard's {layout.nbytes} bytes travel in one message of at most {layout.nbytes // 2}"):
         shard_of(0, layout, spec, PSP(c=1), JobSettings(workers=2, replicas=1), lambda: 0.0, None)
+
+
+@pytest.mark.parametrize("in_place", [True, False], ids=["in the block that workers read", "in a block of its own"])
+def test_without_memory_for_another_half_a_shard_does_not_outlive_its_process(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
+    layout, spec = Layout.of(model, optimizer), spec_of(optimizer)
+    allocate = MemoryBlock.allocate
+
+    def refuses(nbytes: int, name: str, *, sparse: bool = False) -> MemoryBlock:
+        if name.startswith("parameters") and nbytes > layout.nbytes:
+            raise ConfigurationError(f"{nbytes} bytes of memory for {name!r} are more than there is")
+        return allocate(nbytes, name, sparse=sparse)
+
+    monkeypatch.setattr(MemoryBlock, "allocate", refuses)
+    keeper = Keeper(Notes(), {})
+    memory = _common(keeper.allocate, layout, keeper) if in_place else None
+    shard = shard_of(0, layout, spec, BSP(), JobSettings(workers=2), lambda: 0.0, memory, keeper)
+    assert shard._outlives is None and len(shard._halves.views) == 1
+    assert keeper.given_up is not None and "more than there is" in keeper.given_up
