@@ -15,8 +15,8 @@ stands by  starting    listens: listening; is given up: fenced; ends: lost
            claiming    may lead: returning; is cut off: cut off; is given up: fenced; ends: lost
            cut off     is given up: fenced; ends: lost
 
-The safety of all this is in two orders: a standby is told to lead only after the former leader was given up, and a leader may go on alone
-only after its standby was given up. So no two processes of a server may send at the same time. Where a cluster has a store that many
+A standby is told to lead only after the former leader was given up, and a leader may go on alone only after its standby was given up. So no
+two processes of a server may send at the same time. Where a cluster has a store that many
 processes trust, a standby's term is entered there first, and counts only if the store takes it.
 
 Without standbys a server that dies goes on in another process of the same machine, from memory that the supervisor holds.
@@ -501,7 +501,7 @@ class Fleet:
                     self._do(Leave())
 
     def finish(self) -> None:
-        """Note that the job has ended. Standbys that cannot hear of it are killed, and nothing is started any more."""
+        """Note that the job has ended. Standbys that load or have no connection are killed, and no process is started any more."""
         for process in (server.standby for server in self.servers if server.standby is not None):
             if self.processes[process].loading or self.processes[process].state in (State.STARTING, State.CUT_OFF):
                 self._actions.append(Kill(process))
