@@ -106,3 +106,19 @@ def test_ctrl_c_reaches_the_child_of_a_process_that_blocks_it() -> None:
     child.signal(signal.SIGINT)
     until("its end", lambda: child.ended() is not None)
     assert child.ended() == -signal.SIGINT
+
+
+def test_a_status_that_comes_after_the_ends_of_the_pipes_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ends of the pipes wake whoever polls them. The status of a fork comes from its parent a little later, and wakes nobody."""
+    monkeypatch.setattr("offbeat.launch.processes.STATUS_S", DEADLINE_S)
+    child = start(["sh", "-c", "exec >&- 2>&-; exit 7"], os.environ, capture=True)
+    until("the ends of its pipes", lambda: not child.read() and not child.pipes())
+    assert child.ended() == 7
+
+    monkeypatch.setattr("offbeat.launch.processes.STATUS_S", 0.0)
+    child = start(["sh", "-c", f"exec >&- 2>&-; {FOREVER}"], os.environ, capture=True)
+    until("the ends of its pipes", lambda: not child.read() and not child.pipes())
+    assert child.ended() is None
+    monkeypatch.setattr(subprocess.Popen, "wait", lambda *_, **__: pytest.fail("it goes on without its pipes: each look would wait"))
+    assert child.ended() is None
+    child.strike()

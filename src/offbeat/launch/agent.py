@@ -392,14 +392,19 @@ class Agent:
         for number, child in list(self._children.items()):
             if self._connection is None:
                 return
-            status = child.ended()
-            if self._unheard < UNHEARD_MAX or status is not None:
-                for error, data in child.read():
-                    self._tell("said", [data], child=number, error=error)
-                    self._unheard += 1
-            if status is not None and child.drained:
+            if self._unheard < UNHEARD_MAX:
+                self._pass_output_on(number, child)
+            if (status := child.ended()) is None:
+                continue
+            self._pass_output_on(number, child)
+            if child.drained:
                 del self._children[number]
                 self._tell("ended", child=number, status=status)
+
+    def _pass_output_on(self, number: int, child: LocalChild) -> None:
+        for error, data in child.read():
+            self._tell("said", [data], child=number, error=error)
+            self._unheard += 1
 
     def _look_for_notice(self) -> None:
         """Treat the notice of the user's command as SIGTERM."""

@@ -19,6 +19,8 @@ from offbeat.types import Seconds
 _PR_SET_PDEATHSIG = 1
 READ_BYTES_MAX = 1 << 18
 """Most bytes read from one pipe at a time, so that a process that prints without end does not block the loop."""
+STATUS_S: Seconds = 0.05
+"""How long, at most, the status of a process is awaited once its pipes have ended. A fork's comes from its parent."""
 
 
 class Process(Protocol):
@@ -72,6 +74,7 @@ class LocalChild(Child):
         self._swept = False
         self._process = process
         self._pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe is not None]
+        self._awaited = not self._pipes
         for pipe in self._pipes:
             os.set_blocking(pipe.fileno(), False)
 
@@ -100,6 +103,11 @@ class LocalChild(Child):
 
     def ended(self) -> int | None:
         status = self._process.poll()
+        if status is None and not self._pipes and not self._awaited:
+            # The ends of its pipes have woken the caller, and nothing else will: its status comes a little later.
+            self._awaited = True
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(timeout=STATUS_S)
         if status is not None:
             self._sweep()
         return status
