@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median_low
+from statistics import fmean, median_low
 from typing import Any, Final, Literal, NamedTuple
 
 from offbeat.core.phases import COMPUTING, Phase
@@ -20,7 +20,10 @@ LEAST: Final = 0.05
 LEAST_BESIDE_SERVERS: Final = 0.1
 """The same for a worker that has no core, or is released late, where the workers of its host leave no core for the job's own servers and
 supervisor: these made one of two workers on two cores 6 to 8 % late, in steps of 3 ms. It does not apply to a worker that queues for more
-of its own time than these make it queue (`EVERYWHERE`)."""
+of its own time than these make it queue (`EVERYWHERE`), nor where the workers of the host together do (`CROWDED`)."""
+CROWDED: Final = 0.27
+"""The mean share of their own time for which the workers of a host queue, from which others than the job's own servers have its cores. In
+undisturbed jobs in steps of 3 to 7 ms it was 0.09 to 0.22, and 0.29 to 0.36 with a busy neighbour on one of the two cores."""
 FEW_FOLDS: Final = 5
 SURE_FOLDS: Final = 20
 DEATHS_TOLD: Final = 5
@@ -191,7 +194,7 @@ def _without_late_reading(costs: Costs, number: int, causes: Causes) -> Causes:
         return a_step[number] - min(a_step.values())
 
     if LINK in causes and (
-        _queues(costs.workers[number])
+        _queues(costs, number)
         or more_s(lambda worker: worker.woken_late_s) >= LATE_READING * more_s(lambda worker: worker.totals.get(LINK, 0.0))
     ):
         return {**{name: value for name, value in causes.items() if name != LINK}, QUEUED: causes.get(QUEUED, 0.0) + causes[LINK]}
@@ -202,14 +205,20 @@ def _beside_servers(costs: Costs, numbers: Iterable[int]) -> bool:
     """Return whether the job's own servers may be why these workers have no core: they queue little, and their hosts have no other."""
     shared = _sharing(costs)
     return all(
-        not _queues(costs.workers[number]) and any(number in group and len(group) >= cores for group, cores in shared.values())
+        not _queues(costs, number) and any(number in group and len(group) >= cores for group, cores in shared.values())
         for number in numbers
     )
 
 
-def _queues(worker: WorkerCosts) -> bool:
-    """Return whether a worker waits for a core for longer than the job's own servers make it wait."""
-    return worker.totals.get(QUEUED, 0.0) >= EVERYWHERE[QUEUED] * worker.own_s > 0.0
+def _queues(costs: Costs, number: int) -> bool:
+    """Return whether a worker waits for a core for longer than the job's own servers make it wait, or those of its host together do."""
+
+    def share(one: int) -> float:
+        worker = costs.workers[one]
+        return worker.totals.get(QUEUED, 0.0) / worker.own_s if worker.own_s > 0.0 else 0.0
+
+    together = next((group for group, _ in _sharing(costs).values() if number in group), [number])
+    return share(number) >= EVERYWHERE[QUEUED] or (share(number) >= fmean(map(share, together)) >= CROWDED)
 
 
 def _sharing(costs: Costs) -> dict[str, tuple[list[int], float]]:
