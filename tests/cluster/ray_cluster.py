@@ -26,7 +26,8 @@ class RayCluster:
     """
 
     def __init__(self, count: int = 3, cpus: int = 2) -> None:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        # Without its monitor Ray kills no workers where other tests of this machine use its memory.
+        os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0")
         self._options: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": STORE_BYTES}
         self._made = 0
         from ray.cluster_utils import Cluster
