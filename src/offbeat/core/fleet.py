@@ -15,9 +15,9 @@ stands by  starting    listens: listening; is given up: fenced; ends: lost
            claiming    may lead: returning; is cut off: cut off; is given up: fenced; ends: lost
            cut off     is given up: fenced; ends: lost
 
-A standby is told to lead only after the former leader was given up, and a leader may go on alone only after its standby was given up. So no
-two processes of a server may send at the same time. Where a cluster has a store that many
-processes trust, a standby's term is entered there first, and counts only if the store takes it.
+The fleet lets a standby lead only after it has given up the former leader, and lets a leader go on alone only after it has given up the
+leader's standby. So no two processes of a server may send at the same time. Where a cluster has a store that many processes trust, a
+standby's term is entered there first, and counts only if the store takes it.
 
 Without standbys a server that dies goes on in another process of the same machine, from memory that the supervisor holds.
 

@@ -211,7 +211,10 @@ def _beside_servers(costs: Costs, numbers: Iterable[int]) -> bool:
 
 
 def _queues(costs: Costs, number: int) -> bool:
-    """Return whether a worker waits for a core for longer than the job's own servers make it wait, or those of its host together do."""
+    """Return whether a worker waits for a core for longer than the job's own servers make it wait.
+
+    It does if its own share of time says so, or the mean over the workers of its host, and its share is no less than that mean.
+    """
 
     def share(one: int) -> float:
         worker = costs.workers[one]
