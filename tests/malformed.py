@@ -164,7 +164,7 @@ TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     "records": {"first": 0, "count": 2},
     "keep": {"name": "log"},
     "drop": {"name": "log"},
-    "mortal": {"reason": "a rule of shard scope"},
+    "mortal": {"reason": "a rule of shard scope", "lack": False},
     "followed": WHERE,
     "standby_gone": {"reason": "end of stream", **WHERE},
 }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 
 from offbeat.core import fleet as does
-from offbeat.core.fleet import CLAIM_S, LEADS, LOADING_S, LOOK_S, STANDBYS, STANDS_BY, TOGETHER_S, Fleet, State
+from offbeat.core.fleet import CLAIM_S, LEADS, LOADING_S, LOOK_S, SILENT_S, STANDBYS, STANDS_BY, TOGETHER_S, Fleet, State
 from offbeat.errors import ProtocolError
 
 KNOBS = ("--max-restarts", "--replicas", "--checkpoint", "--resume")
@@ -277,9 +277,26 @@ def test_a_server_that_cannot_be_started_is_tried_again_for_some_time() -> None:
 def test_a_server_that_cannot_return_ends_the_job_with_the_reason(options: dict[str, Any], mortal: str | None, why: str) -> None:
     world = World(replicas=0, **options).begun()
     if mortal is not None:
-        world.fleet.mortal(world.leader(), mortal)
+        world.fleet.mortal(world.leader(), mortal, lack=True)
+        world.do()
+        assert f"server 0 would not outlive its process: {mortal}" in world.texts(), "the user may mend what is lacking"
     world.end(world.leader())
     assert world.fleet.failure is not None and world.fleet.failure.endswith(why)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_server_is_away_from_when_its_process_was_last_known_to_serve(frozen: bool) -> None:
+    world = World(replicas=0, max_restarts=1).begun()
+    leader, silent_s = world.leader(), 2.0 * SILENT_S
+    world.fleet.heard(leader, 3.0)
+    if frozen:
+        world.fleet.tick(3.0 + silent_s)
+    world.now = 4.0 + silent_s
+    world.end(leader)
+    assert world.fleet.servers[0].away_since == (3.0 if frozen else 4.0 + silent_s)
+    world.listen()
+    world.fleet.resumed(world.leader())
+    assert world.fleet.servers[0].away_since is None
 
 
 def test_a_process_that_is_told_to_leave_is_done_without_if_the_notice_is_its_own() -> None:
@@ -342,7 +359,7 @@ def test_a_store_that_is_away_is_said_once_and_a_later_supervisor_ends_the_job()
 
 def test_the_second_of_two_servers_may_die_before_the_job_is_sent() -> None:
     world = World(2, replicas=0)
-    world.listen(0)
+    world.listen()
     world.listen(1)
     world.end(world.leader(1))
     assert not world.fleet.all_listen()

@@ -112,6 +112,24 @@ def test_a_coordinator_fed_with_the_same_inputs_says_the_same(name: str) -> None
     check()
 
 
+@pytest.mark.parametrize("name", rules)
+def test_in_a_time_in_which_no_process_serves_nothing_is_measured(name: str) -> None:
+    """Pauses between the inputs of a coordinator that is told of them change nothing: no decision, no death for silence, no timer."""
+
+    @examples(some_of(name, 40))
+    @given(schedules(name), st.lists(st.integers(0, 64), min_size=1, max_size=5))
+    def check(schedule: Schedule, pauses: list[int]) -> None:
+        log = World(schedule).run().log
+        job, paused_s = Coordinator(schedule.policy, schedule.workers, schedule.timeout_s), 0.0
+        *inputs, _ = log
+        for number, (now, event, effects) in enumerate(inputs):
+            paused_s += (pause_s := float(pauses[number % len(pauses)]))
+            job.stand_still(now + paused_s, pause_s)
+            assert tuple(job.wake(now + paused_s) if event is None else job.on(event, now + paused_s)) == effects
+
+    check()
+
+
 @examples(300)
 @given(schedules("dssp"), few)
 def test_dssp_with_equal_bounds_is_ssp_event_by_event(schedule: Schedule, bound: int) -> None:

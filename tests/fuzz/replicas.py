@@ -9,8 +9,9 @@ from tests.fuzz.receiver import Finding, Outcome, Receiver, checked
 
 from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.replicated_server import ReplicatedServer
+from offbeat.runtime.leading_server import LeadingServer
 from offbeat.runtime.serving import ServingEnded
+from offbeat.runtime.standby_server import StandbyServer
 from offbeat.transport.base import Closed, Connection, Message
 from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.transport.wire import EMPTY
@@ -27,7 +28,8 @@ class ReplicaReceiver(Receiver):
         network = MemoryNetwork(shares_memory=False)
         self.hub, self.peers, supervisor = (MemoryHub(network, "token") for _ in range(3))
         self.address, others = self.hub.listen(), self.peers.listen()
-        self.server = ReplicatedServer(0, self.hub, self.hub.connect(supervisor.listen()), stands_by=self.stands_by)
+        process = StandbyServer if self.stands_by else LeadingServer
+        self.server = process(0, self.hub, self.hub.connect(supervisor.listen()))
         leader = others if self.stands_by else self.address
         order = {**JOB, "kind": "job", "servers": json.dumps([leader])}
         if self.stands_by:
@@ -69,8 +71,8 @@ class ReplicaReceiver(Receiver):
         self.close()
 
     def end(self) -> None:
-        if self.server.state.coordinator is not None:
-            self.server.state.coordinator.release_memory()
+        if self.server.service.state.coordinator is not None:
+            self.server.service.state.coordinator.release_memory()
         self.hub.close()
         self.peers.close()
 
@@ -82,7 +84,7 @@ class FromLeader(ReplicaReceiver):
     stands_by = True
 
     def enter(self) -> Connection:
-        assert self.server._leader is not None
+        assert isinstance(self.server, StandbyServer) and self.server._leader is not None
         return self.server._leader
 
 

@@ -44,7 +44,7 @@ class ServerReceiver(Receiver):
         addresses = [list(self.others.listen() if number != self.number else self.address) for number in range(self.servers)]
         settings = JobSettings(workers=3, servers=self.servers)
         job = {"kind": "job", "settings": json.loads(json.dumps(settings.to_wire())), "servers": json.dumps(addresses)}
-        self.tell(self.server._supervisor, job)
+        self.tell(self.server.service.supervisor, job)
         self.line = self.enter()
 
     def clock(self) -> Callable[[], float]:
@@ -60,7 +60,7 @@ class ServerReceiver(Receiver):
     def tell(self, connection: Connection, header: dict[str, Any], *, memory: bool = False) -> None:
         blocks = [MemoryBlock.allocate(NBYTES, "fuzz") for _ in range(2)] if memory and self.ranks else []
         self.blocks += blocks
-        self.server._handle(connection, Message(header, EMPTY, tuple(blocks)))
+        self.server._arrived(connection, Message(header, EMPTY, tuple(blocks)))
 
     def connect(self) -> MemoryConnection:
         """A connection of a peer, at the server's end."""
@@ -74,7 +74,7 @@ class ServerReceiver(Receiver):
 
     def receive(self, message: Message) -> Outcome:
         try:
-            self.server._handle(self.line, message)
+            self.server._arrived(self.line, message)
             self.server.tick()
         except ServingEnded:
             return Outcome.ENDED
@@ -105,8 +105,8 @@ class ServerReceiver(Receiver):
         raise NotImplementedError
 
     def end(self) -> None:
-        if self.server.state.coordinator is not None:
-            self.server.state.coordinator.release_memory()
+        if self.server.service.state.coordinator is not None:
+            self.server.service.state.coordinator.release_memory()
         self.hub.close()
         self.peers.close()
         self.others.close()
@@ -148,7 +148,7 @@ class FromWorker(ServerReceiver):
     @property
     def begun(self) -> bool:
         """True once a worker trains."""
-        live = self.server.state.coordinator
+        live = self.server.service.state.coordinator
         return live is not None and live.first.job.coordinator is not None and live.first.job.coordinator.start.begun
 
 
@@ -172,8 +172,8 @@ class FromWorkerToShard(ServerReceiver):
         return line
 
     def set_up(self) -> None:
-        assert self.server.state.to_coordinator is not None
-        self.of_server_0 = self.server.state.to_coordinator
+        assert self.server.service.state.to_coordinator is not None
+        self.of_server_0 = self.server.service.state.to_coordinator
         self.tell(self.of_server_0, {"kind": "setup", **malformed.FROM_SERVER_0["setup"], "sync": self.sync})
 
 
@@ -185,8 +185,8 @@ class FromServer0(FromWorkerToShard):
     def enter(self) -> MemoryConnection:
         if self.draw.random() < 0.8:
             super().enter()
-        assert isinstance(self.server.state.to_coordinator, MemoryConnection)
-        return self.server.state.to_coordinator
+        assert isinstance(self.server.service.state.to_coordinator, MemoryConnection)
+        return self.server.service.state.to_coordinator
 
     def come(self) -> MemoryConnection:
         raise NotImplementedError
@@ -224,7 +224,7 @@ class FromSupervisor(ServerReceiver):
     def enter(self) -> MemoryConnection:
         if self.draw.random() < 0.5:
             self.worker(0)
-        supervisor = self.server._supervisor
+        supervisor = self.server.service.supervisor
         assert isinstance(supervisor, MemoryConnection)
         return supervisor
 

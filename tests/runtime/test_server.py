@@ -37,7 +37,7 @@ def test_what_came_with_a_refused_message_is_not_heard() -> None:
     address = hub.listen()
     server = Server(0, hub, peers.connect(address))
     coordinator: Any = Coordinator()
-    server.state.coordinator = coordinator
+    server.service.state.coordinator = coordinator
     line = peers.connect(address)
     line.send({"kind": "ready"})
     line.send({"kind": "hello"})
@@ -74,13 +74,14 @@ def test_what_a_killed_process_has_sent_before_is_no_sign_of_life(killed: bool, 
     address = hub.listen()
     server = Server(0, hub, peers.connect(address))
     coordinator: Any = Listening()
-    server.state.coordinator = coordinator
+    server.service.state.coordinator = coordinator
     line = peers.connect(address)
     line.send({"kind": "hello"})
     server.hear(0.0)
     line.send({"kind": "heartbeat"})
     line.close()
-    server._carry_out("lost", Message({"kind": "lost", "worker": 1, "reason": "it was killed", "killed": killed}, memoryview(b""), ()))
+    lost = {"kind": "lost", "worker": 1, "reason": "it was killed", "killed": killed}
+    server.service.handle(0.0, server.service.supervisor, Message(lost, memoryview(b""), ()))
     server.hear(0.0)
     assert coordinator.heard == heard and coordinator.lost == ["it was killed"]
     assert coordinator.closed == 1, "its connection ends as any other"
@@ -92,7 +93,7 @@ def test_a_server_that_stood_still_says_so_and_one_that_waits_or_computes_does_n
     server, stood_still = Server(0, hub, peers.connect(hub.listen()), clock=lambda: clock[0], computed=lambda: 0.0), []
     coordinator: Any = Coordinator()
     coordinator.stood_still = lambda seconds, now: stood_still.append((seconds, now))
-    server.state.coordinator = coordinator
+    server.service.state.coordinator = coordinator
     for passed_s, waits_s in ((5.0, 5.0), (0.5, 0.2), (8.0, 0.2), (0.2, 0.2)):
         clock[0] += passed_s
         server.hear(waits_s)

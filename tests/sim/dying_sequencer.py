@@ -12,7 +12,7 @@ from tests.sim.stepped_ranks import SteppedRanks
 from tests.sim.stub_across import Ring, StubAcross
 from tests.sim.with_fleet import LinkedHub
 
-from offbeat.runtime.serving import Serving
+from offbeat.runtime.serving import Service
 from offbeat.transport.base import Address, Connection
 from offbeat.transport.memory import MemoryConnection
 from offbeat.types import WorkerId
@@ -52,8 +52,8 @@ class AcrossHosts(SteppedRanks):
             return self._look() or self.ring.deliver() or super().deliver()
         return super().deliver() or self.ring.deliver()
 
-    def sequencing(self) -> Serving:
-        """The process of server 0, by now."""
+    def sequencing(self) -> Service:
+        """What the process of server 0 does, by now."""
         raise NotImplementedError
 
 
@@ -63,12 +63,12 @@ class DyingSequencer(AcrossHosts, DyingCoordinator):
     def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
         return FarHub(self.network, turn, worker)
 
-    def sequencing(self) -> Serving:
-        return cast(Serving, self.process_of(0).server)
+    def sequencing(self) -> Service:
+        return cast(Service, self.process_of(0).server.service)
 
 
 class ReplicatedSequencer(AcrossHosts, ReplicatedServers, SteppedRanks):
     """The standby of server 0 goes on where the leader has died."""
 
-    def sequencing(self) -> Serving:
-        return cast(Serving, self.process_of(0).server)
+    def sequencing(self) -> Service:
+        return cast(Service, self.process_of(0).server.service)

@@ -75,12 +75,12 @@ def deadly(points: Mapping[str, Any], point: Callable[[str], None]) -> Iterator[
 
 def let_go(server: Server) -> None:
     """Close the descriptors of a process that is gone, as the kernel does."""
-    if server._recorder is not None:
-        assert isinstance(server._recorder, Recorder)
-        for block in server._recorder.keeper._blocks.values():
+    if server.service.links is not None:
+        assert isinstance(server.service.links, Recorder)
+        for block in server.service.links.keeper._blocks.values():
             block.close()
-    if server.state.coordinator is not None:
-        server.state.coordinator._journal._release()
+    if server.service.state.coordinator is not None:
+        server.service.state.coordinator._journal._release()
 
 
 class Mortal:

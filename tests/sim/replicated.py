@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from tests.sim.dying_servers import Death, deadly
 from tests.sim.stepped import Timings
@@ -19,15 +19,19 @@ from tests.sim.with_fleet import LinkedHub, ServerProcess, WithFleet
 
 from offbeat.journal.records import Record
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.leading_server import LeadingServer
 from offbeat.runtime.recovery.replica import Replica, StreamRecorder
-from offbeat.runtime.replicated_server import ReplicatedServer
 from offbeat.runtime.serving import ServingEnded
+from offbeat.runtime.standby_server import StandbyServer
 from offbeat.transport.base import Address, Connection
 from offbeat.transport.link import Link
 from offbeat.types import Seconds, WorkerId
 
 POINTS: Final = {"flush": StreamRecorder, "_send": Replica, "send": Link}
 """The record of what was handled, bytes of memory for the standby, and a message."""
+
+
+Process: TypeAlias = LeadingServer | StandbyServer
 
 
 class Leader:
@@ -43,9 +47,9 @@ class Leader:
         self._job.lives(self._job.process_of(self._number), lambda server: server.tick())
 
     def wake_at(self) -> Seconds | None:
-        server: ReplicatedServer = self._job.process_of(self._number).server
+        server: Process = self._job.process_of(self._number).server
         # While it lacks a gradient it does nothing else that is due, and looks every `TICK_S`.
-        return server._return_until if server._lacking else server.wake_at()
+        return server._return_until if isinstance(server, LeadingServer) and server._lacking else server.wake_at()
 
 
 class ReplicatedServers(WithFleet):
@@ -93,21 +97,21 @@ class ReplicatedServers(WithFleet):
 
     def _await_gradient(self, process: ServerProcess) -> None:
         """Let a server that lacks a gradient end the job if it has waited for long enough. Only server 0 is driven by `wake_at`."""
-        until = process.server._return_until
-        if process.server._lacking and until is not None and not process.awaited:
+        server = process.server
+        if isinstance(server, LeadingServer) and server._lacking and server._return_until is not None and not process.awaited:
             process.awaited = True
-            self.at(max(until, self.now), lambda: self.lives(process, lambda server: server.tick()))
+            self.at(max(server._return_until, self.now), lambda: self.lives(process, lambda server: server.tick()))
 
     def _reaches_again(self, process: ServerProcess) -> bool:
         """Let a server connect to server 0 again, if it is cut off."""
-        if not process.server._cut_off:
+        if not isinstance(process.server, LeadingServer) or not process.server._cut_off:
             return False
         self.lives(process, lambda server: server.tick())
         return True
 
     # The servers' processes.
 
-    def lives(self, process: ServerProcess, does: Callable[[ReplicatedServer], None]) -> None:
+    def lives(self, process: ServerProcess, does: Callable[[Process], None]) -> None:
         """Let a process do something, which may be the last."""
         before, self._living = self._living, process
         try:
@@ -133,15 +137,17 @@ class ReplicatedServers(WithFleet):
             raise Death
 
     def turn_of(self, process: ServerProcess) -> None:
-        def turn(server: ReplicatedServer) -> None:
+        def turn(server: Process) -> None:
             server.hear(0.0)
-            if server._stands_by:
+            if isinstance(server, StandbyServer):
                 server.tick()  # it handles what has come
+                process.server = server.leads or server
 
         self.lives(process, turn)
 
-    def make_server(self, number: int, hub: SteppedHub, supervisor: Connection, *, stands_by: bool) -> ReplicatedServer:
-        return ReplicatedServer(number, hub, supervisor, stands_by=stands_by, clock=self._now, computed=self._now)
+    def make_server(self, number: int, hub: SteppedHub, supervisor: Connection, *, stands_by: bool) -> Process:
+        process = StandbyServer if stands_by else LeadingServer
+        return process(number, hub, supervisor, clock=self._now, computed=self._now)
 
     def _open(self) -> None:
         self._servers = [Leader(self, number) for number in range(self.script.cluster.servers)]  # type: ignore[misc]

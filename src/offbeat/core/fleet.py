@@ -248,6 +248,8 @@ class Server:
     """What has happened to the leader, in words that follow the server's name, while another process is to go on."""
     mortal: str | None = None
     """Why no other process can go on; None: one can."""
+    away_since: Seconds | None = None
+    """When the process that has led was last known to serve, until another one goes on; None: one serves."""
     claim_until: Seconds = 0.0
     backoff: Backoff = field(default_factory=Backoff)
 
@@ -411,11 +413,14 @@ class Fleet:
 
     def resumed(self, process: int) -> None:
         """Note that a process has taken up the messages of the supervisor where the one before had stopped."""
-        self._move(process, "resumes")
+        self.servers[self._move(process, "resumes").server].away_since = None
 
-    def mortal(self, process: int, reason: str) -> None:
-        """Note why no other process could go on where this one leads."""
-        self.servers[self.processes[process].server].mortal = reason
+    def mortal(self, process: int, reason: str, *, lack: bool = False) -> None:
+        """Note why no other process could go on where this one leads; ``lack``: for want of something, which the user may mend."""
+        number = self.processes[process].server
+        self.servers[number].mortal = reason
+        if lack:
+            self._do(Note(f"server {number} would not outlive its process: {reason}"))
 
     def told(self, process: int, signal: str, now: Seconds) -> None:
         """Note that a process was told to leave; `heed` acts on it."""
@@ -459,6 +464,7 @@ class Fleet:
             return
         server = self.servers[one.server]
         self._move(process, "ends")
+        server.away_since = now if server.away_since is None else server.away_since
         if self._claims(server):
             return
         server.how = how
@@ -598,6 +604,7 @@ class Fleet:
     def _after_silence(self, number: int, silent_s: Seconds, now: Seconds) -> None:
         what = "the coordinator" if number == 0 else "its part of the parameters"
         how = f"has not reported for {silent_s:.0f} s: its process is stopped or hangs, and {what} with it"
+        self.servers[number].away_since = now - silent_s
         if self._take_over(number, how, now):
             return
         if (why := self._why_not_again(number)) is not None:

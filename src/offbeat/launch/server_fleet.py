@@ -255,7 +255,7 @@ class ServerFleet:
             case "noticed":
                 self.fleet.told(process, readable(header["signal"]), self._now())
             case "mortal":
-                self.fleet.mortal(process, header["reason"])
+                self.fleet.mortal(process, header["reason"], lack=header["lack"])
             case "keep" if number in self.kept and message.memory:
                 self.kept[number][header["name"]] = message.memory[0]
             case "drop" if number in self.kept:
@@ -338,9 +338,9 @@ class ServerFleet:
                 self._fence(self._running.pop(process), term)
                 if term is not None and (link := self.links.get(self.fleet.processes[process].server)) is not None:
                     link.cut()
-            case actions.Lead(_, process, term):
+            case actions.Lead(number, process, term):
                 one, where = self._running[process], self._where()
-                self._tell([one], {"kind": "lead", "term": term, "servers": where})
+                self._tell([one], {"kind": "lead", "term": term, "servers": where, "away_s": self._away_s(number)})
                 others = [other for other in self._leaders() if other is not one]
                 self._tell([*others, *self._standbys()], {"kind": "moved", "servers": where})
             case actions.Kill(process):
@@ -405,8 +405,13 @@ class ServerFleet:
         if self._settings.replicas:
             job["key"] = self._key
         elif number in self.links:
-            job.update(outlives=True, elsewhere=self._engine.workers_elsewhere)
+            job.update(outlives=True, elsewhere=self._engine.workers_elsewhere, away_s=self._away_s(number))
         one.connection.send(job)
+
+    def _away_s(self, number: int) -> Seconds:
+        """Return for how long no process has served."""
+        since = self.fleet.servers[number].away_since
+        return 0.0 if since is None else max(0.0, self._now() - since)
 
     def _fence(self, one: _Running, term: int | None) -> None:
         if one.connection is not None:

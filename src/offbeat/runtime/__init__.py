@@ -10,7 +10,7 @@ a gradient are sent ahead of the message, while the rest is computed):
 | server 0 | supervisor | standing | the state of a worker's process (``runtime/coordination/standings.py``) |
 | server | supervisor | keep, drop, mortal | memory that its next process needs; why no other process can go on |
 | server | supervisor | followed, standby_gone | its standby could lead from now on, or gets no records any more |
-| supervisor | server | stand_by, lead, alone, fenced, moved | who leads (``runtime/replicated_server.py``) |
+| supervisor | server | stand_by, lead, alone, fenced, moved | who leads (``runtime/standby_server.py``) |
 | standby | its leader | follow, acknowledged | the first message, and how many records have come |
 | leader | its standby | bytes, record | what a record has changed, and the record |
 | leader | a later standby | bytes, state | before the first record: all that the server keeps (``recovery/plain_graph.py``) |

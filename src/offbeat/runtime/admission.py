@@ -70,7 +70,9 @@ class Admission:
         try:
             self._check_spec(worker, header, now)
             if self._keeper is not None and not self._lasts(connection):
-                self._keeper.give_up(f"worker {worker} does not share memory with the servers, and cannot be reached again by a new one")
+                self._keeper.give_up(
+                    f"worker {worker} does not share memory with the servers, and cannot be reached again by a new one", lack=False
+                )
             if not isinstance(job.side, ServerCoordinatorSide):
                 vector = checked_vector(header)
                 self._vector = self._vector or vector
@@ -144,7 +146,9 @@ class Admission:
             keeper: Keeper | Replica | None = self._keeper
             if isinstance(keeper, Keeper) and keeper.elsewhere:
                 # Now, and not when the first of them comes: each fold would copy the parameters to the side for nothing.
-                keeper.give_up("workers may be on other machines, and gradients that come over a network are not kept for a new server")
+                keeper.give_up(
+                    "workers may be on other machines, and gradients that come over a network are not kept for a new server", lack=False
+                )
                 keeper = None
             parts = (job.peers, job.notifier, self._allocate, job.feed, job.perform, self._now)
             job.side = ServerCoordinatorSide(
@@ -163,7 +167,7 @@ class Admission:
             if isinstance(self._keeper, Replica):
                 check_replicas(policy)
             if isinstance(self._keeper, Keeper) and isinstance(policy, AllReduce):
-                self._keeper.give_up(f"under {policy.spelling} the ranks meet at server 0, in a group of torch.distributed")
+                self._keeper.give_up(f"under {policy.spelling} the ranks meet at server 0, in a group of torch.distributed", lack=False)
         job.coordinator = coordinator
 
     def _welcome_ranks(self) -> None:

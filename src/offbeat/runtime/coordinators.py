@@ -236,10 +236,12 @@ class LiveCoordinators:
             else:
                 self._live[number].job.feed(event, now)
 
-    def has_returned(self) -> None:
-        """Note that this server goes on in a new process."""
+    def has_returned(self, now: Seconds, away_s: Seconds) -> None:
+        """Note that this server goes on in a new process, and that there was none for ``away_s``, which nobody is to measure."""
         for live in self._live:
             live.returned = True
+            if live.job.coordinator is not None:
+                live.job.coordinator.stand_still(now, away_s)
         if self.checkpoints is not None:
             self.checkpoints.has_returned()
 

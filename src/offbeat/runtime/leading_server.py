@@ -19,7 +19,6 @@ from typing import Any
 from weakref import WeakSet
 
 from offbeat.errors import FencedError, JobError, ProtocolError
-from offbeat.journal.file import Journal
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job.settings import read_addresses
 from offbeat.runtime.lasting_server import TICK_S, Server
@@ -40,8 +39,8 @@ IMPORTING = ("shard", "hello", "setup")
 class LeadingServer(Server):
     """Lead. Arguments are those of `Server`."""
 
-    def __init__(self, number: int, hub: Hub, supervisor: Connection, **clocks: Callable[[], Seconds]) -> None:
-        super().__init__(number, hub, supervisor, **clocks)
+    def __init__(self, number: int, hub: Hub, launcher: Connection, **more: Any) -> None:
+        super().__init__(number, hub, launcher, **more)
         self._term = 1
         self._stream: StreamRecorder | None = None
         """Writes the records to the standby; None: the job has not begun."""
@@ -65,6 +64,33 @@ class LeadingServer(Server):
         """Sockets over which a worker has been told where the standby listens."""
         self._postponed: deque[Callable[[], None]] = deque()
         """After a takeover: what has come before every gradient that is needed has come again."""
+
+    def take_over(
+        self,
+        stream: StreamRecorder,
+        term: int,
+        away_s: Seconds,
+        key: str,
+        awaiting: dict[Connection, None],
+        resuming: dict[Connection, Message],
+    ) -> None:
+        """Go on where the leader has stopped, with the service of its standby.
+
+        Args:
+            stream: of the standby, which has handled all that has come.
+            term: of this leader.
+            away_s: for how long no process has served.
+            key: with it the next standby shows that the supervisor has started it.
+            awaiting: connections over which links will go from now on.
+            resuming: those over which one goes already, with its first message.
+        """
+        self._term, self._key, self._awaiting, self._resuming = term, key, awaiting, resuming
+        self._stream = stream
+        self._has_returned(stream, away_s)
+        stream.join(stream.supervisor, self._launcher)
+        self._say_leading()
+        self._go_on_with_waiting()
+        self._settle()
 
     # Messages.
 
@@ -105,11 +131,11 @@ class LeadingServer(Server):
             connection.send({"kind": "leading", "term": self._term})
             self._invited.add(connection)
 
-    def _carry_out(self, kind: str, message: Message) -> None:
+    def _carry_out(self, kind: str, message: Message) -> bool:
         header = message.header
         match kind:
             case "job" if self._job is None and self._stream is None:
-                self._job_of(header)  # raises if it cannot be read
+                self.service.job_of(header)  # raises if it cannot be read
                 self._job, self._key = header, header.get("key", "")
                 self._listen_to_called()
             case "alone":
@@ -119,11 +145,12 @@ class LeadingServer(Server):
                     self._stream.go_on_alone()
                 self._listen_to_called()
             case "fenced":
-                raise FencedError(f"server {self._number} is fenced: its standby leads, in term {header['term']}")
+                raise FencedError(f"server {self.service.number} is fenced: its standby leads, in term {header['term']}")
             case "moved":
                 self._move(header["servers"])
             case _:
-                super()._carry_out(kind, message)
+                return super()._carry_out(kind, message)
+        return True
 
     # The standby.
 
@@ -131,8 +158,8 @@ class LeadingServer(Server):
         """Let the standby follow, and begin the job if it has waited for this."""
         stream = self._stream
         known = self._job is not None or stream is not None
-        if known and (message.header["number"] != self._number or message.header["key"] != self._key):
-            raise ProtocolError(f"{connection.peer} sent 'follow' and is not the standby that was started for server {self._number}")
+        if known and (message.header["number"] != self.service.number or message.header["key"] != self._key):
+            raise ProtocolError(f"{connection.peer} sent 'follow' and is not the standby that was started for server {self.service.number}")
         if self._job is not None:
             self._standby_at = _checked_address(connection, message)
             self._begin_with(connection, self._job)
@@ -142,7 +169,9 @@ class LeadingServer(Server):
         elif len(self._called) < CALLS_MAX:
             self._called[connection] = message
         else:
-            raise ProtocolError(f"{connection.peer} sent 'follow' to server {self._number}, which waits for its job or its supervisor")
+            raise ProtocolError(
+                f"{connection.peer} sent 'follow' to server {self.service.number}, which waits for its job or its supervisor"
+            )
 
     def _listen_to_called(self) -> None:
         """Handle the calls of standbys that have waited."""
@@ -155,24 +184,20 @@ class LeadingServer(Server):
         stream.flush()
         self._launcher.send({"kind": "loading"})  # to copy a large state takes long
         try:
-            stream.let_join(connection, self._handed_on(), self._parts, self.now())
+            stream.let_join(connection, self.service.handed_on(journal=True), self.service.parts, self.service.now())
         except TypeError as error:
-            self._say_standby_gone(f"the state of server {self._number} cannot be sent to a new one: it has {error}")
+            self._say_standby_gone(f"the state of server {self.service.number} cannot be sent to a new one: it has {error}")
             refuse(connection, ProtocolError(str(error)))
-
-    def _place_of(self, journal: Journal) -> Any:
-        return journal.place()
 
     def _begin_with(self, connection: Connection | None, job: Mapping[str, Any]) -> None:
         """Begin the job with the standby that has come; None: without one."""
         self._job = None
         self._launcher.send({"kind": "loading"})
-        stream = self._recorder = self._stream = StreamRecorder(self._launcher, replays=False)
-        self._supervisor = stream.supervisor
+        stream = self._stream = self.service.links = StreamRecorder(self._launcher, replays=False)
         if connection is not None:
             stream.follow(connection)
-        stream.begun(self.state.began, self.state.started, job["settings"], job["servers"])
-        self._begin(*self._job_of(job))
+        stream.begun(self.service.state.began, self.service.state.started, job["settings"], job["servers"])
+        self.service.begin(*self.service.job_of(job))
         stream.join(stream.supervisor, self._launcher)
         if connection is not None:
             self._launcher.send({"kind": "followed", "address": self._standby_at})
@@ -184,7 +209,7 @@ class LeadingServer(Server):
         if isinstance(item, Message):
             try:
                 FROM_STANDBY.check(item.header, connection.peer, len(item.payload), len(item.memory))
-                if stream.acknowledged(item.header.get("at", -1), self.now()):
+                if stream.acknowledged(item.header.get("at", -1), self.service.now()):
                     self._standby_ready, self._standby_reported = True, False
                     self._told.clear()
             except ProtocolError as error:
@@ -221,9 +246,9 @@ class LeadingServer(Server):
     def _may_withdraw(self) -> bool:
         """True if the job can go on without a gradient that this server lacks: it decides that no server folds its part of it."""
         return (
-            self._settings is not None
-            and self.state.coordinator is not None
-            and (self._settings.servers == 1 or self.state.coordinator.decides)
+            self.service.settings is not None
+            and self.service.state.coordinator is not None
+            and (self.service.settings.servers == 1 or self.service.state.coordinator.decides)
         )
 
     def _withdraw(self, stream: StreamRecorder, link: Link) -> None:
@@ -231,17 +256,17 @@ class LeadingServer(Server):
         link.release_carried()
 
         def withdraw() -> None:
-            now = self.now()
+            now = self.service.now()
             stream.withdrawn(now, link)
-            self._at_moment(now, self._on_withdrawn, link)
+            self.service.withdrawn(now, link)
 
         self._postponed.appendleft(withdraw)
 
     def _withdraw_those_of(self, stream: StreamRecorder, message: Message) -> None:
         """Go on without the gradients of a worker whose process has ended, of which this message of the supervisor tells."""
-        if self.state.coordinator is None or not self._may_withdraw or message.header.get("kind") not in ("ended", "lost"):
+        if self.service.state.coordinator is None or not self._may_withdraw or message.header.get("kind") not in ("ended", "lost"):
             return
-        theirs = self.state.coordinator.connections_of(message.header["worker"])
+        theirs = self.service.state.coordinator.connections_of(message.header["worker"])
         for link in stream.lacking:
             if link in theirs:
                 self._withdraw(stream, link)
@@ -249,18 +274,19 @@ class LeadingServer(Server):
     def _taken(self, recorder: SessionLinks, link: Link, message: Message) -> None:
         if message.header.get("kind") in IMPORTING:
             self._launcher.send({"kind": "loading"})
-        if self._lacking and link is self._supervisor and self._stream is not None:
+        if self._lacking and link is self.service.supervisor and self._stream is not None:
             self._withdraw_those_of(self._stream, message)
-        if self._lacking or self._postponed:
-            self._postponed.append(lambda: super(LeadingServer, self)._taken(recorder, link, message))
-        else:
-            super()._taken(recorder, link, message)
+        self._when_complete(lambda: super(LeadingServer, self)._taken(recorder, link, message))
 
     def _end(self, recorder: SessionLinks, link: Link, reason: str) -> None:
+        self._when_complete(lambda: super(LeadingServer, self)._end(recorder, link, reason))
+
+    def _when_complete(self, does: Callable[[], None]) -> None:
+        """Do something now, or after a takeover once nothing is lacking, in the order of the calls."""
         if self._lacking or self._postponed:
-            self._postponed.append(lambda: super(LeadingServer, self)._end(recorder, link, reason))
+            self._postponed.append(does)
         else:
-            super()._end(recorder, link, reason)
+            does()
 
     def _settle(self) -> None:
         """Give the standby its record, and handle what has been postponed once nothing is lacking."""
@@ -277,8 +303,8 @@ class LeadingServer(Server):
 
     def _move(self, servers: str) -> None:
         """Note which processes lead the servers."""
-        self._servers = read_addresses(servers)
-        link = self.state.to_coordinator
+        self.service.servers = read_addresses(servers)
+        link = self.service.state.to_coordinator
         if isinstance(link, Link) and self._stream is not None and link.socket is not None:
             socket = link.socket
             self._stream.cut(socket)
@@ -292,7 +318,7 @@ class LeadingServer(Server):
             self._settle()
             return
         assert self._stream is not None
-        if self._return_until is not None and self.now() >= self._return_until:
+        if self._return_until is not None and self.service.now() >= self._return_until:
             if self._may_withdraw:
                 for link in self._stream.lacking:
                     self._withdraw(self._stream, link)
@@ -300,10 +326,10 @@ class LeadingServer(Server):
                 return
             names = ", ".join(link.peer for link in self._stream.lacking)
             raise JobError(
-                f"the standby of server {self._number} has taken over, and lacks a gradient that had come to the leader: its worker "
+                f"the standby of server {self.service.number} has taken over, and lacks a gradient that had come to the leader: its worker "
                 f"({names}) has died with the leader, or does not answer"
             )
-        self._await_return(self._stream, self.now())
+        self._await_return(self._stream, self.service.now())
         self._report()
 
     def _patience(self) -> Seconds:

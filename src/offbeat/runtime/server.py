@@ -1,7 +1,8 @@
 """Run one server process: ``python -m offbeat.runtime.server``, started by a launcher.
 
 The process listens and reports its address before it imports torch, so that workers can start at the same time. What a server does stands
-in ``serving.py``, how it outlives its process in ``lasting_server.py``, and how a leader and its standby work in ``replicated_server.py``.
+in ``serving.py``, how it outlives its process in ``lasting_server.py``, and how a leader and its standby work in ``leading_server.py`` and
+``standby_server.py``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from offbeat.errors import ConfigurationError, FencedError, OffbeatError
 from offbeat.runtime.job import last_words
@@ -22,6 +24,9 @@ from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Address, Connection, Hub
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
+
+if TYPE_CHECKING:
+    from offbeat.runtime.standby_server import StandbyServer
 
 LEAVES_S: Seconds = 5.0
 """How long an earlier process of this server may hold the port."""
@@ -93,12 +98,13 @@ def _listen(hub: Hub, host: str | None, port: int) -> Address:
             time.sleep(AGAIN_S)
 
 
-def _server(number: int, hub: Hub, supervisor: Connection, role: str) -> Server:
+def _server(number: int, hub: Hub, supervisor: Connection, role: str) -> Server | StandbyServer:
     if not role:
         return Server(number, hub, supervisor)
-    from offbeat.runtime.replicated_server import ReplicatedServer
+    from offbeat.runtime.leading_server import LeadingServer
+    from offbeat.runtime.standby_server import StandbyServer
 
-    return ReplicatedServer(number, hub, supervisor, stands_by=role == "standby")
+    return StandbyServer(number, hub, supervisor) if role == "standby" else LeadingServer(number, hub, supervisor)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,30 @@
-"""Handle the messages of a server: from the supervisor, workers and other servers. It is a loop around a hub."""
+"""Handle the messages of a server: from the supervisor, workers and other servers."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import logging
-import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError, ProtocolError
+from offbeat.journal.file import Journal
 from offbeat.journal.followed import Batch
 from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
+from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.settings import JobSettings, read_addresses
 from offbeat.runtime.recovery.keeper import Keeper
-from offbeat.runtime.recovery.replica import Replica
+from offbeat.runtime.recovery.recorder import Recorder
+from offbeat.runtime.recovery.replica import Replica, StreamRecorder
+from offbeat.runtime.recovery.sessions import SERVER
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
+from offbeat.transport.link import Link
 from offbeat.transport.schema import shown
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Seconds
@@ -34,37 +36,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STATUS_PERIOD_S = 0.2
-STOOD_STILL_S: Seconds = 3.0
-"""If so much time passes in which this process neither waits for messages nor computes, it stood still, and probably the whole machine.
-
-A server that waits for a processor of a busy machine does so for 1.5 s at times: that is no stop."""
 PASSED_ON: Sequence[str] = ("worker", "number", "steps", "push", "hyper")
 """Fields of a worker's push to another server that are passed on to server 0."""
 EARLY_MAX = 16
 """Most messages of one peer that are kept until this server can begin."""
-
-
-class Stillness:
-    """Measure for how long this process neither waits nor computes, so that a stop is known.
-
-    Args:
-        clock: seconds, monotonic.
-        computed: the processor seconds of this process so far.
-
-    >>> times = iter([0.0, 9.0])
-    >>> Stillness(lambda: next(times), lambda: 0.0).since(waited_s=1.0)
-    8.0
-    """
-
-    def __init__(self, clock: Callable[[], Seconds], computed: Callable[[], Seconds]) -> None:
-        self._clock, self._computed = clock, computed
-        self._looked = clock(), computed()
-
-    def since(self, waited_s: Seconds) -> Seconds:
-        """Return the seconds since the last call in which this process neither waited, for at most ``waited_s``, nor computed."""
-        (then, computed), self._looked = self._looked, (self._clock(), self._computed())
-        return self._looked[0] - then - waited_s - (self._looked[1] - computed)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,110 +75,128 @@ class ServingEnded(Exception):
     """The supervisor has told this server to end."""
 
 
-class Serving:
-    """Do what one server does.
+class Service:
+    """Do what a server does, message by message; who brings them, and writes them down, is in ``lasting_server.py``.
 
     Args:
         number: server 0 hosts the coordinator.
         hub: listening already.
-        supervisor: the connection to the launcher.
+        launcher: the connection to the supervisor.
         clock: seconds, monotonic, from any origin.
-        computed: the processor seconds of this process so far. Under a simulated clock that clock: it leaps, and nothing stands still.
     """
 
-    def __init__(
-        self,
-        number: int,
-        hub: Hub,
-        supervisor: Connection,
-        clock: Callable[[], Seconds] = time.monotonic,
-        computed: Callable[[], Seconds] = time.process_time,
-    ) -> None:
-        self._number = number
-        self._hub = hub
-        self._supervisor = supervisor
-        self._clock = clock
+    def __init__(self, number: int, hub: Hub, launcher: Connection, clock: Callable[[], Seconds]) -> None:
+        self.number = number
+        self._hub, self._launcher, self._clock = hub, launcher, clock
+        self.links: Recorder | StreamRecorder | None = None
+        """Writes down the messages of this server, and has its links; None: the death of this process ends the job."""
         self.state = ServerState(clock(), datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
-        self._settings: JobSettings | None = None
-        self._servers: Sequence[Address] = ()
-        self._refused: WeakSet[Connection] = WeakSet()
+        self.settings: JobSettings | None = None
+        self.servers: Sequence[Address] = ()
+        """Where each server listens."""
+        self.refused: WeakSet[Connection] = WeakSet()
         """Connections that this server has closed; messages that came with the refused one may still be queued."""
-        self._writer = FileWriter(hub.wake)
+        self.aside: Callable[[str, Message], bool] = lambda kind, message: False
+        """Carries out an order of the supervisor to the process; returns False if it is one to the service."""
+        self.writer = FileWriter(hub.wake)
         """Writes this server's files of checkpoints."""
-        self._noticed: str | None = None
-        """The signal by which this process was told to leave, until the supervisor has been told."""
-        self._status_at: Seconds = 0.0
-        """When the last status, or sign of life, was sent to the supervisor."""
-        self._stillness = Stillness(clock, computed)
-        self._launcher = supervisor
-        """The connection to the supervisor itself, over which signs of life go."""
+        self._moment: Seconds | None = None
+        """While something is handled: when it came, which is when another process that handles it again takes it to have come."""
 
     def now(self) -> Seconds:
-        """Return the seconds since this server began."""
-        return self._clock() - self.state.began
+        """Return the seconds since this server began; while something is handled, the time at which it came."""
+        return self._clock() - self.state.began if self._moment is None else self._moment
 
-    def run(self) -> None:
-        """Serve until the supervisor ends the job. Raises `JobError` if the job cannot go on."""
+    @property
+    def supervisor(self) -> Connection:
+        """Return that over which the supervisor's orders come: a link where they are written down, else the connection itself."""
+        return self._launcher if self.links is None else self.links.supervisor
+
+    @property
+    def _keeper(self) -> Keeper | Replica | None:
+        return None if self.links is None else self.links.keeper
+
+    @contextlib.contextmanager
+    def _at(self, now: Seconds) -> Iterator[None]:
+        self._moment = now
         try:
-            while True:
-                self.turn(self._patience())
-        except OffbeatError as error:
-            if self.state.coordinator is not None:
-                with contextlib.suppress(OffbeatError):
-                    self._close_journal(self.state.coordinator, False, str(error))
-            raise
+            yield
         finally:
-            self._writer.close()
-            if self.state.coordinator is not None:
-                self.state.coordinator.release_memory()
+            self._moment = None
 
-    def turn(self, timeout_s: Seconds) -> None:
-        """Handle the messages that come within ``timeout_s``, and what is due.
+    # What is handled, at the time at which it came. Another process that is told the same does the same.
+
+    def handle(self, now: Seconds, connection: Connection, item: Message | Closed) -> None:
+        """Handle a message, or the end of a connection.
 
         Raises:
             ServingEnded: the supervisor has ended the job.
             JobError: the job cannot go on.
         """
-        self.hear(timeout_s)
-        self.tick()
+        with self._at(now):
+            self._handle(connection, item)
 
-    def hear(self, timeout_s: Seconds) -> None:
-        """Handle the messages that come within ``timeout_s``. Raises what `turn` raises."""
-        arrived = self._hub.poll(timeout_s)
-        if (seconds := self._stillness.since(timeout_s)) > STOOD_STILL_S:
-            self._stood_still(seconds)
-        for connection, item in arrived:
-            self._arrived(connection, item)
+    def tick(self, now: Seconds) -> None:
+        """Do what is due. Raises what `handle` raises."""
+        with self._at(now):
+            if self.state.coordinator is not None:
+                self.state.coordinator.tick(now)
+            for shard in self.state.live_shards.values():
+                shard.tick(now)
 
-    def _stood_still(self, seconds: Seconds) -> None:
+    def on_written(self, now: Seconds, result: Written) -> None:
+        """Handle the result of writing files of a checkpoint."""
+        with self._at(now):
+            self.writer.handled(result)
+            if self.state.coordinator is not None:
+                self.state.coordinator.on_written(result, now)
+            elif self.state.files is not None:
+                self.state.files.on_written(result)
+
+    def stood_still(self, now: Seconds, seconds: Seconds) -> None:
         """Note that this process has stood still for so long until now."""
         if self.state.coordinator is not None:
-            self.state.coordinator.stood_still(seconds, self.now())
+            self.state.coordinator.stood_still(seconds, now)
 
-    def _arrived(self, connection: Connection, item: Message | Closed) -> None:
-        """Handle what has come over a connection."""
-        self._handle(connection, item)
-
-    def tick(self) -> None:
-        """Do what is due by now."""
-        for result in self._writer.results():
-            self._on_written(result)
-        self._tick()
-        self._report()
-
-    def _on_written(self, result: Written) -> None:
-        """Handle the result of writing files of a checkpoint."""
-        self._writer.handled(result)
+    def withdrawn(self, now: Seconds, link: Link) -> None:
+        """Handle the loss of a gradient that had come to the former leader."""
+        link.release_carried()
         if self.state.coordinator is not None:
-            self.state.coordinator.on_written(result, self.now())
-        elif self.state.files is not None:
-            self.state.files.on_written(result)
+            with self._at(now):
+                self.state.coordinator.on_withdrawn(link, now)
 
-    def _tick(self) -> None:
+    def returned(self, now: Seconds, away_s: Seconds) -> None:
+        """Note that this server goes on in a new process, and that there was none for ``away_s``."""
         if self.state.coordinator is not None:
-            self.state.coordinator.tick(self.now())
-        for shard in self.state.live_shards.values():
-            shard.tick(self.now())
+            self.state.coordinator.has_returned(now, away_s)
+
+    def again(self, links: Recorder | StreamRecorder, record: list[Any]) -> None:
+        """Do what another process has done, or was about to do, when it wrote this record."""
+        match record:
+            case ["begin", began, started, settings, servers]:
+                self.state.began, self.state.started = began, started
+                self.begin(JobSettings.from_wire(settings), read_addresses(servers))
+            case ["open", session, peer, beside, shares_memory]:
+                links.open(session, peer, beside=beside, shares_memory=shares_memory)
+            case ["message", now, *_]:
+                self.handle(now, *links.again(record))
+            case ["closed", now, session, reason]:
+                link = links.sessions[session]
+                links.end(link)
+                link.close()
+                self.handle(now, link, Closed(reason))
+            case ["tick", now, stirred]:
+                for session, nbytes in stirred:
+                    links.sessions[session].bytes_received = nbytes
+                self.tick(now)
+            case ["written", now, result]:
+                self.on_written(now, Written(*result))
+            case ["stood still", now, seconds]:
+                self.stood_still(now, seconds)
+            case ["returned", now, away_s]:
+                self.returned(now, away_s)
+            case ["withdrawn", now, session]:
+                self.withdrawn(now, links.sessions[session])
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` at the latest, by `now`; None: only for messages and for the regular status."""
@@ -211,12 +204,49 @@ class Serving:
             return self.state.coordinator.wake_at()
         return min((at for shard in self.state.live_shards.values() if (at := shard.wake_at()) is not None), default=None)
 
-    def _patience(self) -> Seconds:
-        due = self.wake_at()
-        return STATUS_PERIOD_S if due is None else min(STATUS_PERIOD_S, max(0.0, due - self.now()))
+    # What another process goes on with.
+
+    def handed_on(self, *, journal: bool) -> ServerState:
+        """Return the state as it is now, for another process. ``journal``: with the journal's content, for a process elsewhere."""
+        state = self.state
+        state.writes = self.writer.open
+        if state.coordinator is not None:
+            state.coordinator.flush()
+            state.journal = state.coordinator.journal.place(content=journal)
+        return state
+
+    def take_over(self, state: ServerState, journal: Journal) -> None:
+        """Go on with what another process has handed on, and with this process's journal."""
+        self.writer.follow(state.writes)
+        self.state = state
+        if state.coordinator is None:
+            journal.close()
+        else:
+            journal.go_on(state.journal, (state.coordinator.tally.add,))
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """Return what each process has of its own and the state refers to, by name."""
+        keeps = self.state.files if self.state.coordinator is None else self.state.coordinator.checkpoints
+        parts = {"server": self, "hub": self._hub, "settings": self.settings, "writer": self.writer}
+        if self.state.coordinator is not None:
+            parts["journal"] = self.state.coordinator.journal
+        return parts if keeps is None else {**parts, "folder": keeps.folder}
+
+    def parts_with(self, settings: JobSettings, journal: Journal) -> dict[str, Any]:
+        """Return the same for a process that takes over a state."""
+        parts = {**self.parts, "settings": settings, "journal": journal}
+        return parts if settings.checkpoint is None else {**parts, "folder": CheckpointFolder(settings.checkpoint.folder)}
+
+    def journal_of(self, settings: JobSettings, *, goes_on: bool) -> Journal:
+        """Return the journal with which this process takes over a state; ``goes_on``: in the file of the process before."""
+        path, follow = (settings.journal, settings.follow) if self.number == 0 else (None, ())
+        return Journal(path, now=self.now, goes_on=goes_on, follow=follow)
+
+    # The messages.
 
     def _handle(self, connection: Connection, item: Message | Closed) -> None:
-        if connection is self._supervisor:
+        if connection is self.supervisor:
             if isinstance(item, Closed):
                 raise JobError("the supervisor is gone")
             try:
@@ -225,7 +255,7 @@ class Serving:
                 raise JobError(f"{error}, and a server does not outlive the connection to its supervisor") from error
         elif isinstance(item, Closed):
             self._on_closed(connection, item.reason)
-        elif connection not in self._refused:
+        elif connection not in self.refused:
             try:
                 self._on_message(connection, item)
             except (JobError, ServingEnded):
@@ -234,24 +264,23 @@ class Serving:
                 # No message of a peer may end the job. The checks of its fields raise ProtocolError; any other error is a mistake of
                 # ours, so it is logged with its traceback.
                 if not isinstance(error, OffbeatError):
-                    log.exception("server %d could not handle a message of %s, and closes its connection", self._number, connection.peer)
-                self._refused.add(connection)
-                self._dropped(connection)
+                    log.exception("server %d could not handle a message of %s, and closes its connection", self.number, connection.peer)
+                self.refused.add(connection)
+                if self.links is not None and isinstance(connection, Link):
+                    self.links.end(connection)
                 self._on_closed(connection, f"it broke the protocol: {refuse(connection, error)}")
-
-    def _dropped(self, connection: Connection) -> None:
-        """Note that a connection was closed because its peer broke the protocol."""
 
     def _on_supervisor(self, message: Message) -> None:
         kind = messages.FROM_SUPERVISOR.check(message.header, "the supervisor", len(message.payload), len(message.memory))
-        self._carry_out(kind, message)
+        if not self.aside(kind, message):
+            self._carry_out(kind, message)
 
     def _carry_out(self, kind: str, message: Message) -> None:
         """Carry out an order of the supervisor."""
         header, coordinator = message.header, self.state.coordinator
         match kind:
             case "job":
-                self._begin(*self._job_of(header))
+                self.begin(*self.job_of(header))
             case "finish":
                 self._finish(header["ok"], header["reason"])
             case "records_taken":
@@ -263,16 +292,16 @@ class Serving:
                 coordinator.on_process(header["fields"], self.now())
             case "lost":
                 if header.get("killed", False):  # what is still on its way from the process is no sign of life
-                    self._refused.update(coordinator.connections_of(header["worker"]))
+                    self.refused.update(coordinator.connections_of(header["worker"]))
                 coordinator.on_lost(header["worker"], header["reason"], self.now())
             case "ended":
                 coordinator.on_ended(header["worker"], self.now())
             case "checkpoint":
                 coordinator.ask_for_checkpoint(header["within_s"], last=header.get("last", False))
 
-    def _job_of(self, header: Mapping[str, Any]) -> tuple[JobSettings, Sequence[Address]]:
+    def job_of(self, header: Mapping[str, Any]) -> tuple[JobSettings, Sequence[Address]]:
         """Return the job's settings, and where its servers listen. Raises `ProtocolError` if they cannot be read, or came before."""
-        if self._settings is not None:
+        if self.settings is not None:
             raise ProtocolError("the supervisor sent 'job' a second time (expected once)")
         try:
             return JobSettings.from_wire(header["settings"]), read_addresses(header["servers"])
@@ -282,34 +311,26 @@ class Serving:
                 "version of offbeat)"
             ) from None
 
-    def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
+    def begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
         """Begin after every server listens: server 0 waits for the calls of the others."""
-        self._settings, self._servers = settings, servers
-        if self._number > 0:
-            self.state.to_coordinator = self._call(servers[0])
-            self.state.to_coordinator.send({"kind": "shard", "number": self._number})
+        self.settings, self.servers = settings, servers
+        if self.number > 0:
+            link = None if self.links is None else self.links.make(f"{SERVER} {self.number}", "server 0")
+            self.state.to_coordinator = link or self._hub.connect(servers[0])  # a link goes over a socket from the next tick on
+            self.state.to_coordinator.send({"kind": "shard", "number": self.number})
         elif settings.servers == 1:
             self._open()
 
-    def _call(self, coordinator: Address) -> Connection:
-        """Return a new connection to server 0."""
-        return self._hub.connect(coordinator)
-
-    @property
-    def _keeper(self) -> Keeper | Replica | None:
-        """Return what holds memory with which this server outlives its process, or hands it to a standby; None: there is neither."""
-        return None
-
     def _open(self) -> None:
         """Let workers come: at server 0, once every other server has called."""
-        self._supervisor.send({"kind": "loading"})
+        self.supervisor.send({"kind": "loading"})
         from offbeat.runtime.coordinators import LiveCoordinators  # imports torch, while workers start
 
-        assert self._settings is not None
+        assert self.settings is not None
         keeper = self._keeper
         allocate = keeper.allocate if isinstance(keeper, Keeper) else MemoryBlock.allocate
         self.state.coordinator = LiveCoordinators(
-            self._settings, self.state.shards, self._supervisor, self._hub, allocate, self.state.started, self.now, keeper, self._writer
+            self.settings, self.state.shards, self.supervisor, self._hub, allocate, self.state.started, self.now, keeper, self.writer
         )
         early, self.state.early = self.state.early, []
         orders, self.state.early_orders = self.state.early_orders, []
@@ -320,20 +341,20 @@ class Serving:
 
     def _on_message(self, connection: Connection, message: Message) -> None:
         kind = message.header.get("kind")
-        if self._number > 0 and connection is self.state.to_coordinator:
+        if self.number > 0 and connection is self.state.to_coordinator:
             self._on_server_0(connection, message)
-        elif self._number == 0 and kind == "shard" and self._settings is not None:
-            self._on_call(self._settings, connection, message)
-        elif self._number == 0 and kind == "failing":
+        elif self.number == 0 and kind == "shard" and self.settings is not None:
+            self._on_call(self.settings, connection, message)
+        elif self.number == 0 and kind == "failing":
             self._on_failing(connection, message)
-        elif self._number == 0 and self.state.coordinator is not None:
+        elif self.number == 0 and self.state.coordinator is not None:
             self.state.coordinator.on_message(connection, message, self.now())
-        elif self._number > 0 and (number := self._about(connection, message)) in self.state.live_shards:
+        elif self.number > 0 and (number := self._about(connection, message)) in self.state.live_shards:
             self._serve(number, connection, message)
         elif sum(waiting is connection for waiting, _ in self.state.early) < EARLY_MAX:
             self.state.early.append((connection, message))
         else:
-            raise ProtocolError(f"{connection.peer} sent {EARLY_MAX} messages before server {self._number} began (expected it to wait)")
+            raise ProtocolError(f"{connection.peer} sent {EARLY_MAX} messages before server {self.number} began (expected it to wait)")
 
     def _about(self, connection: Connection, message: Message) -> int:
         """Return the number of the optimizer that a worker's message is about; the worker states it in ``attach``."""
@@ -382,15 +403,12 @@ class Serving:
         fields, before = {name: message.header[name] for name in messages.FAILURE}, None
         if self.state.coordinator is not None:
             before = self.state.coordinator.on_last_words(connection, fields, self.now())
-        self._pass_on({"kind": "failing", **fields})
+        if not self.writer.held:  # else the supervisor has it from the process that has handled this
+            self._launcher.send({"kind": "failing", **fields})
         connection.send({"kind": "noted", "before": before})
 
-    def _pass_on(self, report: dict[str, Any]) -> None:
-        """Send the supervisor a failure report."""
-        self._launcher.send(report)
-
     def _set_up(self, message: Message) -> None:
-        self._supervisor.send({"kind": "loading"})
+        self.supervisor.send({"kind": "loading"})
         from offbeat.core.policy import ServerRule
         from offbeat.policies import rule_of
         from offbeat.runtime.coordination.checkpoint_content import Resumed
@@ -402,17 +420,17 @@ class Serving:
         header = message.header
         layout, spec = Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"])
         memory = message.memory[0] if message.memory else None
-        assert self._settings is not None
+        assert self.settings is not None
         rule = rule_of(ServerRule, header["sync"])
-        shard = shard_of(self._number, layout, spec, rule, self._settings, self.now, memory, self._keeper)
+        shard = shard_of(self.number, layout, spec, rule, self.settings, self.now, memory, self._keeper)
         number = header.get("number_of_optimizer", 0)
-        if self._settings.resume is not None:
-            resumed = Resumed(self._settings.resume)
+        if self.settings.resume is not None:
+            resumed = Resumed(self.settings.resume)
             saved = partial(resumed.copy_for, number, layout, shard.span, spec)
-            shard.restore(saved, resumed.version_at(number, self._number, self._settings))
-        if self._settings.checkpoint is not None:
+            shard.restore(saved, resumed.version_at(number, self.number, self.settings))
+        if self.settings.checkpoint is not None:
             self.state.files = self.state.files or ShardFiles(
-                self._settings.checkpoint.folder, self._number, self._tell_coordinator, self._writer
+                self.settings.checkpoint.folder, self.number, self._tell_coordinator, self.writer
             )
             shard.save = partial(self.state.files.save, number)
         self.state.live_shards[number] = shard
@@ -426,10 +444,10 @@ class Serving:
         header, worker = message.header, shard.worker_at(connection)
         name = connection.peer if worker is None else f"worker {worker}"
         kind = messages.TO_SHARD.check(header, name, len(message.payload), len(message.memory))
-        assert self._settings is not None
+        assert self.settings is not None
         if kind == "attach":
-            if header["worker"] >= self._settings.workers:
-                raise ProtocolError(f"worker {header['worker']} is not one of this job's {self._settings.workers} workers")
+            if header["worker"] >= self.settings.workers:
+                raise ProtocolError(f"worker {header['worker']} is not one of this job's {self.settings.workers} workers")
         elif worker is None:
             raise ProtocolError(f"{name} sent {kind!r} before it attached (expected 'attach')")
         elif header.get("worker", worker) != worker:
@@ -461,7 +479,7 @@ class Serving:
     def _tell_coordinator(self, number: int, header: dict[str, Any]) -> None:
         assert self.state.to_coordinator is not None
         about = {"number_of_optimizer": number} if number else {}
-        self.state.to_coordinator.send({**header, **about, "shard": self._number})
+        self.state.to_coordinator.send({**header, **about, "shard": self.number})
 
     def _on_closed(self, connection: Connection, reason: str) -> None:
         if connection is self.state.to_coordinator:
@@ -472,36 +490,22 @@ class Serving:
         if self.state.coordinator is not None:
             self.state.coordinator.on_closed(connection, reason, self.now())
 
-    def notice(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal ``number``, which tells this process to leave: the supervisor ends the job in order."""
-        self._noticed = signal.Signals(number).name
-        self._hub.wake()
-
-    def _report_notice(self) -> None:
-        """Tell the supervisor of a notice: until that ends this process, or the job, it serves on."""
-        if self._noticed is not None:
-            self._launcher.send({"kind": "noticed", "signal": self._noticed})
-            self._noticed = None
-
-    def _report(self) -> None:
-        self._report_notice()
-        followed = None if self.state.coordinator is None else self.state.coordinator.journal.followed
-        if followed is not None and (batch := followed.due(self._clock())) is not None:
-            self._send_records(batch)
-        if self.now() - self._status_at >= STATUS_PERIOD_S:
-            self._status_at = self.now()
-            if self.state.coordinator is None:
-                self._launcher.send({"kind": "alive"})
-            else:
-                self._launcher.send({"kind": "status", "snapshot": self.state.coordinator.tally.summary(brief=True)})
-
-    def _send_records(self, batch: Batch) -> None:
-        self._launcher.send({"kind": "records", "first": batch.first, "count": len(batch.lines)}, payload=[batch.payload])
-
     def _finish(self, ok: bool, reason: str) -> None:
         if self.state.coordinator is not None:
             self._close_journal(self.state.coordinator, ok, reason)
         raise ServingEnded
+
+    def fail(self, reason: str) -> None:
+        """Write the end of a job that cannot go on."""
+        if self.state.coordinator is not None:
+            with contextlib.suppress(OffbeatError):
+                self._close_journal(self.state.coordinator, False, reason)
+
+    def release(self) -> None:
+        """Let go of what the process has opened. The last call, also after a failure."""
+        self.writer.close()
+        if self.state.coordinator is not None:
+            self.state.coordinator.release_memory()
 
     def _close_journal(self, coordinator: LiveCoordinators, ok: bool, reason: str) -> None:
         """Close the journal, and send the supervisor the summary even if that fails."""
@@ -509,5 +513,9 @@ class Serving:
             coordinator.close(ok, reason, self.now())
         finally:
             for batch in [] if coordinator.journal.followed is None else coordinator.journal.followed.rest():
-                self._send_records(batch)
+                self.send_records(batch)
             self._launcher.send({"kind": "summary", "summary": coordinator.tally.summary()})
+
+    def send_records(self, batch: Batch) -> None:
+        """Send the supervisor lines of the journal, for those who follow it."""
+        self._launcher.send({"kind": "records", "first": batch.first, "count": len(batch.lines)}, payload=[batch.payload])

@@ -227,7 +227,7 @@ def test_one_that_a_server_s_death_has_cut_off_is_made_again_at_the_next_fold(tm
     job.workers[0].push(1.0)
     job.host.ask_for_checkpoint(8.0)
     job.workers[0].push(2.0)
-    job.host.has_returned()
+    job.host.has_returned(0.0, 0.0)
     assert job.written(2.1) == [], "nothing is said of it"
     job.workers[0].push(3.0)
     assert [one["version"] for one in job.wanted(0)] == [2, 3]

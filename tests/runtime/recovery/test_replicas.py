@@ -15,9 +15,10 @@ from tests.tiers import examples
 from offbeat.errors import FencedError, JobError, ProtocolError
 from offbeat.journal.file import Journal
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.leading_server import LeadingServer
 from offbeat.runtime.recovery.replica import Replica
-from offbeat.runtime.replicated_server import ReplicatedServer
-from offbeat.runtime.serving import ServerState
+from offbeat.runtime.serving import ServerState, Service
+from offbeat.runtime.standby_server import StandbyServer
 from offbeat.runtime.worker.links import Links
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.link import Link
@@ -37,29 +38,29 @@ def expected(turn: int) -> int:
     return sum(pushed(client, earlier) for client in range(CLIENTS) for earlier in range(turn + 1))
 
 
-class Summing(ReplicatedServer):
+class Summing(Service):
     """Waits until every client has pushed a number, adds the sum to its own, and tells every client."""
 
-    handed_on: ClassVar[tuple[str, ...]] = ("value", "waiting", "regions")
+    own: ClassVar[tuple[str, ...]] = ("value", "waiting", "regions")
     """What a new standby gets: in place of a journal, which this server has none of."""
 
-    def _handed_on(self) -> ServerState:
-        state = super()._handed_on()
-        state.journal = {name: getattr(self, name) for name in self.handed_on}
+    def handed_on(self, *, journal: bool) -> ServerState:
+        state = super().handed_on(journal=journal)
+        state.journal = {name: getattr(self, name) for name in self.own}
         return state
 
-    def _take_over(self, state: ServerState, journal: Journal) -> None:
-        super()._take_over(state, journal)
+    def take_over(self, state: ServerState, journal: Journal) -> None:
+        super().take_over(state, journal)
         vars(self).update(state.journal)
 
-    def _begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
-        self._settings, self._servers = settings, servers
+    def begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
+        self.settings, self.servers = settings, servers
         self.value = 0
         self.waiting: dict[Connection, memoryview] = {}
         self.regions: dict[Connection, memoryview] = {}
 
     def _handle(self, connection: Connection, item: Message | Closed) -> None:
-        if connection is self._supervisor or connection is self._launcher:
+        if connection is self.supervisor or connection is self._launcher:
             super()._handle(connection, item)
         elif isinstance(item, Message) and item.header["kind"] == "hello":
             self.regions[connection] = memoryview(bytearray(8))
@@ -71,8 +72,8 @@ class Summing(ReplicatedServer):
                 self._fold()
 
     def _fold(self) -> None:
-        assert self._stream is not None
-        replica = self._stream.keeper
+        replica = self._keeper
+        assert isinstance(replica, Replica)
         total = replica.total(8)
         if not replica.replays:
             total[:] = sum(int.from_bytes(region, "big") for region in self.waiting.values()).to_bytes(8, "big")
@@ -110,7 +111,7 @@ class Cluster:
     """The processes of one server, the clients, and the supervisor."""
 
     settings = BARE
-    server: type[Summing] = Summing
+    service: type[Summing] = Summing
     client: type[Any] = Client
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class Cluster:
         self.now = 0.0
         self.hubs: list[MemoryHub] = []
         self.addresses: list[Address] = []
-        self.servers: list[Summing] = []
+        self.servers: list[LeadingServer | StandbyServer] = []
         self.at: list[Connection] = []
         """The supervisor's ends of its connections to the processes."""
         self.term = 1
@@ -138,18 +139,20 @@ class Cluster:
         hub = MemoryHub(self.network, "token")
         self.hubs.append(hub)
         self.addresses.append(hub.listen())
-        server = self.server(
-            0, hub, hub.connect(self.supervisor_at), stands_by=stands_by, clock=lambda: self.now, computed=lambda: self.now
-        )
-        self.servers.append(server)
-        self.at.append(server._launcher.other)  # type: ignore[attr-defined]
+        launcher, now = hub.connect(self.supervisor_at), lambda: self.now
+        kind = StandbyServer if stands_by else LeadingServer
+        self.servers.append(kind(0, hub, launcher, clock=now, computed=now, service=self.service(0, hub, launcher, now)))
+        self.at.append(launcher.other)  # type: ignore[attr-defined]
 
     def job(self, leader: int) -> dict[str, Any]:
         return {"settings": json.loads(json.dumps(self.settings.to_wire())), "servers": json.dumps([self.addresses[leader]]), "key": "k"}
 
     def turn(self, server: int) -> None:
         self.now += 0.01
-        self.servers[server].turn(0.0)
+        process = self.servers[server]
+        process.turn(0.0)
+        if isinstance(process, StandbyServer) and process.leads is not None:
+            self.servers[server] = process.leads
 
     def lead(self, standby: int = 1) -> None:
         """The supervisor decides that the standby leads."""
@@ -196,7 +199,7 @@ def test_at_any_moment_the_standby_goes_on_where_the_leader_was(seed: int, freez
         with pytest.raises(FencedError, match="its standby leads, in term 2"):
             cluster.turn(0)
     cluster.finish(1)
-    assert not cluster.servers[1]._stream.commit.holds(cluster.servers[1]._stream.commit.position)  # type: ignore[union-attr]
+    assert (stream := cluster.servers[1]._stream) is not None and not stream.commit.holds(stream.commit.position)
 
 
 @examples(200, quick=40)
@@ -261,7 +264,8 @@ def test_without_a_gradient_that_nobody_can_send_again_the_job_ends_with_the_rea
         cluster.turn(0)
         cluster.turn(1)
         cluster.clients[0].look()
-    assert cluster.servers[1].waiting, "a push has come to the leader, and the standby knows of it"
+    service = cluster.servers[1].service
+    assert isinstance(service, Summing) and service.waiting, "a push has come to the leader, and the standby knows of it"
     cluster.hubs[0].close()
     cluster.lead()
     cluster.turn(1)  # the client that has pushed has died as well, and does not come back

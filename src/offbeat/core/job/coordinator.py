@@ -101,6 +101,8 @@ class Coordinator(Derived):
         self.ledger = ledger_of(policy, shards, seed, follows) if kept is None else kept
         self.ahead: Seconds = 0.0 if beginning is None else beginning.now
         """What is added to each time: the rule's state may have times of the job before, and time does not go backwards."""
+        self._at: Seconds = self.ahead
+        """The newest time, with what was added."""
         self.epochs = Epochs(
             self.ledger,
             self.participants,
@@ -161,7 +163,7 @@ class Coordinator(Derived):
 
     def on(self, event: Event, now: Seconds) -> list[Effect]:
         """Handle an event; return its effects, in the order in which to carry them out."""
-        self._handlers[type(event)](event, now + self.ahead)
+        self._handlers[type(event)](event, self._time(now))
         return self._flush()
 
     def wake_at(self) -> Seconds | None:
@@ -171,7 +173,7 @@ class Coordinator(Derived):
 
     def wake(self, now: Seconds) -> list[Effect]:
         """Declare silent workers dead, and ask the rule again; called when time has passed."""
-        now += self.ahead
+        now = self._time(now)
         for worker in self.membership.silent(now):
             silence = now - self.membership[worker].heard_at
             self._take_out(worker, WorkerState.DEAD, f"not heard of for {silence:.1f} s", now)
@@ -179,9 +181,17 @@ class Coordinator(Derived):
         self._work.deal(now)
         return self._flush()
 
+    def stand_still(self, now: Seconds, seconds: Seconds) -> None:
+        """Leave out the last ``seconds``, in which nobody handled events: no rule, patience or timer measures them."""
+        self.ahead -= max(0.0, min(seconds, now + self.ahead - self._at))
+
+    def _time(self, now: Seconds) -> Seconds:
+        self._at = now + self.ahead
+        return self._at
+
     def close(self, now: Seconds, reason: str) -> list[Effect]:
         """End the job: contributions without a fate are dropped, epochs under way are reported as they stand."""
-        now += self.ahead
+        now = self._time(now)
         self._work.note(self.ledger.close(now, reason))
         self._effects += self.epochs.close(list(self.membership), now)
         return self._flush()

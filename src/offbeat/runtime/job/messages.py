@@ -290,9 +290,9 @@ _where: Final = text(1000)
 
 FROM_SUPERVISOR: Final = Kinds(
     {
-        "job": MessageSchema(fields(_JOB, {"outlives": flag, "elsewhere": flag, "key": _key})),
+        "job": MessageSchema(fields(_JOB, {"outlives": flag, "elsewhere": flag, "key": _key, "away_s": number(low=0.0)})),
         "stand_by": MessageSchema(fields({**_JOB, "key": _key, "address": _where, "runs": flag})),
-        "lead": MessageSchema(fields({"term": whole(), "servers": text(1 << 20)})),
+        "lead": MessageSchema(fields({"term": whole(), "servers": text(1 << 20)}, {"away_s": number(low=0.0)})),
         "alone": MessageSchema(),
         "fenced": MessageSchema(fields({"term": whole()})),
         "moved": MessageSchema(fields({"servers": text(1 << 20)})),
@@ -343,7 +343,7 @@ TO_SUPERVISOR: Final = Kinds(
         ),
         "keep": MessageSchema(fields({"name": text(300)}), memory=1),
         "drop": MessageSchema(fields({"name": text(300)})),
-        "mortal": MessageSchema(fields({"reason": _words})),
+        "mortal": MessageSchema(fields({"reason": _words, "lack": flag})),
         "kill": MessageSchema(fields({"worker": _worker})),
     }
 )

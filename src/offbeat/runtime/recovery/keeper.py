@@ -70,11 +70,11 @@ class Keeper:
             self.keep(name, MemoryBlock.allocate(nbytes, name, sparse=sparse))
         return self._blocks[name]
 
-    def give_up(self, reason: str) -> None:
-        """Note that this server cannot go on in another process, and tell the supervisor."""
+    def give_up(self, reason: str, *, lack: bool = True) -> None:
+        """Note that this server cannot go on in another process, and tell the supervisor; ``lack``: for want of memory."""
         if self.given_up is None:
             self.given_up = reason
-            self._supervisor.send({"kind": "mortal", "reason": reason})
+            self._supervisor.send({"kind": "mortal", "reason": reason, "lack": lack})
 
     def keep(self, name: str, block: MemoryBlock) -> None:
         """Have the supervisor hold a block too."""

@@ -67,7 +67,7 @@ class Replica:
         self.results: list[Any] = []
         """At the leader: what was measured since the last record."""
 
-    def give_up(self, reason: str) -> NoReturn:
+    def give_up(self, reason: str, *, lack: bool = True) -> NoReturn:
         """Refuse the job. Raises `ConfigurationError`."""
         raise ConfigurationError(f"--replicas 1: {reason}; leave --replicas out")
 
@@ -225,11 +225,12 @@ class StreamRecorder(SessionLinks):
         if not self.keeper.replays:
             self._batch.append(self._pack(record))
 
-    def message(self, now: Seconds, link: Link, message: Message) -> None:
-        """Note a message that is about to be handled."""
+    def message(self, now: Seconds, link: Link, message: Message) -> Message:
+        """Note a message that is about to be handled. Returns it."""
         if message.header.get("kind") in CARRYING:
             link.keep_carried()
         self.write(["message", now, link.session, link.received, link.delivered, message.header, bytes(message.payload)])
+        return message
 
     def flush(self) -> None:
         """Send the standby what was written since the last call, all of which has been handled."""

@@ -46,8 +46,8 @@ class SessionLinks:
         """Write a record for the server's next process."""
         raise NotImplementedError
 
-    def message(self, now: Seconds, link: Link, message: Message) -> Message | None:
-        """Write down a message that is about to be handled. Returns what is to be handled in its place; None: itself."""
+    def message(self, now: Seconds, link: Link, message: Message) -> Message:
+        """Write down a message that is about to be handled. Returns what is to be handled, which may be a copy of it."""
         raise NotImplementedError
 
     def named(self, session: str) -> Link:
@@ -149,6 +149,6 @@ class SessionLinks:
         """Note that a gradient that had come to the former leader will not come again."""
         self.write(["withdrawn", now, link.session])
 
-    def returned(self, now: Seconds) -> None:
-        """Note that a new process goes on."""
-        self.write(["returned", now])
+    def returned(self, now: Seconds, away_s: Seconds) -> None:
+        """Note that a new process goes on after so long."""
+        self.write(["returned", now, away_s])

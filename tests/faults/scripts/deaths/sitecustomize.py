@@ -59,14 +59,14 @@ def deafen(owner: Any) -> None:
     deaf: set[int] = set()
 
     def wanted(server: Any, workers: list[str]) -> bool:
-        return not workers or [str(worker) for worker in server.state.coordinator.first.job.core.ledger.unsettled] == workers
+        return not workers or [str(worker) for worker in server.service.state.coordinator.first.job.core.ledger.unsettled] == workers
 
     def changed(self: Any, item: Any) -> None:
         order = Path(os.environ["OFFBEAT_DEATHS"]) / f"{number()}-deaf"
         if order.exists() and not self._queue and wanted(self, order.read_text().split()):
             deaf.add(os.getpid())
             written = order.with_suffix(".new")
-            written.write_text(str(self.state.coordinator.first.job.version))
+            written.write_text(str(self.service.state.coordinator.first.job.version))
             written.rename(order.with_suffix(".version"))
             order.unlink()
         if os.getpid() not in deaf or not hasattr(item, "header"):
@@ -84,7 +84,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     from offbeat.runtime.ranks.state_transfer import Joiners
     from offbeat.runtime.recovery.recorder import Recorder
     from offbeat.runtime.recovery.replica import StreamRecorder
-    from offbeat.runtime.replicated_server import ReplicatedServer
+    from offbeat.runtime.standby_server import StandbyServer
     from offbeat.tensors.shard import _Lane
 
     around(LiveShard, "_take_over", before="initial")
@@ -103,4 +103,4 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEA
     around(CheckpointKeeper, "_finish", after="noted")
     around(StreamRecorder, "message", after="told")
     around(StreamRecorder, "flush", after="streamed")
-    deafen(ReplicatedServer)
+    deafen(StandbyServer)

@@ -1,4 +1,4 @@
-"""Run one of the two processes of a server with a standby: the leader, or the standby that does what the leader has done.
+"""Stand by for a server: do what its leader has done, and lead once the supervisor says so.
 
 ```
     worker ──message──► leader ──sums, record──► standby
@@ -18,22 +18,22 @@ import dataclasses
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from offbeat.errors import JobError, OffbeatError, ProtocolError
-from offbeat.journal.file import Journal
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings, read_addresses
-from offbeat.runtime.lasting_server import RETURN_S
 from offbeat.runtime.leading_server import IMPORTING, LeadingServer
-from offbeat.runtime.recovery.recorder import Recorder
 from offbeat.runtime.recovery.replica import StreamRecorder
 from offbeat.runtime.recovery.replica_messages import FROM_LEADER
-from offbeat.runtime.serving import STATUS_PERIOD_S, ServingEnded
+from offbeat.runtime.server_process import STATUS_PERIOD_S, ServerProcess
+from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Closed, Connection, Hub, Message
+from offbeat.transport.link import AWAIT
 from offbeat.types import Seconds
 
 log = logging.getLogger(__name__)
@@ -42,18 +42,17 @@ AHEAD_MAX = 16
 """Most records that a standby has acknowledged and not handled: the leader may not be further ahead."""
 
 
-class ReplicatedServer(LeadingServer):
-    """Lead, or stand by until the supervisor says to lead. Arguments are those of `Server`.
+class StandbyServer(ServerProcess):
+    """Stand by, until the supervisor says to lead. Arguments are those of `ServerProcess`."""
 
-    Args:
-        stands_by: True for the standby.
-    """
-
-    def __init__(self, number: int, hub: Hub, supervisor: Connection, *, stands_by: bool, **clocks: Callable[[], Seconds]) -> None:
-        super().__init__(number, hub, supervisor, **clocks)
-        self._stands_by = self._again_told = stands_by
+    def __init__(self, number: int, hub: Hub, launcher: Connection, **more: Any) -> None:
+        super().__init__(number, hub, launcher, **more)
+        self.leads: LeadingServer | None = None
+        """What this process goes on as, once it leads."""
+        self._stream: StreamRecorder | None = None
+        """Reads the records of the leader; None: the supervisor has not said yet whom to follow."""
         self._leader: Connection | None = None
-        """The connection to the leader; None: this process leads, or the leader is gone."""
+        """The connection to the leader; None: it is gone."""
         self._queue: deque[tuple[int, list[int], memoryview]] = deque()
         """Records that have come and are not handled."""
         self._acknowledged = 0
@@ -61,57 +60,67 @@ class ReplicatedServer(LeadingServer):
         """The leader's time of the newest record, and this process's own then."""
         self._journal: tuple[str, str] | None = None
         """Where the standby's journal is, and the place of the job's."""
-        self._address = ""
-        """Where the standby listens, in JSON."""
+        self._key = self._address = ""
+        """What shows the leader that the supervisor has started this process, and where this process listens, in JSON."""
         self._own_settings: JobSettings | None = None
-        """The job at the standby, with the place of its own journal."""
+        """The job, with the place of this process's own journal."""
+        self._awaiting: dict[Connection, None] = {}
+        """Idle connections over which links will go once this process leads."""
 
     def run(self) -> None:
+        """Stand by, and then lead until the supervisor ends the job. Raises what `Service.handle` raises."""
         try:
-            super().run()
+            while self.leads is None:
+                self.turn(0.0 if self._queue else STATUS_PERIOD_S)
         finally:
+            if self.leads is None:
+                self.service.release()
             if self._journal is not None:
                 with contextlib.suppress(OSError):
                     os.unlink(self._journal[0])
+        self.leads.run()
 
-    # Messages.
+    def notice(self, number: int, frame: FrameType | None) -> None:
+        super().notice(number, frame) if self.leads is None else self.leads.notice(number, frame)
+
+    # What comes.
 
     def _arrived(self, connection: Connection, item: Message | Closed) -> None:
-        if self._leader is not None and connection is self._leader:
-            self._from_leader(item)
-        elif self._stands_by and connection is self._launcher:
+        if self.leads is not None:
+            self.leads._arrived(connection, item)
+        elif connection is self._launcher:
             self._on_order(item)
-        elif not self._stands_by or connection in self._awaiting or _kind(item) == "await":
-            super()._arrived(connection, item)
+        elif connection is self._leader:
+            self._from_leader(item)
         elif isinstance(item, Closed):
+            self._awaiting.pop(connection, None)
             self._resuming.pop(connection, None)
         elif item.header.get("kind") == "resume":
             self._resuming[connection] = item  # the worker knows of the takeover, of which this process has not been told
         else:
-            refuse(connection, ProtocolError(f"{connection.peer} sent a message to a standby (expected 'await')"))
-
-    def _say_leading(self) -> None:
-        if not self._stands_by:
-            super()._say_leading()
+            try:
+                AWAIT.check(item.header, connection.peer, len(item.payload), len(item.memory))
+                self._awaiting[connection] = None
+            except ProtocolError as error:
+                refuse(connection, error)
 
     def _on_order(self, item: Message | Closed) -> None:
-        """Carry out an order of the supervisor to the standby."""
+        """Carry out an order of the supervisor."""
         if isinstance(item, Closed):
             raise JobError("the supervisor is gone")
         header = item.header
         kind = messages.FROM_SUPERVISOR.check(header, "the supervisor", len(item.payload), len(item.memory))
         match kind:
             case "stand_by" if self._stream is None:
-                self._key, self._address = header["key"], header["address"]
                 self._stand_by(header)
-            case "lead" if self._stream is not None and self._settings is not None:
-                self._lead(self._stream, self._settings, header)
+            case "lead" if self._stream is not None and self.service.settings is not None:
+                self._lead(self._stream, self.service.settings, header)
             case "moved":
-                self._servers = read_addresses(header["servers"])
+                self.service.servers = read_addresses(header["servers"])
             case "finish":
                 raise ServingEnded
             case _:
-                raise JobError(f"the supervisor sent {kind!r} to the standby of server {self._number}, which cannot do that now")
+                raise JobError(f"the supervisor sent {kind!r} to the standby of server {self.service.number}, which cannot do that now")
 
     def _from_leader(self, item: Message | Closed) -> None:
         assert self._stream is not None
@@ -131,8 +140,9 @@ class ReplicatedServer(LeadingServer):
 
     def _stand_by(self, header: Mapping[str, Any]) -> None:
         """Connect to the leader."""
-        settings, self._servers = self._job_of(header)
-        if settings.journal is not None and self._number == 0:
+        service, self._key, self._address = self.service, header["key"], header["address"]
+        settings, service.servers = service.job_of(header)
+        if settings.journal is not None and service.number == 0:
             path = Path(settings.journal)
             self._journal = str(path.with_name(f"standby-{path.name}")), settings.journal
         if header["runs"]:
@@ -141,27 +151,26 @@ class ReplicatedServer(LeadingServer):
             import offbeat.runtime.coordinators
             import offbeat.runtime.recovery.plain_graph  # noqa: F401
         self._own_settings = self._with_own_journal(settings)
-        self._writer.held = True  # the leader writes the files of checkpoints
-        stream = self._recorder = self._stream = StreamRecorder(self._launcher, replays=True)
-        self._supervisor = stream.supervisor
-        self._leader = self._hub.connect(self._servers[self._number])
+        service.writer.held = True  # the leader writes the files of checkpoints
+        stream = self._stream = service.links = StreamRecorder(self._launcher, replays=True)
+        self._leader = self._hub.connect(service.servers[service.number])
         self._leader.place_with(stream.keeper.place)
-        self._leader.send({"kind": "follow", "number": self._number, "key": self._key, "address": self._address})
+        self._leader.send({"kind": "follow", "number": service.number, "key": self._key, "address": self._address})
 
     def _join(self, stream: StreamRecorder, header: Mapping[str, Any]) -> None:
         """Take over the state of a server that has served for some time."""
-        if stream.commit.position != 1 or self._settings is not None:
-            raise JobError(f"the leader sent 'state' to the standby of server {self._number} in the middle of its records")
+        service = self.service
+        if stream.commit.position != 1 or service.settings is not None:
+            raise JobError(f"the leader sent 'state' to the standby of server {service.number} in the middle of its records")
         assert self._own_settings is not None
         settings = self._own_settings
         self._launcher.send({"kind": "loading"})  # a large state takes long
         try:
-            path, follow = (settings.journal, settings.follow) if self._number == 0 else (None, ())
-            journal = Journal(path, now=self.now, follow=follow)
-            self._take_over(stream.joined(header, self._parts_with(settings, journal)), journal)
+            journal = service.journal_of(settings, goes_on=False)
+            service.take_over(stream.joined(header, service.parts_with(settings, journal)), journal)
         except (OffbeatError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise JobError(f"the standby of server {self._number} cannot take over the state of its leader: {error}") from error
-        self._settings, self._supervisor = settings, stream.supervisor
+            raise JobError(f"the standby of server {service.number} cannot take over the state of its leader: {error}") from error
+        service.settings = settings
         self._heard = header["now"], self._clock()
         self._acknowledge(stream)
 
@@ -175,8 +184,16 @@ class ReplicatedServer(LeadingServer):
             self._acknowledged = newest
             self._leader.send({"kind": "acknowledged", "at": newest})
 
-    def _catch_up(self, stream: StreamRecorder) -> None:
+    def tick(self) -> None:
         """Handle the records that have come."""
+        if self._stream is not None:
+            self._catch_up(self._stream, hears=True)
+        if self.leads is None:
+            self._report()
+
+    def _catch_up(self, stream: StreamRecorder, *, hears: bool) -> None:
+        """Handle the records that have come, and those that come meanwhile if this process still ``hears``."""
+        number = self.service.number
         while self._queue:
             at, done, payload = self._queue.popleft()
             try:
@@ -184,16 +201,16 @@ class ReplicatedServer(LeadingServer):
                     self._again(stream, record)
                 stream.handled(done)
             except OffbeatError as error:
-                raise JobError(f"the standby of server {self._number} cannot follow its leader: {error}") from error
+                raise JobError(f"the standby of server {number} cannot follow its leader: {error}") from error
             except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
-                log.error("the standby of server %d could not handle record %d: %r", self._number, at, error)
+                log.error("the standby of server %d could not handle record %d: %r", number, at, error)
                 why = f"record {at} caused {type(error).__name__}"
-                raise JobError(f"the standby of server {self._number} cannot follow its leader: {why}") from error
+                raise JobError(f"the standby of server {number} cannot follow its leader: {why}") from error
             self._acknowledge(stream)
-            if self._stands_by:
+            if hears:
                 self.hear(0.0)
 
-    def _again(self, recorder: Recorder | StreamRecorder, record: list[Any]) -> None:
+    def _again(self, stream: StreamRecorder, record: list[Any]) -> None:
         if record[0] == "begin":
             _, began, started, settings, servers = record
             mine = self._with_own_journal(JobSettings.from_wire(settings))
@@ -204,71 +221,35 @@ class ReplicatedServer(LeadingServer):
             self._heard = record[1], self._clock()
             if record[0] == "message" and record[5].get("kind") in IMPORTING:
                 self._launcher.send({"kind": "loading"})
-        super()._again(recorder, record)
-
-    def _stood_still(self, seconds: Seconds) -> None:
-        if not self._stands_by:  # else the leader says so, if it stood still, too
-            super()._stood_still(seconds)
-
-    def tick(self) -> None:
-        if not self._stands_by:
-            super().tick()
-            return
-        if self._stream is not None:
-            self._catch_up(self._stream)
-        self._report()
-
-    def _patience(self) -> Seconds:
-        if self._stands_by:
-            return 0.0 if self._queue else STATUS_PERIOD_S
-        return super()._patience()
-
-    def _report(self) -> None:
-        if not self._stands_by:
-            super()._report()
-            return
-        self._report_notice()
-        now = self._clock()
-        if now - self._status_at >= STATUS_PERIOD_S:
-            self._status_at = now
-            self._launcher.send({"kind": "alive"})
+        self.service.again(stream, record)
 
     # Taking over.
 
     def _lead(self, stream: StreamRecorder, settings: JobSettings, header: Mapping[str, Any]) -> None:
         """Go on where the leader has stopped."""
+        service, told_at = self.service, self._clock()
         if self._leader is not None:
             stream.former.add(self._leader)
             self._leader.close()
             self._leader = None
-        self._stands_by, self._term = False, header["term"]
-        self._catch_up(stream)
-        self._again_told = self._writer.held = False
+        self._catch_up(stream, hears=False)
+        service.writer.held = False
         stream.lead()
         then, at = self._heard
-        self.state.began = at - then
-        self._status_at = 0.0
-        self._servers = read_addresses(header["servers"])
+        service.state.began = at - then
+        service.servers = read_addresses(header["servers"])
         self._lead_journal(settings)
-        stream.returned(self.now())
-        self._has_returned()
-        self._return_until = self.now() + max(RETURN_S, settings.timeout_s)
-        stream.join(stream.supervisor, self._launcher)
-        self._say_leading()
-        self._go_on_with_waiting()
-        self._settle()
+        leads = LeadingServer(service.number, self._hub, self._launcher, clock=self._clock, computed=self._computed, service=service)
+        self.leads = leads
+        away_s = header.get("away_s", 0.0) + self._clock() - told_at
+        leads.take_over(stream, header["term"], away_s, self._key, self._awaiting, self._resuming)
 
     def _lead_journal(self, settings: JobSettings) -> None:
         """Put this process's journal, which is complete, in place of the leader's, which is not."""
         if self._journal is None:
             return
-        if self.state.coordinator is not None:
-            self.state.coordinator.move_journal(self._journal[1])
+        if self.service.state.coordinator is not None:
+            self.service.state.coordinator.move_journal(self._journal[1])
         else:
-            self._settings = dataclasses.replace(settings, journal=self._journal[1])
+            self.service.settings = dataclasses.replace(settings, journal=self._journal[1])
         self._journal = None
-
-
-def _kind(item: Message | Closed) -> Any:
-    """Return the kind of a message; None: it is the end of a connection."""
-    return item.header.get("kind") if isinstance(item, Message) else None
