@@ -69,7 +69,7 @@ class World:
                     assert not self.follow[number], "one standby at a time"
                     self.follow[number].add(process)
                 self.fleet.started(action, f"pid {process}", self.now)
-            case does.SendJob(number, process):
+            case does.SendJob(number, process, _):
                 self.sends[number].add(process)
             case does.Alone(process):
                 assert not self.follow[self.of[process]], "its standby was given up before"
@@ -293,10 +293,8 @@ def test_a_server_is_away_from_when_its_process_was_last_known_to_serve(frozen: 
         world.fleet.tick(3.0 + silent_s)
     world.now = 4.0 + silent_s
     world.end(leader)
-    assert world.fleet.servers[0].away_since == (3.0 if frozen else 4.0 + silent_s)
     world.listen()
-    world.fleet.resumed(world.leader())
-    assert world.fleet.servers[0].away_since is None
+    assert world.seen[-1] == does.SendJob(0, world.leader(), 3.0 if frozen else 4.0 + silent_s)
 
 
 def test_a_process_that_is_told_to_leave_is_done_without_if_the_notice_is_its_own() -> None:

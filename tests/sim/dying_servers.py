@@ -149,8 +149,8 @@ class DyingServers(WithFleet):
 
     def settle(self) -> None:
         super().settle()
-        while any(self._reaches_again(number) for number in range(1, len(self.addresses))):
-            super().settle()
+        while self.deliver() or any(self._reaches_again(number) for number in range(1, len(self.addresses))):
+            super().settle()  # where the last tick was a process's end, the next one goes on at the same instant
 
     def _reaches_again(self, number: int) -> bool:
         """Let a server connect to server 0 again, if it is cut off."""

@@ -136,6 +136,8 @@ class SendJob(NamedTuple):
 
     server: int
     process: int
+    away_since: Seconds | None
+    """When a process was last known to serve; None: this is the first."""
 
 
 class Follow(NamedTuple):
@@ -177,6 +179,8 @@ class Lead(NamedTuple):
     server: int
     process: int
     term: int
+    away_since: Seconds | None
+    """When a process was last known to serve; None: the former leader serves until it hears of this."""
 
 
 class Kill(NamedTuple):
@@ -249,7 +253,7 @@ class Server:
     mortal: str | None = None
     """Why no other process can go on; None: one can."""
     away_since: Seconds | None = None
-    """When the process that has led was last known to serve, until another one goes on; None: one serves."""
+    """When the process that has led was last known to serve, until another one is to go on; None: one serves."""
     claim_until: Seconds = 0.0
     backoff: Backoff = field(default_factory=Backoff)
 
@@ -413,7 +417,7 @@ class Fleet:
 
     def resumed(self, process: int) -> None:
         """Note that a process has taken up the messages of the supervisor where the one before had stopped."""
-        self.servers[self._move(process, "resumes").server].away_since = None
+        self._move(process, "resumes")
 
     def mortal(self, process: int, reason: str, *, lack: bool = False) -> None:
         """Note why no other process could go on where this one leads; ``lack``: for want of something, which the user may mend."""
@@ -579,7 +583,8 @@ class Fleet:
     def _send_job(self, number: int, leader: Process) -> None:
         server = self.servers[number]
         self._move(server.leader, "goes on with the job" if server.restarts else "gets the job")
-        self._do(SendJob(number, server.leader))
+        self._do(SendJob(number, server.leader, server.away_since))
+        server.away_since = None
         if not self._replicated:
             return
         if server.standby is None:
@@ -673,7 +678,8 @@ class Fleet:
         server.leader, server.standby = new, None
         server.restarts += 1
         self.heard(new, now)
-        self._do(Lead(number, new, server.term))
+        self._do(Lead(number, new, server.term, server.away_since))
+        server.away_since = None
         self._do(Record("server", number, "taken over", f"term {server.term}, {one.where}"))
         self._start(number, "standby")
 

@@ -326,8 +326,8 @@ class ServerFleet:
         match action:
             case actions.Start():
                 self._start(action)
-            case actions.SendJob(number, process):
-                self._send_job(number, self._running[process])
+            case actions.SendJob(number, process, since):
+                self._send_job(number, self._running[process], self._away_s(since))
             case actions.Follow(process, late):
                 one = self._running[process]
                 job = {"kind": "stand_by", "settings": self._settings.to_wire(), "servers": self._where(), "key": self._key}
@@ -338,9 +338,9 @@ class ServerFleet:
                 self._fence(self._running.pop(process), term)
                 if term is not None and (link := self.links.get(self.fleet.processes[process].server)) is not None:
                     link.cut()
-            case actions.Lead(number, process, term):
+            case actions.Lead(_, process, term, since):
                 one, where = self._running[process], self._where()
-                self._tell([one], {"kind": "lead", "term": term, "servers": where, "away_s": self._away_s(number)})
+                self._tell([one], {"kind": "lead", "term": term, "servers": where, "away_s": self._away_s(since)})
                 others = [other for other in self._leaders() if other is not one]
                 self._tell([*others, *self._standbys()], {"kind": "moved", "servers": where})
             case actions.Kill(process):
@@ -395,7 +395,7 @@ class ServerFleet:
             case "standby":
                 return self._engine.start_standby(number, token, self._leader(number).child, self._leader(number).address)
 
-    def _send_job(self, number: int, one: _Running) -> None:
+    def _send_job(self, number: int, one: _Running, away_s: Seconds) -> None:
         """Send a server its job, after what earlier processes of it have left."""
         if one.connection is None:
             return  # its end will be seen
@@ -405,12 +405,10 @@ class ServerFleet:
         if self._settings.replicas:
             job["key"] = self._key
         elif number in self.links:
-            job.update(outlives=True, elsewhere=self._engine.workers_elsewhere, away_s=self._away_s(number))
+            job.update(outlives=True, elsewhere=self._engine.workers_elsewhere, away_s=away_s)
         one.connection.send(job)
 
-    def _away_s(self, number: int) -> Seconds:
-        """Return for how long no process has served."""
-        since = self.fleet.servers[number].away_since
+    def _away_s(self, since: Seconds | None) -> Seconds:
         return 0.0 if since is None else max(0.0, self._now() - since)
 
     def _fence(self, one: _Running, term: int | None) -> None:
