@@ -58,7 +58,7 @@ def coordinator(
     settings: JobSettings, shards: Mapping[int, Connection] | None = None, writer: FileWriter | None = None
 ) -> LiveCoordinators:
     """Server 0's, with nobody connected but the other servers; its clock is what it is told."""
-    parts = Line("supervisor"), Mailbox(), MemoryBlock.allocate, "", lambda: 0.0
+    parts = Line("supervisor"), Mailbox(), "", lambda: 0.0
     return LiveCoordinators(settings, shards or {}, *parts, writer=writer)
 
 

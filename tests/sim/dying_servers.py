@@ -77,7 +77,7 @@ def let_go(server: Server) -> None:
     """Close the descriptors of a process that is gone, as the kernel does."""
     if server.service.links is not None:
         assert isinstance(server.service.links, Recorder)
-        for block in server.service.links.keeper._blocks.values():
+        for block in server.service.links.survival._blocks.values():
             block.close()
     if server.service.state.coordinator is not None:
         server.service.state.coordinator._journal._release()

@@ -19,9 +19,9 @@ from offbeat.runtime.job.wire_choice import check_replicas
 from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
 from offbeat.runtime.recovery.keeper import Keeper
-from offbeat.runtime.recovery.replica import Replica
+from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.runtime.sides import checked_vector, ranks_of, side_of
-from offbeat.transport.base import Connection, Hub, Message, SharedMemory
+from offbeat.transport.base import Connection, Hub, Message
 from offbeat.transport.link import Link
 from offbeat.types import NO_WORKER, Seconds, WorkerId, WorkerState
 
@@ -33,9 +33,8 @@ class Admission:
         job: the optimizer's.
         shards: connections to the other servers, by number.
         hub: the listening hub of this process; gives the network interface on which ranks of several hosts meet.
-        allocate: makes a block that every process of this host can map, or raises `ConfigurationError`.
+        survival: of the server.
         now: the job's clock, in seconds.
-        keeper: holds the memory with which the server outlives its process, or hands it to a standby; None: there is neither.
     """
 
     def __init__(
@@ -43,12 +42,11 @@ class Admission:
         job: LiveJob,
         shards: Mapping[int, Connection],
         hub: Hub,
-        allocate: Callable[[int, str], SharedMemory],
+        survival: Survival,
         now: Callable[[], Seconds],
-        keeper: Keeper | Replica | None = None,
     ) -> None:
-        self._job, self._shards, self._keeper = job, shards, keeper
-        self._hub, self._allocate, self._now = hub, allocate, now
+        self._job, self._shards, self._survival = job, shards, survival
+        self._hub, self._now = hub, now
         self._awaiting_welcome: dict[WorkerId, None] = {}
         """Ranks that have said hello and wait until the backend exists."""
         self._vector: Mapping[str, Any] = {}
@@ -69,8 +67,8 @@ class Admission:
         job.peers.missing.pop(worker, None)
         try:
             self._check_spec(worker, header, now)
-            if self._keeper is not None and not self._lasts(connection):
-                self._keeper.give_up(
+            if not self._lasts(connection):
+                self._survival.give_up(
                     f"worker {worker} does not share memory with the servers, and cannot be reached again by a new one", lack=False
                 )
             if not isinstance(job.side, ServerCoordinatorSide):
@@ -90,7 +88,7 @@ class Admission:
         assert self._job.spec is not None, "the spec of this hello, or of an earlier one, is known"
         if not isinstance(connection, Link):
             return False
-        return connection.shares_memory or not isinstance(self._keeper, Keeper) or not isinstance(self._job.spec.policy, ServerRule)
+        return connection.shares_memory or self._survival.follows or not isinstance(self._job.spec.policy, ServerRule)
 
     def welcome(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Let an accepted process take part; without servers, as soon as no further rank is expected."""
@@ -143,16 +141,16 @@ class Admission:
             beginning=beginning,
         )
         if isinstance(policy, ServerRule):
-            keeper: Keeper | Replica | None = self._keeper
-            if isinstance(keeper, Keeper) and keeper.elsewhere:
-                # Now, and not when the first of them comes: each fold would copy the parameters to the side for nothing.
-                keeper.give_up(
+            survival = self._survival
+            if isinstance(survival, Keeper) and survival.elsewhere:
+                # Now, and not when the first of them comes: parameters would take twice the memory for nothing.
+                survival.give_up(
                     "workers may be on other machines, and gradients that come over a network are not kept for a new server", lack=False
                 )
-                keeper = None
-            parts = (job.peers, job.notifier, self._allocate, job.feed, job.perform, self._now)
+                survival = NOBODY
+            parts = (job.peers, job.notifier, job.feed, job.perform, self._now)
             job.side = ServerCoordinatorSide(
-                policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0, keeper=keeper
+                policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0, survival=survival
             )
             if job.resumed is not None:
                 shard = job.side.shard
@@ -164,10 +162,10 @@ class Admission:
                     f"--servers {shards}: {policy.spelling} has no servers that could share the parameters; leave --servers out"
                 )
             checked_vector(header)
-            if isinstance(self._keeper, Replica):
+            if self._survival.follows:
                 check_replicas(policy)
-            if isinstance(self._keeper, Keeper) and isinstance(policy, AllReduce):
-                self._keeper.give_up(f"under {policy.spelling} the ranks meet at server 0, in a group of torch.distributed", lack=False)
+            if isinstance(policy, AllReduce):
+                self._survival.give_up(f"under {policy.spelling} the ranks meet at server 0, in a group of torch.distributed", lack=False)
         job.coordinator = coordinator
 
     def _welcome_ranks(self) -> None:
@@ -182,12 +180,11 @@ class Admission:
             parts = (job.core, peers, job.notifier, job.feed, job.perform, self._now)
             ranks = ranks_of(self._vector, job.settings.workers, job.settings.seed, together=together)
             try:
-                job.side = side_of(policy, ranks, self._hub, parts, self._keeper)
+                job.side = side_of(policy, ranks, self._hub, parts, self._survival)
                 job.ranks.joiners.saves = job.settings.checkpoint is not None
                 if job.resumed is not None:
                     job.ranks.joiners.set_initial(NO_WORKER, job.resumed.replica(job.number, job.spec.layout))
-                    if isinstance(self._keeper, Keeper):
-                        self._keeper.snapshot_due = True  # the next process may not find that checkpoint any more
+                    self._survival.renew()  # the next process may not find that checkpoint any more
             except ConfigurationError as error:
                 for worker in self._awaiting_welcome:
                     peers[worker].connection.send({"kind": "refused", "reason": str(error)})

@@ -23,10 +23,9 @@ from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
-from offbeat.runtime.recovery.keeper import Keeper
-from offbeat.runtime.recovery.replica import Replica
+from offbeat.runtime.recovery.survival import Survival
 from offbeat.runtime.worker_requests import WorkerRequests
-from offbeat.transport.base import Connection, Hub, Message, SharedMemory
+from offbeat.transport.base import Connection, Hub, Message
 from offbeat.types import Incarnation, Seconds, WorkerId, WorkerState
 
 STALLED_S: Seconds = 1.0
@@ -43,13 +42,12 @@ class LiveCoordinator:
         shards: connections to the other servers, by number.
         supervisor: connection for status and failures.
         hub: the listening hub of this process; gives the network interface on which ranks of several hosts meet.
-        allocate: makes a block that every process of this host can map, or raises `ConfigurationError`.
+        survival: of the server.
         started: the wall-clock time of the start, for the journal's first line.
         now: the job's clock, in seconds.
         journal: records events and effects.
         number: number of the optimizer; each worker's script makes them in the same order.
         missing: workers whose process ended before this coordinator was made, with the reason.
-        keeper: holds the memory with which the server outlives its process, or hands it to a standby; None: there is neither.
         checkpoints, resumed: as in `LiveJob`.
     """
 
@@ -59,13 +57,12 @@ class LiveCoordinator:
         shards: Mapping[int, Connection],
         supervisor: Connection,
         hub: Hub,
-        allocate: Callable[[int, str], SharedMemory],
+        survival: Survival,
         started: str,
         now: Callable[[], Seconds],
         journal: Journal | PartOfJournal,
         number: int = 0,
         missing: Mapping[WorkerId, str] = {},
-        keeper: Keeper | Replica | None = None,
         checkpoints: CheckpointKeeper | None = None,
         resumed: Resumed | None = None,
     ) -> None:
@@ -74,7 +71,7 @@ class LiveCoordinator:
         """The coordinator and what surrounds it."""
         self.job.peers.missing.update(missing)
         self._shards = dict(shards)
-        self._admission = Admission(self.job, self._shards, hub, allocate, now, keeper)
+        self._admission = Admission(self.job, self._shards, hub, survival, now)
         self._requests = WorkerRequests(self.job, self._gone)
         self._ticked_at: Seconds = now()
         self.returned = False

@@ -26,9 +26,8 @@ from offbeat.runtime.coordinator import LiveCoordinator
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.recovery.keeper import Keeper
-from offbeat.runtime.recovery.replica import Replica
-from offbeat.transport.base import Connection, Hub, Message, SharedMemory
+from offbeat.runtime.recovery.survival import NOBODY, Survival
+from offbeat.transport.base import Connection, Hub, Message
 from offbeat.types import Seconds, WorkerId
 
 OPTIMIZERS_MAX = 64
@@ -46,15 +45,14 @@ class LiveCoordinators:
         shards: Mapping[int, Connection],
         supervisor: Connection,
         hub: Hub,
-        allocate: Callable[[int, str], SharedMemory],
         started: str,
         now: Callable[[], Seconds],
-        keeper: Keeper | Replica | None = None,
+        survival: Survival = NOBODY,
         writer: FileWriter | None = None,
     ) -> None:
         self.tally = Tally()
-        self._settings, self._shards, self._keeper = settings, dict(shards), keeper
-        self._parts = supervisor, hub, allocate, started, now
+        self._settings, self._shards = settings, dict(shards)
+        self._parts = supervisor, hub, survival, started, now
         self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,), follow=settings.follow)
         self.checkpoints: CheckpointKeeper | None = None
         """Makes the job's checkpoints; None: there are none."""
@@ -62,7 +60,7 @@ class LiveCoordinators:
             self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self._journal, writer or FileWriter(hub.wake))
         self._resumed = None if settings.resume is None else Resumed(settings.resume)
         self.first = LiveCoordinator(
-            settings, self._shards, *self._parts, self._journal, keeper=keeper, checkpoints=self.checkpoints, resumed=self._resumed
+            settings, self._shards, *self._parts, self._journal, checkpoints=self.checkpoints, resumed=self._resumed
         )
         self._live = [self.first]
         self._shard_connections: list[Mapping[int, Connection]] = [self._shards]
@@ -113,7 +111,6 @@ class LiveCoordinators:
                 journal,
                 number,
                 self.first.gone(),
-                keeper=self._keeper,
                 checkpoints=self.checkpoints,
                 resumed=self._resumed,
             )

@@ -105,7 +105,7 @@ class Server(ServerProcess):
         """Write down a message that has come over a link, and handle it."""
         now = self.service.now()
         self.service.handle(now, link, recorder.message(now, link, message))
-        if isinstance(recorder, Recorder) and recorder.keeper.snapshot_due:
+        if isinstance(recorder, Recorder) and recorder.survival.snapshot_due:
             self._save(recorder)
 
     def _stood_still(self, seconds: Seconds) -> None:
@@ -181,7 +181,7 @@ class Server(ServerProcess):
         settings, servers = service.job_of(header)
         self._launcher.send({"kind": "loading"})
         recorder = Recorder(self._launcher, self._kept)
-        recorder.keeper.elsewhere = header.get("elsewhere", False)
+        recorder.survival.elsewhere = header.get("elsewhere", False)
         service.links = recorder
         journal: list[Journal] = []
 

@@ -99,7 +99,7 @@ class LeadingServer(Server):
         if stream is not None and connection in stream.former:
             return
         self._invited.discard(connection)
-        if stream is not None and stream.keeper.standby is connection:
+        if stream is not None and stream.survival.standby is connection:
             self._from_standby(stream, connection, item)
             self._settle()
         elif isinstance(item, Closed) and (connection in self._awaiting or connection in self._called):

@@ -19,14 +19,13 @@ from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.settings import JobSettings, read_addresses
-from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.recorder import Recorder
-from offbeat.runtime.recovery.replica import Replica, StreamRecorder
+from offbeat.runtime.recovery.replica import StreamRecorder
 from offbeat.runtime.recovery.sessions import SERVER
+from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.link import Link
 from offbeat.transport.schema import shown
-from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
@@ -113,8 +112,8 @@ class Service:
         return self._launcher if self.links is None else self.links.supervisor
 
     @property
-    def _keeper(self) -> Keeper | Replica | None:
-        return None if self.links is None else self.links.keeper
+    def _survival(self) -> Survival:
+        return NOBODY if self.links is None else self.links.survival
 
     @contextlib.contextmanager
     def _at(self, now: Seconds) -> Iterator[None]:
@@ -327,10 +326,8 @@ class Service:
         from offbeat.runtime.coordinators import LiveCoordinators  # imports torch, while workers start
 
         assert self.settings is not None
-        keeper = self._keeper
-        allocate = keeper.allocate if isinstance(keeper, Keeper) else MemoryBlock.allocate
         self.state.coordinator = LiveCoordinators(
-            self.settings, self.state.shards, self.supervisor, self._hub, allocate, self.state.started, self.now, keeper, self.writer
+            self.settings, self.state.shards, self.supervisor, self._hub, self.state.started, self.now, self._survival, self.writer
         )
         early, self.state.early = self.state.early, []
         orders, self.state.early_orders = self.state.early_orders, []
@@ -422,7 +419,7 @@ class Service:
         memory = message.memory[0] if message.memory else None
         assert self.settings is not None
         rule = rule_of(ServerRule, header["sync"])
-        shard = shard_of(self.number, layout, spec, rule, self.settings, self.now, memory, self._keeper)
+        shard = shard_of(self.number, layout, spec, rule, self.settings, self.now, memory, self._survival)
         number = header.get("number_of_optimizer", 0)
         if self.settings.resume is not None:
             resumed = Resumed(self.settings.resume)

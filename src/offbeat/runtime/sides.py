@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import singledispatch
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,15 +21,11 @@ from offbeat.runtime.allreduce.one_host_coordinator import OneHostCoordinatorSid
 from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchCoordinatorSide
 from offbeat.runtime.gossip.coordinator_side import GossipCoordinatorSide, GossipGroup
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
-from offbeat.runtime.ranks.group import Group
-from offbeat.runtime.ranks.recorded_group import RecordedGroup, SharedGroup
-from offbeat.runtime.recovery.keeper import Keeper
-from offbeat.runtime.recovery.replica import Replica
+from offbeat.runtime.ranks.recorded_group import RecordedGroup
+from offbeat.runtime.recovery.survival import Survival
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.tensors.layout import DTYPES
 from offbeat.transport.base import Hub
-
-AnyKeeper: TypeAlias = Keeper | Replica | None
 
 
 class Ranks(NamedTuple):
@@ -50,7 +46,7 @@ class Ranks(NamedTuple):
 
 
 @singledispatch
-def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: AnyKeeper) -> RankCoordinatorSide:
+def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankCoordinatorSide:
     """Return the coordinator's side of a job under this rule.
 
     Args:
@@ -58,7 +54,7 @@ def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keep
         ranks: of the job.
         hub: the listening hub of this process.
         parts: the arguments of `RankCoordinatorSide` after the first.
-        keeper: holds the memory with which the coordinator outlives its process, or hands what is measured to a standby; None: neither.
+        survival: of server 0.
 
     Raises:
         ConfigurationError: there is not enough memory, or the rule needs all ranks on one host.
@@ -68,18 +64,16 @@ def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keep
 
 
 @side_of.register
-def _of_round_rule(
-    policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None
-) -> RankCoordinatorSide:
+def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankCoordinatorSide:
     sizes = ranks.workers, ranks.numel, ranks.size, ranks.dtype, ranks.seed
     if ranks.together:
-        assert not isinstance(keeper, Replica), "the links of a server with a standby share no memory"
-        return OneHostCoordinatorSide(_recorded(OneHostGroup.create(policy, *sizes, keeper), keeper), *parts)
+        assert not survival.follows, "the links of a server with a standby share no memory"
+        return OneHostCoordinatorSide(RecordedGroup(OneHostGroup.create(policy, *sizes, survival), survival), *parts)
     *_, now = parts
-    return MultiHostCoordinatorSide(MultiHostGroup(policy, ranks.workers, _slots(policy, ranks, keeper), ranks.seed, now), *parts)
+    return MultiHostCoordinatorSide(MultiHostGroup(policy, ranks.workers, _slots(policy, ranks, survival), ranks.seed, now), *parts)
 
 
-def _slots(policy: RoundRule, ranks: Ranks, keeper: AnyKeeper) -> Sequence[int]:
+def _slots(policy: RoundRule, ranks: Ranks, survival: Survival) -> Sequence[int]:
     """Return how many results each host keeps, for rounds of gradients and of parameters: as this process finds, or an earlier one did.
 
     It depends on the memory of the machine.
@@ -89,34 +83,24 @@ def _slots(policy: RoundRule, ranks: Ranks, keeper: AnyKeeper) -> Sequence[int]:
         nbytes = ranks.dtype.itemsize
         return [slots_of(policy, ranks.numel * nbytes), slots_of(Full(), means_numel(ranks.size) * nbytes)]
 
-    if isinstance(keeper, Replica):
-        return list(keeper.measured(found()))
-    return found() if keeper is None else list(keeper.answers.ask(found, None))
+    return list(survival.ask(found))
 
 
 @side_of.register
-def _of_allreduce(
-    policy: AllReduce, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None
-) -> RankCoordinatorSide:
+def _of_allreduce(policy: AllReduce, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankCoordinatorSide:
     return TorchCoordinatorSide(interface_of(hub), *parts)
 
 
 @side_of.register
-def _of_gossip_rule(
-    policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None
-) -> RankCoordinatorSide:
+def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankCoordinatorSide:
     if not ranks.together:
         raise ConfigurationError(
             f"the workers are on different hosts, and {policy.spelling} needs all of them on the host of server 0; use a rule of the "
             "allreduce family, such as full or majority, or one with servers, such as bsp"
         )
-    assert not isinstance(keeper, Replica), "check_replicas refuses the rules of this family"
-    group = GossipGroup.create(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed, keeper)
-    return GossipCoordinatorSide(_recorded(group, keeper), *parts)
-
-
-def _recorded(group: SharedGroup, keeper: Keeper | None) -> Group:
-    return group if keeper is None else RecordedGroup(group, keeper.answers)
+    assert not survival.follows, "check_replicas refuses the rules of this family"
+    group = GossipGroup.create(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed, survival)
+    return GossipCoordinatorSide(RecordedGroup(group, survival), *parts)
 
 
 def checked_vector(header: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -129,7 +129,7 @@ class StandbyServer(ServerProcess):
             return
         kind = FROM_LEADER.check(item.header, "the leader", len(item.payload), len(item.memory))
         if kind == "bytes":
-            self._stream.keeper.on_bytes(item)
+            self._stream.survival.on_bytes(item)
         elif kind == "state":
             self._join(self._stream, item.header)
         else:
@@ -154,7 +154,7 @@ class StandbyServer(ServerProcess):
         service.writer.held = True  # the leader writes the files of checkpoints
         stream = self._stream = service.links = StreamRecorder(self._launcher, replays=True)
         self._leader = self._hub.connect(service.servers[service.number])
-        self._leader.place_with(stream.keeper.place)
+        self._leader.place_with(stream.survival.place)
         self._leader.send({"kind": "follow", "number": service.number, "key": self._key, "address": self._address})
 
     def _join(self, stream: StreamRecorder, header: Mapping[str, Any]) -> None:

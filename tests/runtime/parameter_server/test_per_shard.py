@@ -207,7 +207,7 @@ def test_without_memory_for_another_half_a_shard_does_not_outlive_its_process(in
 
     monkeypatch.setattr(MemoryBlock, "allocate", refuses)
     keeper = Keeper(Notes(), {})
-    memory = _common(keeper.allocate, layout, keeper) if in_place else None
+    memory = _common(layout, keeper) if in_place else None
     shard = shard_of(0, layout, spec, BSP(), JobSettings(workers=2), lambda: 0.0, memory, keeper)
     assert shard._outlives is None and len(shard._halves.views) == 1
     assert keeper.given_up is not None and "more than there is" in keeper.given_up

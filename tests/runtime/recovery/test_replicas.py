@@ -72,7 +72,7 @@ class Summing(Service):
                 self._fold()
 
     def _fold(self) -> None:
-        replica = self._keeper
+        replica = self._survival
         assert isinstance(replica, Replica)
         total = replica.total(8)
         if not replica.replays:

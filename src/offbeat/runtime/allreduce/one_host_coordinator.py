@@ -16,9 +16,8 @@ from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.recorded_group import Note
-from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import SharedMemory
-from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Incarnation, Version, WorkerId
 
 
@@ -41,7 +40,7 @@ class OneHostGroup(Group):
 
     @classmethod
     def create(
-        cls, policy: RoundRule, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int, keeper: Keeper | None = None
+        cls, policy: RoundRule, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int, survival: Survival
     ) -> OneHostGroup:
         """Return the group of a job, in new memory, or in that of an earlier process of the coordinator.
 
@@ -51,22 +50,14 @@ class OneHostGroup(Group):
             numel, size: elements of a gradient with its hyperparameters, and the number of parameters.
             dtype: of both.
             seed: seed of the rule's draws.
-            keeper: holds the memory with which the coordinator outlives its process; None: it does not.
+            survival: of server 0.
 
         Raises:
             ConfigurationError: there is not enough memory.
         """
 
         def kept(make: Callable[[], OneHostRounds], rule: RoundRule) -> OneHostRounds:
-            if keeper is None:
-                return make()
-            name = keeper.name_for("rounds")
-            if (block := keeper.left(name)) is not None:
-                return OneHostRounds.attach(block, None, rule)
-            made = make()
-            assert isinstance(made.block, MemoryBlock)
-            keeper.keep(name, made.block)
-            return made
+            return survival.once("rounds", make, lambda block: OneHostRounds.attach(block, None, rule))
 
         all_rounds = [kept(lambda: OneHostRounds.create(policy, ranks, numel, dtype=dtype, seed=seed, followed=True), policy)]
         if policy.model_sync_every is not None:

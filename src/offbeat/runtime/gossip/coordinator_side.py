@@ -17,9 +17,8 @@ from offbeat.runtime.gossip.exchange import OneHostGossip
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.recorded_group import Note
-from offbeat.runtime.recovery.keeper import Keeper
+from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import SharedMemory
-from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 
@@ -35,7 +34,7 @@ class GossipGroup(Group):
         self._policy, self._gossip = policy, gossip
 
     @classmethod
-    def create(cls, policy: GossipRule, ranks: int, size: int, dtype: torch.dtype, seed: int, keeper: Keeper | None = None) -> GossipGroup:
+    def create(cls, policy: GossipRule, ranks: int, size: int, dtype: torch.dtype, seed: int, survival: Survival) -> GossipGroup:
         """Return the group of a job, in new memory, or in that of an earlier process of the coordinator.
 
         Args:
@@ -44,19 +43,16 @@ class GossipGroup(Group):
             size: the number of parameters.
             dtype: dtype in which they are mixed.
             seed: seed of the rule's draws.
-            keeper: holds the memory with which the coordinator outlives its process; None: it does not.
+            survival: of server 0.
 
         Raises:
             ConfigurationError: there is not enough memory.
         """
-        name = "" if keeper is None else keeper.name_for("gossip")
-        if keeper is not None and (block := keeper.left(name)) is not None:
-            return cls(policy, OneHostGossip.attach(block, None, policy))
-        gossip = OneHostGossip.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
-        if keeper is not None:
-            assert isinstance(gossip.block, MemoryBlock)
-            keeper.keep(name, gossip.block)
-        return cls(policy, gossip)
+
+        def make() -> OneHostGossip:
+            return OneHostGossip.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
+
+        return cls(policy, survival.once("gossip", make, lambda block: OneHostGossip.attach(block, None, policy)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Have a snapshot of the server refer to the memory, which the next process attaches."""

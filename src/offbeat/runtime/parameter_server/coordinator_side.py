@@ -23,8 +23,7 @@ from offbeat.runtime.parameter_server.dispatch import Dispatcher
 from offbeat.runtime.parameter_server.per_shard import shard_of
 from offbeat.runtime.parameter_server.per_shard_dispatch import PerShardDispatcher
 from offbeat.runtime.parameter_server.shard import half_nbytes
-from offbeat.runtime.recovery.keeper import Keeper
-from offbeat.runtime.recovery.replica import Replica
+from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
@@ -43,13 +42,12 @@ class ServerCoordinatorSide:
         coordinator: knows which workers are alive, and is told of arrivals.
         shards: connections to the other servers, by number.
         peers, notifier: as in `Dispatcher`.
-        allocate: makes a block that every process of this host can map.
         feed: journals an event, passes it to the coordinator, and performs the effects.
         perform: journals and performs effects.
         now: the job's clock.
         in_place: under rules that fold nothing while a worker computes, workers may read the parameters where they are folded. False if a
             worker may wait with another optimizer in the middle of a computation.
-        keeper: see `LiveShard`.
+        survival: see `LiveShard`.
 
     Raises:
         ConfigurationError: there is not enough memory.
@@ -66,13 +64,12 @@ class ServerCoordinatorSide:
         shards: Mapping[int, Connection],
         peers: Peers,
         notifier: Notifier,
-        allocate: Callable[[int, str], SharedMemory],
         feed: Callable[[Event, Seconds], RecordId],
         perform: Callable[[list[Effect], Seconds, RecordId], None],
         now: Callable[[], Seconds],
         *,
         in_place: bool = True,
-        keeper: Keeper | Replica | None = None,
+        survival: Survival = NOBODY,
     ) -> None:
         layout = job_spec.layout
         self._policy, self._spec, self._coordinator, self._settings = policy, job_spec.spec, coordinator, settings
@@ -80,9 +77,9 @@ class ServerCoordinatorSide:
         self._feed, self._perform = feed, perform
         self._common: SharedMemory | None = None
         """Block in which all workers of this host read the parameters in place; None: each has a copy."""
-        if in_place and not isinstance(keeper, Replica) and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
-            self._common = _common(allocate, layout, keeper)
-        self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common, keeper)
+        if in_place and not survival.follows and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
+            self._common = _common(layout, survival)
+        self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common, survival)
         header = {"layout": layout.to_wire(), "optimizer": job_spec.spec.to_wire(), "sync": policy.spelling, "servers": settings.servers}
         for shard in shards.values():
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
@@ -285,11 +282,11 @@ class ServerCoordinatorSide:
         """Do nothing: the memory is freed with this process."""
 
 
-def _common(allocate: Callable[[int, str], SharedMemory], layout: Layout, keeper: Keeper | None) -> SharedMemory:
+def _common(layout: Layout, survival: Survival) -> SharedMemory:
     """Return the block in which workers read the parameters: two halves of it if the shards outlive their processes."""
-    if keeper is not None and keeper.given_up is None:
+    if survival is not NOBODY and survival.given_up is None:
         try:
-            return allocate(half_nbytes(layout) + layout.nbytes, "parameters")
+            return survival.allocate(half_nbytes(layout) + layout.nbytes, "parameters")
         except ConfigurationError as error:
-            keeper.give_up(str(error))
-    return allocate(layout.nbytes, "parameters")
+            survival.give_up(str(error))
+    return survival.allocate(layout.nbytes, "parameters")

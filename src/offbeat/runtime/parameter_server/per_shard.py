@@ -23,7 +23,7 @@ from offbeat.runtime.job.settings import ANY, JobSettings, Late
 from offbeat.runtime.parameter_server.deliveries import Delivery
 from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements, passed_on
 from offbeat.runtime.recovery.keeper import Keeper
-from offbeat.runtime.recovery.replica import Replica
+from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
@@ -45,11 +45,9 @@ def shard_of(
     settings: JobSettings,
     now: Callable[[], Seconds],
     memory: SharedMemory | None,
-    keeper: Keeper | Replica | None = None,
+    survival: Survival = NOBODY,
 ) -> LiveShard:
     """Return the shard of one server, of the class that the rule needs.
-
-    With a ``keeper`` it outlives the process, or has a standby.
 
     Raises:
         ConfigurationError: a block is too large for one message, or ``--late`` is set and does not fit the rule.
@@ -64,15 +62,15 @@ def shard_of(
         raise ConfigurationError(f"--late delays the blocks that shards publish, and under {policy.spelling} they publish none: use psp")
     else:
         make = partial(LiveShard, number, layout, span, spec, policy, memory=memory)
-    if isinstance(keeper, Replica):
-        return make(replica=keeper)
-    if keeper is not None and memory is not None and memory.nbytes == layout.nbytes:
-        keeper.give_up("server 0 had no memory for a second half of the parameters")
-    if keeper is not None and keeper.given_up is None:
+    if not survival.follows and memory is not None and memory.nbytes == layout.nbytes:
+        survival.give_up("server 0 had no memory for a second half of the parameters")
+    if survival.given_up is None:
         try:
-            return make(keeper=keeper, workers=settings.workers)
+            return make(survival=survival, workers=settings.workers)
         except ConfigurationError as error:
-            keeper.give_up(str(error))
+            if not isinstance(survival, Keeper):
+                raise
+            survival.give_up(str(error))
     return make()
 
 
@@ -103,7 +101,7 @@ class BlockShard(LiveShard):
         late: injected delays of this server's blocks.
         seed: decides which blocks are late.
         now: the job's clock, in seconds.
-        keeper, workers, replica: see `LiveShard`.
+        survival, workers: see `LiveShard`.
     """
 
     orders_of_shard = True
@@ -119,11 +117,10 @@ class BlockShard(LiveShard):
         late: Sequence[Late] = (),
         seed: int = 0,
         now: Callable[[], Seconds],
-        keeper: Keeper | None = None,
+        survival: Survival = NOBODY,
         workers: int = 0,
-        replica: Replica | None = None,
     ) -> None:
-        super().__init__(number, layout, span, spec, policy, keeper=keeper, workers=workers, replica=replica)
+        super().__init__(number, layout, span, spec, policy, survival=survival, workers=workers)
         self._version: Version = 0
         self._sendable: Buffer | None = None
         """A copy of the block that nobody changes; None: none was needed since the block has changed."""
@@ -219,7 +216,7 @@ class BlockShard(LiveShard):
     def _block_now(self) -> Buffer:
         """Return the block as it is, for messages that may leave, or be sent again, when the memory has a newer version."""
         if self._sendable is None:
-            self._sendable = bytes(self._memory) if self._keeper is None else self._keeper.copy_of(self._memory, f"block {self._number}")
+            self._sendable = self._survival.copy_of(self._memory, f"block {self._number}")
         return self._sendable
 
     def _release(self, order: Mapping[str, Any], delivery: Delivery | None) -> None:

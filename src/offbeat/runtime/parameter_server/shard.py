@@ -17,6 +17,7 @@ from offbeat.runtime.parameter_server.deliveries import Delivery, in_place
 from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ParameterChanges, ShardEncoding
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.replica import Replica
+from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
 from offbeat.tensors.buckets import buckets_of
@@ -76,9 +77,9 @@ class LiveShard:
             worker computes, so that workers may read the shard's own memory.
         memory: the job's common block if workers of this host read parameters in place; the shard uses its span of it. It has the model
             once, or twice (`half_nbytes`).
-        keeper: holds the memory with which the shard outlives this process; None: it does not.
+        survival: holds the memory with which the shard outlives this process, or hands what changes the memory to the shard of a standby,
+            or from the leader's to this one.
         workers: the number of workers.
-        replica: hands what changes the memory to the shard of a standby, or from the leader's to this one; None: there is no standby.
     """
 
     def __init__(
@@ -90,13 +91,14 @@ class LiveShard:
         policy: ServerRule,
         *,
         memory: SharedMemory | None = None,
-        keeper: Keeper | None = None,
+        survival: Survival = NOBODY,
         workers: int = 0,
-        replica: Replica | None = None,
     ) -> None:
         self._layout, self._span, self._spec = layout, span, spec
         self._policy = policy
-        self._number, self._keeper, self._worker_count, self._replica = number, keeper, workers, replica
+        self._number, self._survival, self._worker_count = number, survival, workers
+        self._keeper = keeper = survival if isinstance(survival, Keeper) else None
+        self._replica = survival if isinstance(survival, Replica) else None
         allocate = PrivateBlock.allocate if keeper is None else keeper.allocate
         starts: Sequence[int] = (0,) if keeper is None else (0, span.nbytes)
         if memory is None:
@@ -466,9 +468,9 @@ class LiveShard:
         """Note that a version is about to be made."""
         self.folded = True
         self._changes += 1
-        if self._restored and self._keeper is not None:
+        if self._restored:
             # Until now a next process would read the checkpoint again. From now on it must not: newer ones will take its place.
-            self._keeper.snapshot_due = True
+            self._survival.renew()
         self._restored = False
 
     @property
@@ -498,19 +500,13 @@ class LiveShard:
         self, shard: Shard, replica: Replica, parts: list[tuple[Memory, float]], order: Mapping[str, Any]
     ) -> SquaredNorms | None:
         """Step with the sum of these parts, at the standby with the leader's sum: the same bytes, so the same step."""
-        measures = self._policy.measures
-        if replica.replays:
-            total = replica.total(len(self._memory))
-            kept = measures if measures == "differences" else "nothing"  # for differences the shard keeps the last sum
-            shard.fold([(total, 1.0)], order["hyper"], scale=order["scale"], measures=kept)
-            replica.done_with(total)
-            return None if measures == "nothing" else SquaredNorms(*replica.measured(None))
+        leads, measures = not replica.replays, self._policy.measures
+        kept = measures if leads or measures == "differences" else "nothing"  # for differences the standby keeps the last sum, too
         total = replica.total(len(self._memory))
-        norms = shard.fold(parts, order["hyper"], scale=order["scale"], measures=measures, total=total)
+        parts = parts if leads else [(total, 1.0)]
+        norms = shard.fold(parts, order["hyper"], scale=order["scale"], measures=kept, total=total if leads else None)
         replica.done_with(total)
-        if norms is not None:
-            replica.measured([list(norms.parts), norms.total, norms.difference])
-        return norms
+        return None if measures == "nothing" else SquaredNorms(*replica.ask(lambda: _plain(norms)))
 
     def _begin_deliveries(self, releases: Sequence[Mapping[str, Any]]) -> dict[WorkerId, Delivery]:
         """Return the deliveries of these releases that can begin before the fold has ended, by worker."""
@@ -583,6 +579,11 @@ class LiveShard:
         assert self._shard is not None, "rules that exchange parameters keep optimizer state in the workers"
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)
+
+
+def _plain(norms: SquaredNorms | None) -> list[Any]:
+    assert norms is not None, "norms are measured"
+    return [list(norms.parts), norms.total, norms.difference]
 
 
 def half_nbytes(layout: Layout) -> int:

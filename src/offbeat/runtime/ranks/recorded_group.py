@@ -36,8 +36,8 @@ from typing import Any, Protocol
 from offbeat.core.effects import Effect
 from offbeat.core.rank_log import Entry, EntryKind, TooOld
 from offbeat.runtime.ranks.group import Group
-from offbeat.runtime.recovery.answers import Answers
 from offbeat.runtime.recovery.plain_graph import PURE, freeze, thaw
+from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
@@ -56,11 +56,11 @@ class RecordedGroup(Group):
 
     Args:
         group: in memory that outlives this process.
-        answers: of the server.
+        survival: of the server.
     """
 
-    def __init__(self, group: SharedGroup, answers: Answers) -> None:
-        self._group, self._answers = group, answers
+    def __init__(self, group: SharedGroup, survival: Survival) -> None:
+        self._group, self._survival = group, survival
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:
@@ -68,24 +68,24 @@ class RecordedGroup(Group):
 
     def follow(self, start: int) -> list[Entry]:
         nothing: list[Entry] = []
-        found = self._answers.ask(lambda: self._group.follow(start), nothing)
+        found: list[Any] = self._survival.ask(lambda: self._group.follow(start), nothing)
         return [entry if isinstance(entry, Entry) else _entry(*entry) for entry in found]
 
     def measured(self, seconds: Seconds) -> Seconds:
-        return float(self._answers.ask(lambda: seconds, None))
+        return float(self._survival.ask(lambda: seconds, None))
 
     def present(self, rank: WorkerId) -> bool:
-        return bool(self._answers.ask(lambda: self._group.present(rank), False))
+        return bool(self._survival.ask(lambda: self._group.present(rank), False))
 
     def ticket(self, rank: WorkerId) -> list[int]:
         none: list[int] = []
-        return list(self._answers.ask(lambda: self._group.ticket(rank), none))
+        return list(self._survival.ask(lambda: self._group.ticket(rank), none))
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
-        self._answers.ask(lambda: self._group.begin(ranks), None)
+        self._survival.ask(lambda: self._group.begin(ranks), None)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        why_not = self._answers.ask(lambda: self._tried(rank, version), None)
+        why_not = self._survival.ask(lambda: self._tried(rank, version))
         if why_not is not None:
             raise TooOld(why_not)
 
@@ -97,22 +97,22 @@ class RecordedGroup(Group):
         return None
 
     def forget(self, rank: WorkerId) -> None:
-        self._answers.ask(lambda: self._group.forget(rank), None)
+        self._survival.ask(lambda: self._group.forget(rank), None)
 
     def leave(self, rank: WorkerId, incarnation: Incarnation) -> Sequence[Effect]:
         def live(note: Callable[[Any], None]) -> Sequence[Effect]:
             return self._group.leave(rank, incarnation, lambda effects: note(freeze(tuple(effects))[0]))
 
         nothing: Sequence[Effect] = ()
-        found = self._answers.change(live, nothing, lambda: not self._group.present(rank))
+        found = self._survival.change(live, nothing, lambda: not self._group.present(rank))
         effects: Sequence[Effect] = thaw(found, packages=PURE) if isinstance(found, bytes) else found
         return effects
 
     def pause(self, rank: WorkerId) -> None:
-        self._answers.ask(lambda: self._group.pause(rank), None)
+        self._survival.ask(lambda: self._group.pause(rank), None)
 
     def resume(self, rank: WorkerId) -> None:
-        self._answers.ask(lambda: self._group.resume(rank), None)
+        self._survival.ask(lambda: self._group.resume(rank), None)
 
     def close(self) -> None:
         self._group.close()

@@ -1,8 +1,9 @@
 """Let a server go on in a new process, on its host, where the one that has died left off.
 
 ```
-    keeper.Keeper          blocks of memory that the supervisor holds as well, by name; the next process gets them
-        │
+    survival.Survival      what the parts of a server need so that another process goes on where this one dies: nobody does, or
+    keeper.Keeper          on this host: blocks of memory that the supervisor holds as well, by name; or
+        │                  `replica.Replica`, see below
         ├── input_log.InputLog      the messages of the server, in order, since the last snapshot; and the snapshot
         │       ▲ each is written before it is handled
         ├── plain_graph.py          all that a server keeps besides tensors, as plain data

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.recovery.answers import Answers
+from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import Buffer, Connection, SharedMemory
 from offbeat.transport.shm import MemoryBlock
 
@@ -19,9 +20,11 @@ APART_NBYTES: Final = 1 << 20
 APART_MAX_NBYTES: Final = 64 << 20
 """Bytes in such blocks after which a snapshot is due: it lets go of those that are not used any more."""
 
+T = TypeVar("T")
 
-class Keeper:
-    """The blocks of one server.
+
+class Keeper(Survival):
+    """The blocks of one server, whose next process goes on with them.
 
     Args:
         supervisor: the connection over which the supervisor gets each new block.
@@ -43,22 +46,32 @@ class Keeper:
         """True if a snapshot is to be made now, whatever the log's size: the records so far cannot be handled again later."""
         self.elsewhere = False
         """True if workers may be on other machines: what they send beside messages, such as gradients, is not written down."""
-        self.given_up: str | None = None
-        """Why this server cannot go on in another process; None: it can."""
         self._apart = 0
         """Bytes kept in blocks of their own since a snapshot was due for their sake."""
 
+    def ask(self, live: Callable[[], T], implied: Any = None) -> T:
+        return self.answers.ask(live, implied)  # type: ignore[no-any-return]
+
+    def change(self, live: Callable[[Callable[[Any], None]], T], implied: T, is_made: Callable[[], bool]) -> Any:
+        return self.answers.change(live, implied, is_made)
+
+    def renew(self) -> None:
+        self.snapshot_due = True
+
     def allocate(self, nbytes: int, name: str) -> MemoryBlock:
-        """Return a block that outlives this process. Arguments and errors are those of `MemoryBlock.allocate`."""
         return self._have(nbytes, self.name_for(name), sparse=False)
 
     def sparse(self, nbytes: int, name: str) -> MemoryBlock:
         """Return the block of this name, whose pages are not allocated yet if the block is new."""
         return self._have(nbytes, name, sparse=True)
 
-    def left(self, name: str) -> MemoryBlock | None:
-        """Return the block of this name that an earlier process has left; None: it has left none."""
-        return self._blocks.get(name)
+    def once(self, name: str, make: Callable[[], T], attach: Callable[[MemoryBlock], T]) -> T:
+        name = self.name_for(name)
+        if name in self._blocks:
+            return attach(self._blocks[name])
+        made = make()
+        self.keep(name, made.block)  # type: ignore[attr-defined]
+        return made
 
     def name_for(self, name: str) -> str:
         """Return a name that no other block has."""
@@ -71,7 +84,7 @@ class Keeper:
         return self._blocks[name]
 
     def give_up(self, reason: str, *, lack: bool = True) -> None:
-        """Note that this server cannot go on in another process, and tell the supervisor; ``lack``: for want of memory."""
+        """Note it, and tell the supervisor."""
         if self.given_up is None:
             self.given_up = reason
             self._supervisor.send({"kind": "mortal", "reason": reason, "lack": lack})
@@ -92,12 +105,11 @@ class Keeper:
         return block.view
 
     def copy_of(self, memory: Buffer, name: str) -> Buffer:
-        """Return a copy of memory as it is now. The next process gets the same copy, however the memory has changed since."""
         if len(memory) <= APART_NBYTES:
-            return self.answers.ask(lambda: bytes(memory), None)  # type: ignore[no-any-return]
+            return self.ask(lambda: bytes(memory))
         name = self.name_for(name)
-        if (left := self.left(name)) is not None:
-            return left.view.toreadonly()
+        if name in self._blocks:
+            return self._blocks[name].view.toreadonly()
         if self.given_up is None:
             try:
                 return self.keep_apart(memory, name).toreadonly()

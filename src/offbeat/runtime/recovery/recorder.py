@@ -33,26 +33,26 @@ class Recorder(SessionLinks):
 
     def __init__(self, supervisor: Connection, kept: dict[str, MemoryBlock]) -> None:
         super().__init__(supervisor)
-        self.keeper = Keeper(supervisor, kept)
+        self.survival = Keeper(supervisor, kept)
         self._log: InputLog | None = None
         """None: there is no memory for it."""
         try:
-            block = self.keeper.sparse(LOG_NBYTES, LOG)
+            block = self.survival.sparse(LOG_NBYTES, LOG)
             self._log = InputLog(block.view, block.reserve)
         except ConfigurationError as error:
-            self.keeper.give_up(str(error))
+            self.survival.give_up(str(error))
         if self._log is not None:
-            self.keeper.answers = Answers(self.write, self._log.calls)
-        self.keeper.note_result = lambda name, number, result: self.write(["result", name, number, result])
+            self.survival.answers = Answers(self.write, self._log.calls)
+        self.survival.note_result = lambda name, number, result: self.write(["result", name, number, result])
 
     # Writing.
 
     def write(self, record: list[Any]) -> None:
-        if self._log is not None and self.keeper.given_up is None:
+        if self._log is not None and self.survival.given_up is None:
             try:
                 self._log.append(record, counts=record[0] != ANSWER)
             except (LogFull, ConfigurationError) as error:
-                self.keeper.give_up(f"what it was told does not fit into memory: {error}")
+                self.survival.give_up(f"what it was told does not fit into memory: {error}")
 
     def message(self, now: Seconds, link: Link, message: Message) -> Message:
         """Note a message that is about to be handled. Returns it, with a payload that need not be in a snapshot if it is large."""
@@ -60,14 +60,14 @@ class Recorder(SessionLinks):
         for number, block in enumerate(message.memory):
             assert isinstance(block, MemoryBlock)
             names.append(f"{link.session} {link.received} {number}")
-            self.keeper.keep(names[-1], block)
+            self.survival.keep(names[-1], block)
         payload: bytes | str = ""
-        if len(message.payload) > APART_NBYTES and self.keeper.given_up is None:
+        if len(message.payload) > APART_NBYTES and self.survival.given_up is None:
             payload = f"{link.session} {link.received} payload"
             try:
-                message = message._replace(payload=self.keeper.keep_apart(message.payload, payload))
+                message = message._replace(payload=self.survival.keep_apart(message.payload, payload))
             except ConfigurationError as error:
-                self.keeper.give_up(str(error))
+                self.survival.give_up(str(error))
         self.write(["message", now, link.session, link.received, link.delivered, message.header, payload or bytes(message.payload), names])
         return message
 
@@ -75,23 +75,23 @@ class Recorder(SessionLinks):
 
     def save(self, state: Callable[[], Any], parts: Mapping[str, Any]) -> None:
         """Write a snapshot in place of the records so far, if that is due. For ``parts`` see `plain_graph.dumps`."""
-        if self._log is None or self.keeper.given_up is not None or not (self._log.due or self.keeper.snapshot_due):
+        if self._log is None or self.survival.given_up is not None or not (self._log.due or self.survival.snapshot_due):
             return
         from offbeat.runtime.recovery import plain_graph  # imports torch, which this process has by now
 
-        self.keeper.snapshot_due = False
+        self.survival.snapshot_due = False
         for link in [link for link in self.sessions.values() if link.closed]:
             self.end(link)
         try:
-            whole = self._own, self.sessions, self.ended, self.keeper.made, self.keeper.answers.count, state()
-            data, names = plain_graph.freeze(whole, self._all(parts), self.keeper)
+            whole = self._own, self.sessions, self.ended, self.survival.made, self.survival.answers.count, state()
+            data, names = plain_graph.freeze(whole, self._all(parts), self.survival)
             self._log.begin(data)
         except LogFull:
             return  # such as large replicas that ranks have not received yet: it is tried again
         except (TypeError, ConfigurationError) as error:
-            self.keeper.give_up(str(error))
+            self.survival.give_up(str(error))
             return
-        self.keeper.drop_all_but({LOG, *names})
+        self.survival.drop_all_but({LOG, *names})
 
     def restore(self, parts: Callable[[], Mapping[str, Any]]) -> Any:
         """Return the state that the newest snapshot has; None: there is none. ``parts`` returns this process's own."""
@@ -100,23 +100,23 @@ class Recorder(SessionLinks):
         for record in self._log.records():
             match record:
                 case ["result", name, number, result]:
-                    self.keeper.results.setdefault(name, {})[number] = result
+                    self.survival.results.setdefault(name, {})[number] = result
                 case ["answer", number, answer]:
-                    self.keeper.answers.given[number] = answer
+                    self.survival.answers.given[number] = answer
         data = self._log.snapshot()
         if not len(data):
             return None
         from offbeat.runtime.recovery import plain_graph
 
         supervisor = next(iter(self._at))
-        whole = plain_graph.thaw(data, self._all(parts()), self.keeper)
-        self._own, self.sessions, self.ended, self.keeper.made, self.keeper.answers.count, state = whole
+        whole = plain_graph.thaw(data, self._all(parts()), self.survival)
+        self._own, self.sessions, self.ended, self.survival.made, self.survival.answers.count, state = whole
         self.supervisor = self._own[SUPERVISOR]
         self._at = {supervisor: self.supervisor}
         return state
 
     def _all(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        return {**parts, "keeper": self.keeper, "answers": self.keeper.answers}
+        return {**parts, "keeper": self.survival, "answers": self.survival.answers}
 
     def records(self) -> Iterator[list[Any]]:
         """Return what the server was told since the snapshot, as `again` takes it."""
@@ -128,8 +128,8 @@ class Recorder(SessionLinks):
         link = self.named(session)
         link.note(received)
         link.forget(delivered)
-        memory: tuple[SharedMemory, ...] = tuple(self.keeper[name] for name in names)
-        data = self.keeper[payload].view if isinstance(payload, str) else memoryview(bytearray(payload))
+        memory: tuple[SharedMemory, ...] = tuple(self.survival[name] for name in names)
+        data = self.survival[payload].view if isinstance(payload, str) else memoryview(bytearray(payload))
         return link, Message(header, data, memory)
 
 

@@ -10,13 +10,14 @@ Source: Li et al., Scaling Distributed Machine Learning with the Parameter Serve
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NoReturn, TypeVar
 
 import msgpack  # type: ignore[import-untyped]
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.recovery.sessions import SUPERVISOR, SessionLinks
+from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.link import Link
 from offbeat.transport.output_commit import UNBOUND, OutputCommit
@@ -32,16 +33,19 @@ NEAR: Final = 8
 """Records that a standby which came later may lack when messages begin to wait for it."""
 CATCH_UP_S: Final[Seconds] = 10.0
 """Longest time for which a standby that has the state may lack more: this process keeps for it what it has not taken yet."""
+T = TypeVar("T")
 CARRYING: Final = ("push", "initial")
 """Kinds of a worker's messages with a region that is not in the record."""
 
 
-class Replica:
+class Replica(Survival):
     """What the shards of a leader hand to those of its standby.
 
     Args:
         commit: of this server.
     """
+
+    follows = True
 
     def __init__(self, commit: OutputCommit) -> None:
         self._commit = commit
@@ -134,14 +138,14 @@ class Replica:
                 return memory
         return PrivateBlock.allocate(nbytes, "sum of gradients").view
 
-    def measured(self, result: Any) -> Any:
-        """At the leader: note what a fold has measured; at the standby: return what the leader has measured in place of ``result``."""
+    def ask(self, live: Callable[[], T], implied: Any = None) -> T:
+        """At the leader: note what it has found; at the standby: return what the leader has found."""
         if not self.replays:
-            self.results.append(result)
-            return result
+            self.results.append(found := live())
+            return found
         if not self._results:
-            raise ProtocolError("the leader sent no measurements where those of a fold were to come")
-        return self._results.popleft()
+            raise ProtocolError("the leader sent no measurements where some were to come")
+        return self._results.popleft()  # type: ignore[no-any-return]
 
     # At the standby.
 
@@ -200,8 +204,8 @@ class StreamRecorder(SessionLinks):
     def __init__(self, supervisor: Connection, *, replays: bool) -> None:
         self.commit = OutputCommit()
         super().__init__(supervisor)
-        self.keeper = Replica(self.commit)
-        self.keeper.replays = replays
+        self.survival = Replica(self.commit)
+        self.survival.replays = replays
         self._batch: list[bytes] = []
         self._acknowledged = 0
         """The newest record that the standby has."""
@@ -215,14 +219,14 @@ class StreamRecorder(SessionLinks):
         return Link(session, peer, shares_memory=False, commit=self.commit)
 
     def _beside(self, connection: Connection) -> bool:
-        standby = self.keeper.standby
+        standby = self.survival.standby
         return standby is not None and connection.within_host and not standby.within_host
 
     # At the leader.
 
     def write(self, record: list[Any]) -> None:
         """Keep a record until `flush`, as it is now: who handles it may change it."""
-        if not self.keeper.replays:
+        if not self.survival.replays:
             self._batch.append(self._pack(record))
 
     def message(self, now: Seconds, link: Link, message: Message) -> Message:
@@ -236,16 +240,16 @@ class StreamRecorder(SessionLinks):
         """Send the standby what was written since the last call, all of which has been handled."""
         if not self._batch:
             return
-        standby, results = self.keeper.standby, self.keeper.results
+        standby, results = self.survival.standby, self.survival.results
         if standby is not None:
             payload = [*([self._pack(["measured", results])] if results else ()), *self._batch]
             standby.send({"kind": "record", "at": self.commit.position, "done": self._done}, payload=payload)
-        self._batch, self.keeper.results = [], []
+        self._batch, self.survival.results = [], []
         self.commit.position += 1
 
     def follow(self, standby: Connection) -> None:
         """Let a standby get all records from now on, and send nothing that it does not know of."""
-        self.keeper.standby = standby
+        self.survival.standby = standby
         self.commit.committed = self._acknowledged = self.commit.position - 1
 
     def let_join(self, standby: Connection, state: Any, parts: Mapping[str, Any], now: Seconds) -> None:
@@ -258,18 +262,18 @@ class StreamRecorder(SessionLinks):
         """
         from offbeat.runtime.recovery.plain_graph import dumps  # imports torch, which this process has by now
 
-        self.keeper.standby = standby
+        self.survival.standby = standby
         for link in self.sessions.values():
             # Gradients that have come and are in no version yet are in the state.
             link.release_carried()
             link.beside = link.socket is not None and self._beside(link.socket)
         whole = {"links": self._own, "sessions": self.sessions, "server": state}
         try:
-            table, blocks = dumps(whole, {**parts, "commit": self.commit, "replica": self.keeper})
+            table, blocks = dumps(whole, {**parts, "commit": self.commit, "replica": self.survival})
         except TypeError:
-            self.keeper.standby = None
+            self.survival.standby = None
             raise
-        self.keeper.give([memoryview(table), *blocks])
+        self.survival.give([memoryview(table), *blocks])
         self._joined_at = None
         self._acknowledged = at = self.commit.position - 1
         standby.send({"kind": "state", "at": at, "now": now, "done": self._done, "blocks": 1 + len(blocks)})
@@ -279,16 +283,16 @@ class StreamRecorder(SessionLinks):
 
         A standby that did not have the server's state yet cannot lead.
         """
-        self.keeper.standby = self._behind = None
+        self.survival.standby = self._behind = None
 
     @property
     def is_alone(self) -> bool:
         """Return True if a standby may come: there is none, and nothing waits for one."""
-        return self.keeper.standby is None and self.commit.committed == UNBOUND
+        return self.survival.standby is None and self.commit.committed == UNBOUND
 
     def go_on_alone(self) -> None:
         """Send everything at once from now on."""
-        self.keeper.standby = self._behind = None
+        self.survival.standby = self._behind = None
         self.commit.committed = UNBOUND
         self._advance()
 
@@ -325,7 +329,7 @@ class StreamRecorder(SessionLinks):
 
     @property
     def _done(self) -> list[int]:
-        return [self.commit.sent, self.keeper.count]
+        return [self.commit.sent, self.survival.count]
 
     # At the standby.
 
@@ -338,7 +342,7 @@ class StreamRecorder(SessionLinks):
         try:
             for record in unpacker:
                 if record[0] == "measured":
-                    self.keeper.on_results(record[1])
+                    self.survival.on_results(record[1])
                 else:
                     yield record
         except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
@@ -348,14 +352,14 @@ class StreamRecorder(SessionLinks):
         """Take over what `let_join` has sent. Returns the state of the server. Raises `ProtocolError` if it cannot be read."""
         from offbeat.runtime.recovery.plain_graph import loads
 
-        table, *blocks = self.keeper.given(header["blocks"])
-        whole = loads(table, blocks, {**parts, "commit": self.commit, "replica": self.keeper})
+        table, *blocks = self.survival.given(header["blocks"])
+        whole = loads(table, blocks, {**parts, "commit": self.commit, "replica": self.survival})
         supervisor = next(iter(self._at))
         self._own, self.sessions = whole["links"], whole["sessions"]
         self.supervisor = self._own[SUPERVISOR]
         self._at = {supervisor: self.supervisor}
         self.commit.position = header["at"] + 1
-        self.commit.sent, self.keeper.count = header["done"]
+        self.commit.sent, self.survival.count = header["done"]
         return whole["server"]
 
     def handled(self, done: list[int]) -> None:
@@ -379,7 +383,7 @@ class StreamRecorder(SessionLinks):
 
     def lead(self) -> None:
         """Write records from now on, and note which regions must be sent again."""
-        self.keeper.replays = False
+        self.survival.replays = False
         for link in self.sessions.values():
             link.lacks_carried = link.kept_carried is not None
 
