@@ -13,12 +13,10 @@ from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies.eager import Full
-from offbeat.policies.gossip import AllReduce
 from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.multi_host.rounds import slots_of
-from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup, interface_of
+from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup
 from offbeat.runtime.allreduce.one_host_coordinator import OneHostCoordinatorSide, OneHostGroup
-from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchCoordinatorSide
 from offbeat.runtime.gossip.coordinator_side import GossipCoordinatorSide, GossipGroup
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.group import Group
@@ -92,13 +90,6 @@ def _slots(policy: RoundRule, ranks: Ranks, keeper: AnyKeeper) -> Sequence[int]:
     if isinstance(keeper, Replica):
         return list(keeper.measured(found()))
     return found() if keeper is None else list(keeper.answers.ask(found, None))
-
-
-@side_of.register
-def _of_allreduce(
-    policy: AllReduce, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], keeper: Keeper | Replica | None
-) -> RankCoordinatorSide:
-    return TorchCoordinatorSide(interface_of(hub), *parts)
 
 
 @side_of.register
