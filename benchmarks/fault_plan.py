@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from offbeat.core.policy import ServerRule
 from offbeat.policies import RULES, rule
-from offbeat.policies.gossip import AllReduce
 
 SHARES = {"worker": 0.50, "server": 0.20, "freeze": 0.15, "cut": 0.10, "other": 0.05}
 """``worker``, ``server``: one is killed. ``freeze``: one is stopped and goes on. ``cut``: the links of a host. ``other``: `OTHERS`."""
@@ -26,8 +25,8 @@ RANKS_FROZEN = 2
 """Most freezes in a job without servers: half of them outlast the timeout, and the parameters go with the last rank that is there."""
 SERVERS_FROZEN = 0.25
 """The part of the freezes that hit a server, where one may be hit."""
-RULES_OF_TURN = [kind.about.examples[0] for word, kind in RULES.items() if word != "allreduce"]
-"""Every rule with its first example of settings, but the one that ends with the death of a rank."""
+RULES_OF_TURN = [kind.about.examples[0] for kind in RULES.values()]
+"""Every rule with its first example of settings."""
 CUT_RULES = ("bsp", "ssp(staleness=3)", "dbw", "majority")
 CUT_FAULTS, CUTS = 16, 11
 """Faults of a job on two hosts, and how many of these are cuts."""
@@ -43,11 +42,6 @@ class Job(NamedTuple):
     hosts: int
     plan: dict[str, int]
     """How many faults of each ``kind:target``."""
-
-
-def outlives_servers(sync: str) -> bool:
-    """Return True if a job under this rule goes on after the death of a server."""
-    return not isinstance(rule(sync), AllReduce)
 
 
 def group_of(fault: str) -> str:
@@ -85,24 +79,23 @@ def following(seed: int, before: Iterable[tuple[str, int]], done: Mapping[str, i
     if cuts and owed_cuts >= CUTS - 1:
         on_two = sum(hosts == 2 for _, hosts in earlier)
         return Job(number, CUT_RULES[on_two % len(CUT_RULES)], 2, {"cut:link": CUTS, "kill:worker": CUT_FAULTS - CUTS})
-    turns = [*rules, *filter(outlives_servers, rules)]  # under these, servers may die: they have two turns
-    sync = turns[sum(hosts == 1 for _, hosts in earlier) % len(turns)]
+    sync = rules[sum(hosts == 1 for _, hosts in earlier) % len(rules)]
     owed = {group: share * (groups.total() + faults) - groups[group] for group, share in SHARES.items() if group != "cut"}
     frozen = FROZEN if isinstance(rule(sync), ServerRule) else RANKS_FROZEN
-    limits = {"server": faults // 2 if outlives_servers(sync) else 0, "freeze": frozen, "other": 4}
+    limits = {"server": faults // 2, "freeze": frozen, "other": 4}
     given: Counter[str] = Counter()
     for _ in range(faults):
         able = [group for group in owed if given[group] < limits.get(group, faults)]
         most = max(able, key=lambda group: owed[group] - given[group])
         given[most] += 1
-    return Job(number, sync, 1, _cells(draw, given, sum(n for fault, n in done.items() if group_of(fault) == "other"), sync))
+    return Job(number, sync, 1, _cells(draw, given, sum(n for fault, n in done.items() if group_of(fault) == "other")))
 
 
-def _cells(draw: random.Random, given: Mapping[str, int], others: int, sync: str) -> dict[str, int]:
+def _cells(draw: random.Random, given: Mapping[str, int], others: int) -> dict[str, int]:
     """Return kinds and targets of so many faults of each group."""
     plan: Counter[str] = Counter({"kill:worker": given["worker"], "kill:server": given["server"]})
     for _ in range(given["freeze"]):
-        plan["stop:server" if outlives_servers(sync) and draw.random() < SERVERS_FROZEN else "stop:worker"] += 1
+        plan["stop:server" if draw.random() < SERVERS_FROZEN else "stop:worker"] += 1
     ends = False
     for place in range(others, others + given["other"]):
         fault = OTHERS[place % len(OTHERS)]

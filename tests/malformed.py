@@ -179,7 +179,6 @@ TO_WORKER: dict[str, dict[str, Any]] = {
     "buffers": FROM_WORKER["buffers"],
     "interrupt": {"version": 3, "at_once": False},
     "donate": {"to": 1, "number": 2, "ticket": [4]},
-    "absent": {},
     "meet": {"addresses": [[[0, ["host", ["127.0.0.1", 80], "local"]]]]},
     "fence": {"incarnation": 1},
     "unused": {"incarnation": 1},

@@ -106,7 +106,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"replicas": 2}, r"--replicas 2: each server can have no standby \(0\) or one \(1\)"),
     ({"replicas": 1, "sync": "dpsgd"}, r"--replicas 1: under dpsgd all ranks are on one machine, and end with it"),
-    ({"replicas": 1, "sync": "allreduce"}, r"--replicas 1: under allreduce the ranks sum in a group of torch.distributed"),
     ({"replicas": 1, "on_driver": True}, r"--replicas 1: .* add --servers-on nodes"),
     ({"journal": Path("one"), "summary": Path("one")}, r"--journal and --summary are the same file, one"),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from benchmarks.fault_figures import gaps, infinite, lost_indices, table, window
-from benchmarks.fault_plan import ENDING, RULES_OF_TURN, SHARES, following, grouped, outlives_servers
+from benchmarks.fault_plan import ENDING, RULES_OF_TURN, SHARES, following, grouped
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -20,7 +20,6 @@ def test_a_thousand_faults_have_the_shares_even_if_some_could_not_be_done(seed: 
         job = following(seed, before, done, rules=RULES_OF_TURN, faults=26, cuts=True)
         assert job == following(seed, before, done, rules=RULES_OF_TURN, faults=26, cuts=True)
         assert sum(job.plan.get(fault, 0) for fault in ENDING) <= 1 and job.plan.get("term:worker", 0) <= 1
-        assert outlives_servers(job.sync) or "server" not in " ".join(job.plan)
         assert sum(job.plan.values()) == (26 if job.hosts == 1 else 16)
         before.append((job.sync, job.hosts))
         done += Counter({fault: max(0, number - (number > 4)) for fault, number in job.plan.items()})

@@ -65,7 +65,6 @@ CASES: Final = (
     Case("all_of(m=2)", 0.179, 0.25, "the slowest worker is waited for where it is drawn once"),
     Case("quorum(q={most})", 0.139, 0.25, "all wait for the third, of speed 1/2; the slowest worker makes half as many batches"),
     Case("full", 0.25, 0.25, ALL_WAIT),
-    Case("allreduce", 0.25, 0.25, ALL_WAIT),
     Case("dpsgd", 0.25, 0.25, ALL_WAIT),
     Case("sgp", 0.249, 0.25, ALL_WAIT),
     Case("adpsgd", 0.09, 0.25, PUSHES),

@@ -38,7 +38,7 @@ LEADS: Final = {"dpsgd": RANKS // 2, "sgp(graph=ring, out_degree=2)": RANKS // 2
 """Steps by which the rank across the ring is ahead of a slow one: one for each hop, and none for the first where mixing ends a step."""
 LEAD: Final = "lead of the rank across the ring over a slow one"
 ASYNCHRONOUS: Final = "adpsgd: steps of a rank over those of one 4 times as slow"
-ALLREDUCE: Final = "allreduce: ranks that have arrived as a round closes"
+FULL: Final = "full: ranks that have arrived as a round closes"
 
 CLAIMS: Final = mechanism(
     *(near(f"{sync}: spread of the replicas, factor of a step", RING, 0.003, "the mixing matrix's second eigenvalue") for sync in RINGS),
@@ -58,7 +58,7 @@ CLAIMS: Final = mechanism(
         for sync, lead in LEADS.items()
     ),
     near(ASYNCHRONOUS, SLOWER, 0.03, "nobody waits"),
-    Claim(row=ALLREDUCE, at_least=RANKS, at_most=RANKS, why="all, each time"),
+    Claim(row=FULL, at_least=RANKS, at_most=RANKS, why="all, each time"),
 )
 
 
@@ -120,4 +120,4 @@ def rows() -> list[Row]:
     made += [Row(f"{sync}: {LEAD}", lead, uneven[sync][RANKS // 2] - uneven[sync][0], "steps") for sync, lead in LEADS.items()]
     made.append(Row(ASYNCHRONOUS, SLOWER, uneven["adpsgd"][RANKS // 2] / uneven["adpsgd"][0], "x"))
     equal = Cluster(workers=RANKS, compute="uniform(low=0.99, high=1.01)")
-    return [*made, Row(ALLREDUCE, RANKS, counted("allreduce", equal, 100).arrivals, "")]
+    return [*made, Row(FULL, RANKS, counted("full", equal, 100).arrivals, "")]

@@ -122,7 +122,6 @@ ENDS: list[tuple[dict[str, Any], list[Injected], str]] = [
         ("solo", "--max-restarts 3 is used up", DOCUMENTED),
         ("solo", "the ranks decide among themselves", LOST),
         ("dpsgd", "the state of this server cannot be kept", LOST),
-        ("allreduce", "under allreduce the ranks meet at server 0, in a group of torch.distributed", DOCUMENTED),
         ("psp(c=1)", "the state of this server cannot be kept", LOST),
         ("bsp", "worker 1 does not share memory with the servers", DOCUMENTED),
         ("bsp", "workers may be on other machines, and gradients that come over a network are not kept for a new server", DOCUMENTED),

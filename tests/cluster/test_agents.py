@@ -122,7 +122,7 @@ def test_the_other_machine_says_why_the_job_has_ended(two_hosts: list[Host], sta
     assert second.last_line == f"offbeat: the job has ended with status 1: {first.last_line.removeprefix('offbeat: ')}"
 
 
-IPV6 = ["--sync=majority", "--sync=bsp --servers=2 --replicas=1", "--sync=allreduce", "--sync=asp --no-tls"]
+IPV6 = ["--sync=majority", "--sync=bsp --servers=2 --replicas=1", "--sync=asp --no-tls"]
 
 
 @pytest.mark.parametrize("options", marked(IPV6, night=IPV6[1:]))

@@ -271,7 +271,7 @@ def test_a_server_that_cannot_be_started_is_tried_again_for_some_time() -> None:
     [
         ({"max_restarts": 0}, None, "(--max-restarts is 0)"),
         ({"returns": False}, None, "see --replicas)"),
-        ({}, "the ranks meet at server 0", "(the ranks meet at server 0); there is no --checkpoint to go on from"),
+        ({}, "workers may be on other machines", "(workers may be on other machines); there is no --checkpoint to go on from"),
     ],
 )
 def test_a_server_that_cannot_return_ends_the_job_with_the_reason(options: dict[str, Any], mortal: str | None, why: str) -> None:
@@ -409,7 +409,7 @@ def happens(world: World, event: str, number: int) -> None:
             for process in sorted(world.fenced):
                 fleet.ended(process, KILLED, world.now)
         case "mortal":
-            fleet.mortal(leader, "the ranks meet at server 0")
+            fleet.mortal(leader, "workers may be on other machines")
         case "lack" | "nobody" | "enough":
             lacks: dict[str, tuple[str | None] | None] = {"lack": ("no memory",), "nobody": (None,), "enough": None}
             world.lack = lacks[event]

@@ -33,8 +33,7 @@ BOUND_S = 150.0
 """For the end of a job, and for the return of a worker, on a machine that is busy with other things."""
 WORKERS = 3
 PER_JOB = 5
-RULES = tuple(kind.about.examples[0] for kind in policies.RULES.values() if kind is not policies.AllReduce)
-"""A job under allreduce does not outlive the death of a rank."""
+RULES = tuple(kind.about.examples[0] for kind in policies.RULES.values())
 ORDERS = ("gil", "loop", "block", "raise", "exit", "end", "crash", "memory", "sockets")
 """What a worker does to itself (``scripts/faulty.py``)."""
 KINDS = (

@@ -147,9 +147,7 @@ class Expected:
         dead = {(fault.role, fault.number): fault for fault in faults if fault.lethal and fault.at is not None}
         for (role, number), fault in dead.items():
             if (role, number) == ("forkserver", 1):  # servers may be its forks
-                self.may += [".*"] if rule == "allreduce" else [LOST] if place == "apart" else []
-            elif rule == "allreduce":
-                self.must.append(".*")  # such a job does not outlive a rank, or server 0
+                self.may += [LOST] if place == "apart" else []
             elif role == "forkserver":
                 self.may += [] if served else ["worker . has come back and nobody is left to copy the parameters from"]
             elif role == "server" and place == "apart":
@@ -160,8 +158,6 @@ class Expected:
                 self.may += [f"server {number} .*(its standby|no standby)"] if alone else []
                 folding = role == "server" and (number > 0 or (rule.startswith("psp") and servers > 1))
                 self.may += [".*may have folded"] if folding and any(other in ("worker", "forkserver") for other, _ in dead) else []
-        if rule == "allreduce" and any(fault.role == "worker" for fault in faults):
-            self.may.append(".*")  # the ranks' own group has connections that do not go on
 
     def problem(self, ended: Ended, good: int, sentence: str) -> str | None:
         """Return what is wrong with the end of a job, whose status and sentence without a failure would be these."""
@@ -355,7 +351,6 @@ def jobs(seed: int) -> Iterator[tuple[str, str]]:
         if (
             (place == "full disk" and os.geteuid() != 0)
             or (place in ("apart", "replicas") and kind.family == "gossip")  # these ranks need one machine
-            or (place in ("replicas", "full disk") and kind is policies.AllReduce)  # it would end before the disk is full
         ):
             place = "one host"
         yield draw.choice(kind.about.examples), place

@@ -32,9 +32,9 @@ def on_joined_batches(size: int, epochs: int, *, sums: bool) -> dict[str, torch.
 @pytest.mark.parametrize(
     ("sync", "more"),
     marked(
-        [("bsp", ()), ("full", ()), ("allreduce", ()), ("bsp", ("--sum",)), ("full", ("--sum",))],
+        [("bsp", ()), ("full", ()), ("bsp", ("--sum",)), ("full", ("--sum",))],
         ("full", ()),
-        night=[("bsp", ("--sum",)), ("allreduce", ())],
+        night=[("bsp", ("--sum",))],
     ),
 )
 def test_workers_with_batches_of_their_own_equal_one_process_on_the_joined_batch(

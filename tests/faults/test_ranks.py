@@ -147,16 +147,6 @@ def test_a_rank_that_is_told_to_leave_finishes_its_step(start: Start, enough: Pa
     assert not any(r["fate"] == "rejected" for r in ended.records if r["kind"] == "settle")
 
 
-def test_a_plain_allreduce_ends_with_its_first_dead(start: Start, enough: Path) -> None:
-    job = start("--workers", "3", "--sync", "allreduce", "--max-restarts", "0", *CALM, *RANKS, "--until", str(enough))
-    began(job, 3)
-    signalled(job.workers()[1], signal.SIGKILL)
-    ended = job.ended()
-    assert ended.status == 1
-    assert "worker 1 is gone" in ended.err and "use sync=full, which computes the same and goes on" in ended.err
-    assert ended.tally().problems() == []
-
-
 @pytest.mark.parametrize("rule", marked(["majority", *GOSSIP[1:]], night=["majority", *GOSSIP[1:]]))
 def test_digits_with_one_rank_slowed(start: Start, tmp_path: Path, rule: str) -> None:
     summary = tmp_path / "summary.json"

@@ -92,7 +92,6 @@ class ToWorker(Receiver):
             "goes_on",
             "job_over",
             "donate",
-            "absent",
             "meet",
             "chief",
             "checkpoint",

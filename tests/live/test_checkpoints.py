@@ -41,12 +41,11 @@ RULES: dict[str, dict[str, Any]] = {
     "majority": {},
     "solo": {},
     "full": {},
-    "allreduce": {},
     "dpsgd": {},
     "sgp": {},
     "adpsgd": {},
 }
-EXACT = {"bsp", "full", "allreduce"}
+EXACT = {"bsp", "full"}
 """Two workers resume bit for bit."""
 SPLITS = {"ensemble", "elastic(mode=local)"}
 """Workers have splits of their own, or may: an epoch begins anew."""

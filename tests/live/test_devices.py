@@ -10,7 +10,7 @@ from torch import nn
 
 from offbeat.types import WireFormat
 
-RULES = ["bsp", "asp", "ensemble(steps=2)", "psp(c=2)", "full", "allreduce", "adpsgd", "dpsgd", "sgp"]
+RULES = ["bsp", "asp", "ensemble(steps=2)", "psp(c=2)", "full", "adpsgd", "dpsgd", "sgp"]
 CASES = [*((rule, "float32", TOGETHER) for rule in RULES), ("bsp", "int8", APART), ("bsp", "bf16", APART), ("full", "float32", APART)]
 
 

@@ -178,11 +178,6 @@ def test_without_servers_unequal_batches_weigh_by_their_samples_too(rule: str, j
     check(case, case.plain())
 
 
-def test_under_allreduce_unequal_batches_weigh_by_their_samples_too() -> None:
-    case = Case(sizes=(24, 8, 8), rule="allreduce")
-    check(case, case.plain())
-
-
 def two_groups(model: nn.Module) -> torch.optim.Optimizer:
     assert isinstance(model, nn.Sequential)
     groups: list[dict[str, Any]] = [{"params": model[2].parameters(), "lr": 0.02, "weight_decay": 0.01}, {"params": model[0].parameters()}]

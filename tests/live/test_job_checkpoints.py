@@ -27,9 +27,7 @@ class Script:
 
     def __init__(self, worker: Worker, sync: str) -> None:
         job, alone = worker.job, worker.job.settings.workers == 1
-        awaits = (
-            sync in ("bsp", "full", "allreduce") and job.settings.checkpoint is not None and job.settings.checkpoint.every_versions == 1
-        )
+        awaits = sync in ("bsp", "full") and job.settings.checkpoint is not None and job.settings.checkpoint.every_versions == 1
         generator = torch.Generator().manual_seed(1)
         x = torch.randn(SIZE, 6, generator=generator)
         data = TensorDataset(x, x.sum(1, keepdim=True).sin(), torch.arange(SIZE))
@@ -67,7 +65,7 @@ def run(sync: str, *, workers: int = 2, **job: Any) -> list[Script]:
     return scripts
 
 
-EXACT = [("bsp", 1, 1), ("bsp", 2, 1), ("bsp", 2, 2), ("full", 2, 1), ("allreduce", 2, 1)]
+EXACT = [("bsp", 1, 1), ("bsp", 2, 1), ("bsp", 2, 2), ("full", 2, 1)]
 
 
 @pytest.mark.parametrize(("sync", "workers", "servers"), EXACT)
@@ -112,7 +110,7 @@ RULES = (
     ),
     *("psp(c=2, b=0.5)", "elastic", "elastic(mode=local)", "ensemble", "adacomm"),
 )
-RANKS = ("majority", "solo", "first_of(m=2)", "quorum(q=2)", "full", "allreduce", "dpsgd", "sgp", "adpsgd")
+RANKS = ("majority", "solo", "first_of(m=2)", "quorum(q=2)", "full", "dpsgd", "sgp", "adpsgd")
 """Without servers."""
 SPLITS = ("elastic(mode=local)", "ensemble")
 """Workers may have splits of their own; with other workers the epoch begins anew."""

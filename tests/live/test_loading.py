@@ -28,7 +28,6 @@ JOBS: list[Any] = [
     pytest.param("solo", {"hosts": APART}, id="solo, across"),
     pytest.param("dpsgd", {}, id="dpsgd"),
     pytest.param("adpsgd", {}, id="adpsgd"),
-    pytest.param("allreduce", {}, id="allreduce"),
 ]
 """Rules of every kind; the second worker starts later in them."""
 

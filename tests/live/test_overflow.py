@@ -17,8 +17,8 @@ FELLOWS = dict.fromkeys(range(8), "elsewhere")
 
 @pytest.mark.parametrize(
     ("rule", "hosts"),
-    [("bsp", TOGETHER), ("full", TOGETHER), ("full", APART), ("full", FELLOWS), ("majority", TOGETHER), ("allreduce", TOGETHER)],
-    ids=["bsp", "full", "full, apart", "full, another host", "majority", "allreduce"],
+    [("bsp", TOGETHER), ("full", TOGETHER), ("full", APART), ("full", FELLOWS), ("majority", TOGETHER)],
+    ids=["bsp", "full", "full, apart", "full, another host", "majority"],
 )
 def test_two_finite_gradients_make_a_finite_step(rule: str, hosts: dict[int, str]) -> None:
     def script(worker: Worker) -> list[float]:

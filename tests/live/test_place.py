@@ -48,7 +48,7 @@ ROUNDS = ("majority", "solo", "full")
 
 @pytest.mark.parametrize(
     ("sync", "hosts"),
-    [*((sync, TOGETHER) for sync in (*SERVED, *ROUNDS, "dpsgd", "allreduce")), ("asp", APART), ("solo", HALVES), ("majority", APART)],
+    [*((sync, TOGETHER) for sync in (*SERVED, *ROUNDS, "dpsgd")), ("asp", APART), ("solo", HALVES), ("majority", APART)],
     ids=lambda value: value if isinstance(value, str) else "apart" if value is APART else "halves" if value is HALVES else "together",
 )
 def test_all_have_one_version_after_a_barrier(sync: str, hosts: dict[int, str]) -> None:

@@ -35,8 +35,6 @@ def is_replayed(policy: Policy) -> bool:
 
 
 SUMMED = spelled(RoundRule, where=is_replayed)
-RULES = [spelling for spelling in SUMMED if spelling != "allreduce"]
-"""Under allreduce torch.distributed does the work, on one host only."""
 RANKS, STEPS = 4, 100
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -112,8 +110,7 @@ def averaged(make: Make, steps: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 MEANS = [*(("full", name, torch.float32, TOGETHER) for name in OPTIMIZERS), ("full", "sgd", torch.bfloat16, TOGETHER)]
-MEANS += [("allreduce", "sgd, written into", torch.float32, TOGETHER), ("allreduce", "sgd", torch.bfloat16, TOGETHER)]
-MEANS += [("full", "adamw", torch.float32, APART), ("full", "sgd", torch.bfloat16, HALVES), ("allreduce", "sgd", torch.float32, APART)]
+MEANS += [("full", "adamw", torch.float32, APART), ("full", "sgd", torch.bfloat16, HALVES)]
 
 
 @pytest.mark.parametrize(("rule", "name", "dtype", "hosts"), MEANS)
@@ -167,13 +164,13 @@ def train(worker: Worker, rule: str, epochs: int = 3) -> list[tuple[int, list[Te
     return after
 
 
-ACROSS = [*((rule, APART) for rule in RULES), ("majority", HALVES), ("solo(staleness=1)", HALVES)]
+ACROSS = [*((rule, APART) for rule in SUMMED), ("majority", HALVES), ("solo(staleness=1)", HALVES)]
 
 
 PLACES = [*((rule, TOGETHER) for rule in SUMMED), *ACROSS]
 
 
-@pytest.mark.parametrize(("rule", "hosts"), marked(PLACES, ("majority", TOGETHER), ("allreduce", TOGETHER), ("solo", APART)))
+@pytest.mark.parametrize(("rule", "hosts"), marked(PLACES, ("majority", TOGETHER), ("solo", APART)))
 def test_replicas_are_equal_bit_by_bit_and_the_books_add_up(tmp_path: Path, rule: str, hosts: dict[int, str]) -> None:
     with Job(RANKS, hosts=hosts, journal=str(tmp_path / "journal")) as job:
         results = job.run(lambda worker: train(worker, rule))
@@ -192,7 +189,7 @@ def test_replicas_are_equal_bit_by_bit_and_the_books_add_up(tmp_path: Path, rule
     assert [report["folded"] for report in job.summary["epochs"]] == [200] * 3
 
 
-@pytest.mark.parametrize(("rule", "hosts"), [*((rule, TOGETHER) for rule in RULES), *ACROSS])
+@pytest.mark.parametrize(("rule", "hosts"), [*((rule, TOGETHER) for rule in SUMMED), *ACROSS])
 def test_every_gradient_is_in_exactly_one_round(rule: str, hosts: dict[int, str]) -> None:
     """Gradients are whole numbers, and multiples of the ranks, so that sums are exact."""
     size, epochs = 120, 2
@@ -447,26 +444,6 @@ def test_a_worker_of_servers_is_no_rank() -> None:
 
     with Job(2, sync="full") as job:
         assert job.run(lambda worker: step(*linear(worker, "bsp"), 2.0, 0.0)) == [[-2.0, 0.0]] * 2
-
-
-def test_nobody_comes_to_a_plain_allreduce_that_is_under_way() -> None:
-    here, refused = threading.Event(), threading.Event()
-
-    def script(worker: Worker) -> None:
-        model = mlp()
-        if worker.number == 1:
-            wait(here)
-            with pytest.raises(RefusedError, match="a job with sync=allreduce is running"):
-                worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, "allreduce")
-            refused.set()
-            return
-        worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, "allreduce")
-        here.set()
-        wait(refused)
-
-    with Job(2) as job:
-        job.lost(1, "it did not start")
-        job.run(script)
 
 
 def test_after_leaving_the_model_is_the_scripts_own() -> None:

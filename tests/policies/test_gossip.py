@@ -5,19 +5,16 @@ from __future__ import annotations
 import pytest
 
 import offbeat
-from offbeat.core.allreduce.policy import RoundRule
-from offbeat.core.allreduce.rounds import Rounds
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.gossip.topology import KINDS
 from offbeat.errors import ConfigurationError
-from offbeat.policies import ADPSGD, DPSGD, RULES, SGP, AllReduce, Full, rule
+from offbeat.policies import ADPSGD, DPSGD, RULES, SGP, rule
 
 
 def test_words_and_families() -> None:
     assert {word for word, kind in RULES.items() if issubclass(kind, GossipRule)} == {"dpsgd", "sgp", "adpsgd"}
-    assert RULES["allreduce"] is AllReduce and issubclass(AllReduce, RoundRule)
-    assert {rule(word).family for word in ("dpsgd", "sgp", "adpsgd")} == {"gossip"} and AllReduce().family == "allreduce"
-    assert (offbeat.SGP, offbeat.DPSGD, offbeat.ADPSGD, offbeat.AllReduce) == (SGP, DPSGD, ADPSGD, AllReduce)
+    assert {rule(word).family for word in ("dpsgd", "sgp", "adpsgd")} == {"gossip"}
+    assert (offbeat.SGP, offbeat.DPSGD, offbeat.ADPSGD) == (SGP, DPSGD, ADPSGD)
 
 
 @pytest.mark.parametrize("policy", [SGP(), SGP(out_degree=2, overlap=1), *(SGP(graph=kind) for kind in KINDS), DPSGD(), ADPSGD()])
@@ -34,16 +31,9 @@ def test_spellings_are_read_again(policy: SGP) -> None:
         ("sgp(overlap=True)", "overlap must be a whole number, at least 0"),
         ("sgp(graph=hypercube)", "graph must be one of exponential, bipartite_exponential, linear"),
         ("dpsgd(graph=ring)", "dpsgd has no setting 'graph'; it has no settings"),
+        ("allreduce", "no synchronization rule 'allreduce' any more: full computes the same mean, .*DDP"),
     ],
 )
 def test_what_is_refused(spec: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         rule(spec)
-
-
-@pytest.mark.parametrize("policy", [AllReduce(), Full()])
-def test_an_allreduce_waits_for_everybody(policy: RoundRule) -> None:
-    rounds = Rounds(policy, ranks=3)
-    for rank in range(3):
-        rounds.enter(rank, 0)
-    assert [rounds.arrive(rank, 0).closed for rank in range(3)] == [False, False, True]

@@ -16,13 +16,10 @@ from unittest.mock import patch
 
 from tests.sim.stepped import SteppedJob, Timings
 from tests.sim.stub_gossip import StubGossip
-from tests.sim.stub_plain import Meeting, StubPlain
 from tests.sim.stub_ranks import SourceEnd, StubRank, StubRounds, WentOn
 
 from offbeat.journal.records import Record
 from offbeat.policies import rule
-from offbeat.policies.gossip import AllReduce
-from offbeat.runtime.allreduce.torch_distributed import coordinator_side as plain_side
 from offbeat.runtime.ranks import coordinator_side
 from offbeat.runtime.shared_memory import log
 from offbeat.types import Seconds, WorkerId
@@ -39,7 +36,6 @@ class SteppedRanks(SteppedJob):
         self.waiting: list[StubRank] = []
         """Ranks that wait for others, in the order in which they have begun to."""
         self.went_on: list[WentOn] = []
-        self.meeting = Meeting()
         self.source_ends: deque[str | None] = deque()
         """How the process of the next source ends, once it has admitted a joiner and before it sends its replica: ``seen``, where its
         connections close, ``silent``, where they do not, or None: it goes on. Where the deque is empty all go on."""
@@ -61,9 +57,7 @@ class SteppedRanks(SteppedJob):
 
     def make(self, number: WorkerId, iteration: int) -> StubRank:
         """Return a new process of a rank, for the job's rule."""
-        policy = rule(self.script.sync)
-        plain = StubPlain if isinstance(policy, AllReduce) else StubRounds
-        kind: type[StubRank] = StubGossip if policy.family == "gossip" else plain
+        kind: type[StubRank] = StubGossip if rule(self.script.sync).family == "gossip" else StubRounds
         return kind(self, number, iteration)
 
     @property
@@ -129,6 +123,4 @@ class SteppedRanks(SteppedJob):
             stack.enter_context(patch.object(coordinator_side, "LOOK_S", LOOK_S))
             stack.enter_context(patch.object(coordinator_side, "time", SimpleNamespace(monotonic=lambda: self.now)))
             stack.enter_context(patch.object(log, "monotonic_ns", monotonic_ns))
-            stack.enter_context(patch.object(plain_side, "time", SimpleNamespace(monotonic=lambda: self.now, monotonic_ns=monotonic_ns)))
-            stack.enter_context(patch.object(plain_side, "MeetingPoint", Meeting))
             yield

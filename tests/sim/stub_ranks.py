@@ -7,7 +7,7 @@ far, this one yields `Shared`, and is asked again whenever something has happene
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -82,8 +82,6 @@ class StubRank(StubWorker):
         self._given: tuple[Any, Version] | None = None
         """Another rank's parameters, and their version, to begin with."""
         self._enters = True
-        self.members: Sequence[WorkerId] = ()
-        """With whom it begins, in its own order."""
         self.moves_on = False
         """It waits for somebody else than before, behind those who do so already."""
         self._outside = False
@@ -120,10 +118,6 @@ class StubRank(StubWorker):
     @abstractmethod
     def admit(self, rank: WorkerId, ticket: list[int]) -> None:
         """Another rank has this one's parameters."""
-
-    def sit_out(self) -> None:
-        """Take part in a round with nothing."""
-        raise AssertionError("only a plain allreduce needs all ranks")
 
     # What drives it.
 
@@ -273,7 +267,6 @@ class StubRank(StubWorker):
             case "parameters":
                 self.serials[0], self.incarnation = header["serial"], header["incarnation"]
                 self.plan, self._goal = Plan(*header["plan"]), header["version"]
-                self.members = header.get("members", self.members)
                 if header["enters"]:
                     self._enters = True
                     self._given = (header["replica"], header["from"]) if header["replica"] is not None else None
@@ -288,8 +281,6 @@ class StubRank(StubWorker):
                         return
                 told = {"to": header["to"], "number": header["number"], "failed": None}
                 self.servers[0].send({"kind": "donation", **told, "replica": self.parameters.tolist(), "from": self.version})
-            case "absent":
-                self.sit_out()
             case "chief":
                 pass
             case "farewell":

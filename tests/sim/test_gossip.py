@@ -164,10 +164,3 @@ def test_the_more_a_rule_waits_the_slower_it_is() -> None:
     assert rates == sorted(rates, reverse=True)
     alone = simulate("sgp", times_only(workers=1, compute="constant(seconds=1)"), Work(versions=5))
     assert alone.seconds == 5.0
-
-
-def test_a_plain_allreduce_is_a_large_batch() -> None:
-    work = Work(versions=6, batch=BATCH)
-    model, _, _ = train("allreduce", "momentum", work)
-    expected, _, _ = train("bsp", "momentum", work)
-    close(model.parameters(), list(expected.parameters()))

@@ -15,7 +15,6 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
-from offbeat.policies.gossip import AllReduce
 from offbeat.types import Seconds
 
 SLACK_S: Final[Seconds] = 1.0
@@ -25,7 +24,7 @@ STOPPED: Final = 143
 STANDBY_S: Final[Seconds] = 2.0
 """Least seconds of silence after which a server with a standby, or the standby, is taken for frozen (docs/training.md)."""
 REASONS: Final = ("--max-restarts", "does not share memory", "may be on other machines", "no agent is left", "no other process could have")
-"""Words of the reasons for which a server of a job does not go on, whatever the rule."""
+"""Words of the reasons for which a server of a job does not go on."""
 SHOWN: Final = 3
 
 FINISHED, DOCUMENTED, LOST, HANG = "finished", "ended as documented", "lost", "hang"
@@ -183,21 +182,13 @@ def documented(seen: Evidence) -> str | None:
         return "every worker was told to leave, or had used up --max-restarts"
     if _without_servers(seen) and seen.observation.nobody():
         return "all ranks were away at once, and the parameters with them"
-    if _spec(seen).startswith("allreduce") and any(target == "worker" for _, target in done):
-        return "a job under allreduce ends with the death of a rank"
     return None
 
 
 def _goes_on(seen: Evidence) -> bool:
     """Return True if a server of this job should have gone on in another process, by the reason that the job gave in parentheses."""
     reason = re.search(r"\((.*)\)", seen.said)
-    if reason is None or any(words in reason[1] for words in REASONS):
-        return False
-    try:
-        chosen = rule(_spec(seen))
-    except ConfigurationError:
-        return False
-    return not isinstance(chosen, AllReduce)
+    return reason is not None and not any(words in reason[1] for words in REASONS)
 
 
 def _on_servers(seen: Evidence) -> Counter[str]:

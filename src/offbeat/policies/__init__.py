@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # for type checkers and editors; `python -m tests.generate` w
     from offbeat.policies.gossip import ADPSGD as ADPSGD
     from offbeat.policies.gossip import DPSGD as DPSGD
     from offbeat.policies.gossip import SGP as SGP
-    from offbeat.policies.gossip import AllReduce as AllReduce
     from offbeat.policies.psp import PSP as PSP
     from offbeat.policies.rennala import Rennala as Rennala
     from offbeat.policies.ringmaster import Ringmaster as Ringmaster
@@ -75,6 +74,11 @@ def rule(spec: str | Policy) -> Policy:
         return spec
     if not isinstance(spec, str):
         raise ConfigurationError(f"sync={spec!r} is not a rule: pass one such as offbeat.SSP(staleness=3), or text: 'ssp(staleness=3)'")
+    if spec.strip().lower() == "allreduce":
+        raise ConfigurationError(
+            "there is no synchronization rule 'allreduce' any more: full computes the same mean, and goes on when a worker dies; "
+            "to compare with torch.distributed, run the script with DistributedDataParallel (DDP) and without offbeat"
+        )
     return build(spec, RULES, "synchronization rule")
 
 

@@ -1,4 +1,4 @@
-"""The baselines without servers to which eager-SGD is compared: gossip with a few neighbours, and torch.distributed's allreduce.
+"""The baselines without servers to which eager-SGD is compared: gossip with a few neighbours.
 
 Each rank has a replica of the model and an optimizer of its own. The optimizer steps from the model z at which the gradient was computed,
 and the difference ``d = step(z, g(z)) - z``, which includes weight decay, is added to the rank's parameters; with plain SGD d is
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from offbeat.core.about import About, Row
-from offbeat.core.allreduce.policy import RoundRule, RoundView
 from offbeat.core.gossip.push_sum import Exchange, GossipRule
 from offbeat.core.gossip.topology import KINDS, Graph, Kind
 from offbeat.core.policy import short_spelling, whole_number
@@ -43,9 +42,8 @@ class DPSGD(GossipRule):
     about = About(
         examples=("dpsgd",),
         row=Row(
-            "`dpsgd`, `sgp`, `adpsgd`; `allreduce`",
-            "baselines without servers: each rank applies its own gradient, and mixes its parameters with a few "
-            "neighbours'; `allreduce` is torch.distributed's own",
+            "`dpsgd`, `sgp`, `adpsgd`",
+            "baselines without servers: each rank applies its own gradient, and mixes its parameters with a few neighbours'",
             "ranks that have their neighbours' parameters; under `adpsgd` at once",
             "comparisons with the other rules",
         ),
@@ -136,25 +134,3 @@ class ADPSGD(GossipRule):
     @property
     def edges(self) -> Graph:
         return Graph("bipartite_exponential", 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AllReduce(RoundRule):
-    """Synchronous allreduce by torch.distributed, the usual way to train: the gradient is the mean over the ranks, and all ranks wait.
-
-    ``G = (1/P) * sum_i g_i`` over the P ranks. A simulation of it is that of `Full`. A live run uses ``torch.distributed`` (gloo, since
-    gradients are in host memory), and so measures the allreduce that users have today. Replicas and optimizer
-    states stay equal. A live run ends when a rank dies; `Full` continues.
-
-    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"; the baseline of the papers
-    without servers.
-    """
-
-    about = About(
-        examples=("allreduce",),
-    )
-
-    in_step = True
-
-    def closes(self, view: RoundView) -> bool:
-        return bool(view.arrived.sum() == view.active.sum())

@@ -44,14 +44,13 @@ a gradient are sent ahead of the message, while the rest is computed):
 A released worker gets one ``parameters`` message from every shard, all with the same serial number, and goes on when it has all of them.
 
 Without servers (the allreduce and gossip families) server 0 is still the coordinator, and ranks decide among themselves: in shared memory
-that comes with the welcome, with `torch.distributed`, or, on several hosts, with messages among each other and with the sequencer in server
-0 (``runtime/allreduce/multi_host/node.py``). A push then only describes the gradient that is about to arrive there; ``initial``,
+that comes with the welcome, or, on several hosts, with messages among each other and with the sequencer in server 0
+(``runtime/allreduce/multi_host/node.py``). A push then only describes the gradient that is about to arrive there; ``initial``,
 ``donation`` and ``parameters`` have a replica as payload, and there are further messages:
 
 | from | to | kind | |
 |---|---|---|---|
 | server 0 | rank | donate, farewell | give your replica to this joiner; you may leave |
-| server 0 | rank | absent | rule ``allreduce``: take part in this round with zeros |
 | rank | server 0 | donation, leaving | the replica; the rank is about to leave |
 | server 0 | rank | meet | several hosts: connect to these, in a running job; ranks that begin get them with ``parameters`` |
 | rank | server 0 | rounds | several hosts: the first message of a further connection, to the sequencer |

@@ -13,7 +13,6 @@ from typing import Any
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
-from offbeat.policies.gossip import AllReduce
 from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.job.wire_choice import check_replicas
 from offbeat.runtime.live_job import LiveJob
@@ -164,8 +163,6 @@ class Admission:
             checked_vector(header)
             if self._survival.follows:
                 check_replicas(policy)
-            if isinstance(policy, AllReduce):
-                self._survival.give_up(f"under {policy.spelling} the ranks meet at server 0, in a group of torch.distributed", lack=False)
         job.coordinator = coordinator
 
     def _welcome_ranks(self) -> None:

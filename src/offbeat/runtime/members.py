@@ -11,7 +11,6 @@ from offbeat.policies import rule_of
 from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
 from offbeat.runtime.allreduce.multi_host_member import MultiHostMember
 from offbeat.runtime.allreduce.round_member import OneHostMember
-from offbeat.runtime.allreduce.torch_distributed.member import TorchMember
 from offbeat.runtime.gossip.member import GossipMember
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
@@ -39,8 +38,6 @@ def part_of(
     match header.get("backend"):
         case "gossip":
             return GossipMember(welcome.memory, rank, replica, hear)
-        case "torch":
-            return TorchMember(rank, replica, tuple(header["meeting"]), link.interface)
         case "one_host":
             return OneHostMember(welcome.memory, rank, rule_of(RoundRule, policy), replica, hear, voided)  # type: ignore[type-abstract]
         case "multi_host":
@@ -48,4 +45,4 @@ def part_of(
             call = SequencerCall(link.call_coordinator, link.number_of_optimizer)
             return MultiHostMember(header, rank, chosen, replica, hear, voided, link.hub, link.interface, call)
         case other:
-            raise ProtocolError(f"server 0 sent 'welcome' with backend = {other!r} (expected gossip, torch, one_host or multi_host)")
+            raise ProtocolError(f"server 0 sent 'welcome' with backend = {other!r} (expected gossip, one_host or multi_host)")

@@ -13,12 +13,10 @@ from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies.eager import Full
-from offbeat.policies.gossip import AllReduce
 from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.multi_host.rounds import slots_of
-from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup, interface_of
+from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup
 from offbeat.runtime.allreduce.one_host_coordinator import OneHostCoordinatorSide, OneHostGroup
-from offbeat.runtime.allreduce.torch_distributed.coordinator_side import TorchCoordinatorSide
 from offbeat.runtime.gossip.coordinator_side import GossipCoordinatorSide, GossipGroup
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.recorded_group import RecordedGroup
@@ -84,11 +82,6 @@ def _slots(policy: RoundRule, ranks: Ranks, survival: Survival) -> Sequence[int]
         return [slots_of(policy, ranks.numel * nbytes), slots_of(Full(), means_numel(ranks.size) * nbytes)]
 
     return list(survival.ask(found))
-
-
-@side_of.register
-def _of_allreduce(policy: AllReduce, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankCoordinatorSide:
-    return TorchCoordinatorSide(interface_of(hub), *parts)
 
 
 @side_of.register

@@ -121,7 +121,7 @@ class WorkerRequests(Derived):
             if seen > peer.incarnation:
                 raise ProtocolError(f"worker {peer.worker} sent {kind!r} with incarnation = {seen} (expected at most {peer.incarnation})")
         side = self._job.side
-        if kind in AFTER_ALL_EVENTS and side is not None and side.has_backlog_for(peer.worker):
+        if kind in AFTER_ALL_EVENTS and side is not None and side.has_backlog:
             self._deferred.append((peer.connection, message))
         else:
             self._handlers[kind](peer, message, now)
@@ -145,7 +145,7 @@ class WorkerRequests(Derived):
     def _may_answer(self, deferred: tuple[Connection, Message]) -> bool:
         """True if everything that happened before a deferred request is known, or its sender is gone."""
         job, peer = self._job, self._job.peers.at(deferred[0])
-        return job.side is None or peer is None or not job.side.has_backlog_for(peer.worker)
+        return job.side is None or peer is None or not job.side.has_backlog
 
     # Taking part.
 

@@ -1,4 +1,4 @@
-"""Run the partial allreduce rules (``solo`` to ``full``) and ``allreduce``: where gradients are summed depends on where the ranks are.
+"""Run the partial allreduce rules (``solo`` to ``full``): where gradients are summed depends on where the ranks are.
 
 Who calls whom::
 
@@ -12,7 +12,6 @@ Who calls whom::
           v                   v
     one_host/           multi_host_member.py, then multi_host/
       shared memory       TCP between hosts
-                                                       torch_distributed/   the rule ``allreduce``; no partial rounds
     model_means.py: rounds of parameters (``model_sync_every``), which wait for every rank
 
 An example: a step of rank 1 under ``solo``. `RoundMember` writes the gradient into the send buffer and calls ``arrive``. If the open round

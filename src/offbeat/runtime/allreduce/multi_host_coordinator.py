@@ -233,8 +233,8 @@ class MultiHostCoordinatorSide(RankCoordinatorSide):
 
     @property
     def introduction(self) -> dict[str, Any]:
-        """Return the members and their addresses."""
-        return {**super().introduction, "addresses": self._group.others()}
+        """Return where the other ranks listen."""
+        return {"addresses": self._group.others()}
 
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """Note where a rank listens. In a running job, send it the addresses of the others; otherwise count it in."""

@@ -16,14 +16,11 @@ class Backend(Protocol):
 
     @property
     def has_backlog(self) -> bool:
-        """True if something has happened that is not fully known yet."""
+        """True if something has happened that is not fully known yet, so that workers' requests must wait."""
 
     @property
     def notified_late(self) -> bool:
         """True if workers decide among themselves when to go on, so that the coordinator learns of it late."""
-
-    def has_backlog_for(self, worker: WorkerId) -> bool:
-        """True if an event before a message of this worker is not known yet, so that the worker's requests must wait."""
 
     def follow(self, now: Seconds) -> None:
         """Process what has happened elsewhere since the last call, and what is due."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
-from offbeat.policies.gossip import AllReduce
 from offbeat.types import WIRE_FORMATS, WireFormat
 
 
@@ -67,10 +66,7 @@ def check_replicas(policy: Policy) -> None:
     ...
     offbeat.errors.ConfigurationError: --replicas 1: under dpsgd all ranks are on one machine, and end with it; leave --replicas out
     """
-    if isinstance(policy, AllReduce):
-        why = "the ranks sum in a group of torch.distributed, which has its meeting point in server 0 and ends with it"
-    elif not isinstance(policy, ServerRule | RoundRule):
-        why = "all ranks are on one machine, and end with it"
-    else:
-        return
-    raise ConfigurationError(f"--replicas 1: under {policy.called()} {why}; leave --replicas out")
+    if not isinstance(policy, ServerRule | RoundRule):
+        raise ConfigurationError(
+            f"--replicas 1: under {policy.called()} all ranks are on one machine, and end with it; leave --replicas out"
+        )

@@ -100,10 +100,6 @@ class ServerCoordinatorSide:
         """True if the servers make the optimizer's steps; False under averaging rules."""
         return self._policy.averaging is None
 
-    def has_backlog_for(self, worker: WorkerId) -> bool:
-        """Return False: every event passes through this process."""
-        return False
-
     def welcome(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Attach the memory that a worker's process brings with its hello, and send the welcome."""
         # A worker that joins a running job gets a copy: its script may load an old checkpoint into its model, which would overwrite

@@ -136,7 +136,7 @@ class RankCoordinatorSide:
     @property
     def introduction(self) -> dict[str, Any]:
         """Return what a rank is told of the other ranks before it begins."""
-        return {"members": self._coordinator.membership.in_state(WorkerState.ALIVE)}
+        return {}
 
     def ready(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """Count a rank's process in. In a running job it counts once a living rank has given it a replica."""
@@ -170,10 +170,6 @@ class RankCoordinatorSide:
     def has_backlog(self) -> bool:
         """True if log entries wait for a message that describes them."""
         return bool(self._entries)
-
-    def has_backlog_for(self, worker: WorkerId) -> bool:
-        """Same as `has_backlog`: questions of any worker wait until the whole log is processed."""
-        return self.has_backlog
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `follow` next at the latest; None if nothing is expected."""

@@ -58,10 +58,6 @@ class RankMember(ABC):
         """Connect to the ranks of a running job before a replica comes. Needed only if ranks are on different hosts."""
         raise ProtocolError("server 0 sent 'meet', and this job's ranks do not connect to each other (expected 'parameters')")
 
-    def sit_out(self) -> None:
-        """Take part in a round without a gradient. Needed only with `torch.distributed`."""
-        raise ProtocolError("server 0 sent 'absent', and this job has no rounds that need all ranks")
-
     def begin(self, given: tuple[Any, memoryview, Version] | None, goal: Version, *, first: bool) -> None:
         """Take part, with the replica of another rank if there is one.
 

@@ -87,7 +87,6 @@ class RankSession(JobSession):
                 "provide": self._on_provide,
                 "donate": self._on_donate,
                 "meet": self._on_meet,
-                "absent": self._on_absent,
                 "chief": self._on_chief,
                 "checkpoint": self._on_checkpoint,
                 "resume_part": self._on_resume,
@@ -290,11 +289,6 @@ class RankSession(JobSession):
     def _on_meet(self, message: Message) -> None:
         self._mine.come_to(message.header)
         self._coordinator.send({"kind": "met"})
-
-    def _on_absent(self, message: Message) -> None:
-        """Take part without a gradient in the round of the other ranks: this one waits for samples."""
-        self._mine.sit_out()
-        self.version = self._mine.version
 
     def _on_chief(self, message: Message) -> None:
         self.chief = message.header["chief"] == self.worker

@@ -34,7 +34,6 @@ AtOnce: TypeAlias = Mapping[
         "interrupt",
         "unused",
         "donate",
-        "absent",
         "meet",
         "chief",
         "checkpoint",
@@ -386,7 +385,6 @@ class WorkerConnection:
                 | "interrupt"
                 | "unused"
                 | "donate"
-                | "absent"
                 | "meet"
                 | "chief"
                 | "checkpoint"
