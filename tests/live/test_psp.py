@@ -188,34 +188,6 @@ def test_a_dead_worker_is_not_waited_for_and_comes_back(tmp_path: Path, hosts: d
     assert sum(part["incarnation"] == 2 for part in parts(records, 1) if part["worker"] == 1) >= 2
 
 
-def test_a_worker_that_was_thought_dead_comes_back(tmp_path: Path) -> None:
-    thought_dead, back = threading.Event(), threading.Event()
-
-    def body(worker: Worker) -> None:
-        training = Training(worker, "psp(c=3, b=0.5)")  # so that who is slow to come back is waited for
-        if worker.number != 1:
-            while not back.is_set():
-                training.step()
-            return
-        training.step()
-        worker.freeze()
-        wait(thought_dead)
-        worker.thaw()
-        for _ in range(5):  # the first is the late one
-            training.step()
-        back.set()
-
-    with Job(3, servers=2, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        for number in range(3):
-            job.start(number, body)
-        job.await_state(1, "dead")
-        thought_dead.set()
-        job.join()
-    mine = [record for record in audited(tmp_path / "journal") if record["kind"] == "settle" and record["worker"] == 1]
-    assert {r["shard"] for r in mine if r["reason"] == "sent by incarnation 1, which was declared dead"} == {0, 1}
-    assert any(record["fate"] == "folded" and record["incarnation"] > 1 for record in mine)
-
-
 def test_a_gradient_that_is_not_finite_is_rejected_everywhere_and_its_worker_goes_on(tmp_path: Path) -> None:
     def body(worker: Worker) -> int:
         training = Training(worker, "psp(c=2)")
