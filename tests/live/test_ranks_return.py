@@ -249,42 +249,6 @@ def test_who_is_asked_for_its_replica_while_it_waits_to_leave_waits_for_the_newc
     assert calls == ["part", "asked", "parted", "asked", "gave", "part", "parted"]
 
 
-def test_what_a_script_loads_into_a_running_job_does_not_count() -> None:
-    """It wraps first and then loads an old checkpoint, as it did at the start."""
-    joined = threading.Event()
-
-    def stay(worker: Worker) -> tuple[int, list[Tensor]]:
-        trainer = Trainer(worker, "full")
-        trainer.step()
-        if worker.number == 1:
-            worker.die()
-        while not joined.is_set():
-            trainer.optimizer.pull()  # here it can be asked for its replica
-        trainer.step()
-        return trainer.everything()
-
-    def come(worker: Worker) -> tuple[int, list[Tensor]]:
-        trainer = Trainer(worker, "full")
-        saved = trainer.optimizer.state_dict()
-        with torch.no_grad():
-            for p in trainer.model.parameters():
-                p.zero_()
-        saved["state"][0]["step"] = torch.tensor(100.0)
-        trainer.optimizer.load_state_dict(saved)
-        joined.set()
-        trainer.step()
-        return trainer.everything()
-
-    with Job(2) as job:
-        threads = [job.start(number, stay) for number in range(2)]
-        job.await_state(1, "dead")
-        threads[1] = job.start(1, come)
-        job.join(*threads)
-        (first, second) = job.results(0, 1)
-    assert first[0] == second[0] == 2
-    together([first, second])
-
-
 @pytest.mark.parametrize(("sync", "hosts"), [("asp", TOGETHER), *(("solo", hosts) for hosts in HOSTS.values())])
 def test_stale_samples_of_a_returned_worker_are_rejected(tmp_path: Path, sync: str, hosts: dict[int, str]) -> None:
     """A loader has fetched batches ahead when its worker is declared dead: they are somebody else's by the time it uses them."""

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker, barrier, wait
+from tests.live.test_ranks import audited
 from torch import Tensor, nn
-
-from offbeat.journal.file import read
-from offbeat.journal.summary import Tally
 
 
 class WithNorm(nn.Module):
@@ -34,11 +32,11 @@ class WithNorm(nn.Module):
         return norm.running_mean.clone(), norm.running_var.clone(), int(norm.num_batches_tracked)
 
 
-@pytest.mark.parametrize("hosts", [{}, {1: "other"}], ids=["shm", "mixed"])
-def test_statistics_are_averaged_at_the_end_of_an_epoch(hosts: dict[int, str]) -> None:
+@pytest.mark.parametrize(("sync", "hosts"), [("bsp", {}), ("bsp", {1: "other"}), ("majority", {})], ids=["shm", "mixed", "ranks"])
+def test_statistics_are_averaged_at_the_end_of_an_epoch(sync: str, hosts: dict[int, str]) -> None:
     def script(worker: Worker) -> list[tuple[Tensor, Tensor, int]]:
         model = WithNorm(worker.number)
-        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model, sync)
         own = model.statistics()
         sampler = optimizer.batch_sampler(range(30), batch_size=4)
         for indices in sampler:
@@ -183,8 +181,7 @@ def test_a_worker_that_was_thought_dead_comes_back(tmp_path: Path, sync: str, ho
         job.await_state(1, "dead")
         thought_dead.set()
         job.join()
-    records = list(read(tmp_path / "journal"))
-    assert Tally.of(records).problems() == []
+    records = audited(tmp_path / "journal")
     mine = [record for record in records if record["kind"] == "settle" and record["worker"] == 1]
     late = {record.get("shard"): record["reason"] for record in reversed(mine) if record["fate"] == "rejected"}  # the first of each shard
     assert late == dict.fromkeys((0, 1) if "psp" in sync else (None,), "sent by incarnation 1, which was declared dead")
