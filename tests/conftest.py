@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -47,3 +48,14 @@ def pytest_collection_finish() -> None:
 def a_process_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has one session; the tests share theirs."""
     monkeypatch.setattr(session, "current", None)
+
+
+@pytest.fixture(scope="module")
+def a_single_thread() -> Iterator[None]:
+    """For small tensors: a second thread would only be waited for, and long where other processes are busy."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

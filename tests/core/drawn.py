@@ -79,12 +79,15 @@ def _accepts(kind: type[Policy], values: dict[str, Any]) -> bool:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, name: str, faults: tuple[str, ...] = FAULTS, least_epochs: int = 0) -> Schedule:
-    """Small ones: everything fine-grained comes from the seed, so that what is left to shrink is what a person would want shrunk."""
-    workers = draw(st.integers(1, 6))
+def schedules(draw: st.DrawFn, name: str | Policy, faults: tuple[str, ...] = FAULTS, least_epochs: int = 0) -> Schedule:
+    """Small ones: everything fine-grained comes from the seed, so that what is left to shrink is what a person would want shrunk.
+
+    A rule in place of its name is taken as it is, for two to five workers, as many as `About.examples` are for.
+    """
+    workers = draw(st.integers(1, 6) if isinstance(name, str) else st.integers(2, 5))
     happenings = st.lists(st.tuples(st.sampled_from(faults), st.integers(0, 5), st.integers(0, 40)), max_size=5) if faults else st.just([])
     return Schedule(
-        draw(settings(name, workers)),
+        draw(settings(name, workers)) if isinstance(name, str) else name,
         workers,
         seed=draw(st.integers(0, 2**16)),
         iterations=draw(st.integers(1, 5)),

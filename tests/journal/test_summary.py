@@ -85,7 +85,7 @@ def test_any_journal_adds_up_and_any_lost_record_shows(
     run_job: RunJob, seed: int, compute_s: list[float], death: float | None, back_after_s: float
 ) -> None:
     kill = {} if death is None else {0: death}
-    records = run_job(SSP(staleness=2), compute_s, size=96, epochs=1, seed=seed, kill=kill, back_after_s=back_after_s, leaving_early=0.05)
+    records = run_job(SSP(staleness=2), compute_s, size=96, epochs=1, seed=seed, kill=kill, back_after_s=back_after_s)
     assert Tally.of(records).problems() == []
     books = [index for index, entry in enumerate(records) if entry["kind"] in ("pushed", "settle", "fold")]
     assume(books)  # all may leave, or die, before their first push

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
-from tests.core.scripts import Schedule
-from tests.core.shard_world import Plan, ShardWorld
+from tests.core.drawn import schedules
+from tests.core.shard_world import ShardWorld, drawn
 from tests.core.world import World
 from tests.journal.records import Record, journal_of
 from tests.spelled import spelled
 from tests.tiers import examples
 
-from offbeat.core.policy import Policy, ServerRule
+from offbeat.core.policy import ServerRule
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
@@ -28,49 +28,17 @@ from offbeat.report.table import comparison, job_tables
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 
-FAULTS = ("kill", "vanish", "freeze", "restart", "usurp", "newcomer", "poison", "haste")
-SHARD_FAULTS = ("kill", "restart", "suspect", "newcomer")
-
-
 SPELLINGS = sorted({rule(spelling).spelling for spelling in spelled()})
-IN_SHARD_SCOPE = [spelling for spelling in SPELLINGS if isinstance(chosen := rule(spelling), ServerRule) and chosen.scope == "shard"]
-IN_JOB_SCOPE = [spelling for spelling in SPELLINGS if spelling not in IN_SHARD_SCOPE and rule(spelling).family != "gossip"]
-"""Gossip has worlds of its own (``tests/core/gossip/test_ledger.py``)."""
 
 
-def played(policy: Policy, seed: int) -> list[Record]:
-    """The journal of a random world of job scope."""
-    draw = random.Random(seed)
-    schedule = Schedule(
-        policy,
-        draw.randint(2, 5),
-        seed=seed,
-        iterations=draw.randint(1, 5),
-        epochs=draw.randint(0 if policy.split_overlap is None else 1, 3),
-        size=draw.randint(12, 40),
-        batch=draw.randint(1, 5),
-        prefetch=draw.randint(0, 4),
-        timeout_s=draw.choice((None, 12.0)),
-        faults=tuple((draw.choice(FAULTS), draw.randrange(6), draw.randrange(40)) for _ in range(draw.randrange(5))),
-    )
-    return list(journal_of(policy, schedule.workers, 1, World(schedule).run().log))
-
-
-def played_by_shards(policy: ServerRule, seed: int) -> list[Record]:
-    """The journal of a random world of shard scope."""
-    draw = random.Random(seed)
-    plan = Plan(
-        policy,
-        draw.randint(2, 5),
-        draw.randint(1, 4),
-        seed,
-        iterations=draw.randint(1, 6),
-        epochs=draw.randint(0, 2),
-        size=draw.randint(12, 40),
-        prefetch=draw.randint(0, 2),
-        faults=tuple((draw.choice(SHARD_FAULTS), draw.randrange(6), draw.randrange(40)) for _ in range(draw.randrange(5))),
-    )
-    return list(journal_of(policy, plan.workers, plan.shards, ShardWorld(plan).run().log))
+def worlds(spelling: str) -> st.SearchStrategy[list[Record]]:
+    """The journals of random worlds under a rule."""
+    policy = rule(spelling)
+    if isinstance(policy, ServerRule) and policy.scope == "shard":
+        plans = st.integers(0, 2**62).map(lambda seed: replace(plan := drawn(seed), policy=policy, workers=max(2, plan.workers)))
+        return plans.map(lambda plan: list(journal_of(policy, plan.workers, plan.shards, ShardWorld(plan).run().log)))
+    least = int(policy.split_overlap is not None)
+    return schedules(policy, least_epochs=least).map(lambda found: list(journal_of(policy, found.workers, 1, World(found).run().log)))
 
 
 def adds_up(records: list[Record]) -> dict[str, Any]:
@@ -101,24 +69,14 @@ def adds_up(records: list[Record]) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.parametrize("spelling", IN_JOB_SCOPE, ids=short)
+@pytest.mark.parametrize("spelling", [spelling for spelling in SPELLINGS if rule(spelling).family != "gossip"], ids=short)
 def test_any_journal_adds_up(spelling: str) -> None:
+    """Gossip has worlds of its own (``tests/core/gossip/test_ledger.py``)."""
+
     @examples(15)
-    @given(st.integers(0, 2**16))
-    def check(seed: int) -> None:
-        adds_up(played(rule(spelling), seed))
-
-    check()
-
-
-@pytest.mark.parametrize("spelling", IN_SHARD_SCOPE, ids=short)
-def test_any_journal_of_shard_scope_adds_up(spelling: str) -> None:
-    @examples(15)
-    @given(st.integers(0, 2**16))
-    def check(seed: int) -> None:
-        policy = rule(spelling)
-        assert isinstance(policy, ServerRule)
-        adds_up(played_by_shards(policy, seed))
+    @given(worlds(spelling))
+    def check(records: list[Record]) -> None:
+        adds_up(records)
 
     check()
 
@@ -126,10 +84,8 @@ def test_any_journal_of_shard_scope_adds_up(spelling: str) -> None:
 @pytest.mark.parametrize("spelling", ["elastic(R=3, mode=bulk)", "psp(c=1, b=0.4)", "backup(b=1)", "majority"])
 def test_a_lost_line_of_the_books_shows(spelling: str) -> None:
     @examples(15)
-    @given(st.integers(0, 2**16), st.floats(0.0, 1.0, exclude_max=True))
-    def check(seed: int, where: float) -> None:
-        policy = rule(spelling)
-        records = played_by_shards(policy, seed) if isinstance(policy, ServerRule) and policy.scope == "shard" else played(policy, seed)
+    @given(worlds(spelling), st.floats(0.0, 1.0, exclude_max=True))
+    def check(records: list[Record], where: float) -> None:
         books = [place for place, entry in enumerate(records) if entry["kind"] in ("pushed", "settle", "fold", "gather")]
         if books:
             lost = books[int(where * len(books))]

@@ -1,4 +1,4 @@
-"""Real children: none outlives whoever has started it, nor does what it has started itself."""
+"""Real children on this machine, beyond what any engine promises (``tests/contract/test_engine.py``)."""
 
 from __future__ import annotations
 
@@ -6,27 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
-import psutil
 import pytest
-from tests.launch.waiting import DEADLINE_S, alive, printed, until
+from tests.launch.waiting import DEADLINE_S, alive, until
 
 from offbeat.launch.processes import describe, start
 
 FOREVER = "sleep 1000"
-
-
-def number_in(path: Path) -> int:
-    until(f"a number in {path}", lambda: path.exists() and path.read_text().endswith("\n"))
-    return int(path.read_text())
-
-
-@pytest.mark.parametrize(("command", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", -9)])
-def test_how_it_ended(command: str, status: int) -> None:
-    child = start(["sh", "-c", command], os.environ)
-    until("its end", lambda: child.ended() is not None)
-    assert child.ended() == status
 
 
 def test_words() -> None:
@@ -37,30 +23,6 @@ def test_words() -> None:
         f"killed by {signal.Signals(64).name}",
     ]
     assert describe(-99) == "killed by signal 99"
-
-
-def test_killing_takes_the_grandchild_along(tmp_path: Path) -> None:
-    child = start(["sh", "-c", f"{FOREVER} & echo $! > {tmp_path}/pid; wait"], os.environ)
-    grandchild = number_in(tmp_path / "pid")
-    assert child.ended() is None and alive(grandchild)
-    child.kill()
-    assert child.ended() == -9
-    until("the grandchild's end", lambda: not alive(grandchild))
-
-
-def test_a_child_that_ends_leaves_no_grandchild(tmp_path: Path) -> None:
-    child = start(["sh", "-c", f"{FOREVER} & echo $! > {tmp_path}/pid"], os.environ)
-    grandchild = number_in(tmp_path / "pid")
-    until("the child's end", lambda: child.ended() is not None)
-    until("the grandchild's end", lambda: not alive(grandchild))
-
-
-def test_a_stopped_child_dies_too() -> None:
-    child = start(["sleep", "1000"], os.environ)
-    child.signal(signal.SIGSTOP)
-    until("it to stop", lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
-    child.kill()
-    assert child.ended() == -9
 
 
 def test_an_ended_childs_number_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +48,6 @@ def test_a_child_dies_with_its_parent() -> None:
         parent.kill()
         parent.wait(DEADLINE_S)
     until("the child's end", lambda: not alive(child))
-
-
-def test_captured_output_is_all_there() -> None:
-    program = "import sys; print('one'); print('half', end=''); sys.stderr.write(' line')"
-    child = start([sys.executable, "-c", program], os.environ, capture=True)
-    assert printed(child) == ["one", "half", " line"]
-    assert child.read() == []
 
 
 def test_ctrl_c_reaches_the_child_of_a_process_that_blocks_it() -> None:

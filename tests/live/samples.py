@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,3 +77,16 @@ def ahead(sampler: ElasticBatchSampler, depth: int) -> Iterator[Tensor]:
                 fetched.append(torch.tensor(indices))
         if fetched:
             yield fetched.pop(0)
+
+
+def pushes(journal: Path) -> list[dict[str, Any]]:
+    return [{"steps": 1, **record} for record in read(journal) if record["kind"] == "pushed"]
+
+
+def all_is_pushed(journal: Path, used: list[int]) -> None:
+    """Every step that the workers have made is in a push, with its samples and its lease."""
+    steps = Counter[int]()
+    for push in pushes(journal):
+        steps[push["worker"]] += push["steps"]
+        assert len(push["leases"]) == push["steps"] and push["samples"] <= 4 * push["steps"]
+    assert [steps[worker] for worker in range(len(used))] == used

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.live.harness import Job, Worker, wait
+from tests.states import same
 from tests.tiers import examples
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -111,16 +112,6 @@ def run(tmp: Path, sync: str, *, resume: str | None, save: str, stop_at: int | N
 def read(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = torch.load(path, weights_only=True)
     return content
-
-
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b)
 
 
 @pytest.mark.parametrize("sync", sorted(EXACT))

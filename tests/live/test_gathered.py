@@ -18,11 +18,10 @@ from tests.live.harness import Job, Worker, wait
 from tests.live.samples import data, finished
 from tests.live.test_equality import CLOSE, JOBS, Case, adamw, mlp, sgd
 from tests.live.test_local_steps import Values, error, plain_sgd, values
+from tests.live.test_ranks import audited
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.journal.file import read
-from offbeat.journal.summary import Tally
 
 Record = dict[str, Any]
 STEPS = 24
@@ -51,12 +50,6 @@ def train(case: Case, journal: Path, sync: str, **job: Any) -> list[dict[str, Te
 
     with Job(len(case.sizes), journal=str(journal), **job) as running:
         return running.run(script)
-
-
-def audited(journal: Path) -> list[Record]:
-    records = list(read(journal))
-    assert Tally.of(records).problems() == []
-    return records
 
 
 def by_hand(case: Case, records: list[Record]) -> list[dict[str, Tensor]]:

@@ -108,6 +108,8 @@ def test_state_loaded_after_wrapping_takes_effect_whoever_is_first(sync: str, jo
             wait(started)
         model.load_state_dict(SAVED["model"])
         optimizer.load_state_dict(copy.deepcopy(SAVED["optimizer"]))
+        if worker.number == 1 and sync in ("asp", "ssp(staleness=1)"):
+            assert optimizer.version >= 1 and not torch.equal(model.state_dict()["weight"], SAVED["model"]["weight"]), "the fold is undone"
         return train(worker, model, optimizer, started)
 
     with Job(2, **job) as running:

@@ -6,60 +6,20 @@ None is lost but those of the dead, whose samples somebody else does again. And 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, barrier, wait
-from tests.live.samples import Trainer, Used, ahead, data, finished, once
+from tests.live.harness import APART, Job, Worker, barrier, wait
+from tests.live.samples import Trainer, Used, ahead, all_is_pushed, data, finished, once, pushes
 from tests.live.test_local_steps import Local, alike, natural, plain_sgd, values
 from torch import nn
 
 from offbeat.errors import JobError, RefusedError
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
-
-Record = dict[str, Any]
-TCP = {worker: f"host{worker}" for worker in range(3)}
-
-
-def pushes(journal: Path) -> list[Record]:
-    return [{"steps": 1, **record} for record in read(journal) if record["kind"] == "pushed"]
-
-
-def all_is_pushed(journal: Path, used: list[int]) -> None:
-    """Every step that the workers have made is in a push, with its samples and its lease."""
-    steps = Counter[int]()
-    for push in pushes(journal):
-        steps[push["worker"]] += push["steps"]
-        assert len(push["leases"]) == push["steps"] and push["samples"] <= 4 * push["steps"]
-    assert [steps[worker] for worker in range(len(used))] == used
-
-
-@pytest.mark.parametrize(("job", "loaders"), [({}, 0), ({}, 1), ({"hosts": TCP, "servers": 2}, 0)], ids=["shm", "ahead", "tcp, 2 servers"])
-def test_every_index_once_where_steps_do_not_divide_an_epoch(tmp_path: Path, job: dict[str, Any], loaders: int) -> None:
-    def script(worker: Worker) -> tuple[Used, int]:
-        trainer = Trainer(worker, "ensemble(steps=5)")
-        loader = trainer.loader(101, 4, num_workers=loaders)
-        used, steps = Used(), 0
-        for _ in range(2):
-            used.append([])
-            for (batch,) in loader:
-                used[-1] += trainer.step(batch)
-                steps += 1
-                trainer.pause()
-        trainer.optimizer.pull()
-        return used, steps
-
-    with Job(3, journal=str(tmp_path / "journal"), **job) as running:
-        results = running.run(script)
-    for epoch in range(2):
-        assert once((used[epoch] for used, _ in results), 101)
-    assert [report["folded"] for report in finished(running, tmp_path / "journal")] == [101, 101]
-    all_is_pushed(tmp_path / "journal", [steps for _, steps in results])
 
 
 def test_samples_of_the_dead_find_a_worker_that_has_only_now_handed_in_its_local_steps(tmp_path: Path) -> None:
@@ -84,29 +44,6 @@ def test_samples_of_the_dead_find_a_worker_that_has_only_now_handed_in_its_local
         job.join(*threads)
     (report,) = finished(job, journal)
     assert once(used, 8) and (report["folded"], report["returned"]) == (8, 4)
-
-
-@pytest.mark.parametrize("depth", [1, 4])
-def test_a_loop_left_in_the_middle_of_local_steps(tmp_path: Path, depth: int) -> None:
-    def script(worker: Worker) -> Used:
-        trainer = Trainer(worker, "ensemble(steps=5)")
-        sampler = trainer.optimizer.batch_sampler(data(100), batch_size=2)
-        used: Used = [[], []]
-        for number, batch in enumerate(ahead(sampler, depth)):
-            used[0] += trainer.step(batch)
-            if number == 6:
-                break
-        for batch in ahead(sampler, depth):
-            used[1] += trainer.step(batch)
-        return used
-
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
-    first, second = finished(job, tmp_path / "journal")
-    assert first["folded"] == sum(len(used[0]) for used in results) == 28 and first["unused"] == 72
-    assert once((used[1] for used in results), 100) and second["folded"] == 100
-    for worker in range(2):
-        assert [push["steps"] for push in pushes(tmp_path / "journal") if push["worker"] == worker][:2] == [5, 2]
 
 
 def test_a_pull_hands_in_what_there_is(tmp_path: Path) -> None:
@@ -168,7 +105,7 @@ def test_a_watched_step_takes_the_samples_of_its_own_batch(tmp_path: Path) -> No
     finished(job, tmp_path / "journal")
 
 
-@pytest.mark.parametrize("job", [{}, {"hosts": TCP, "servers": 2}], ids=["shm", "tcp, 2 servers"])
+@pytest.mark.parametrize("job", [{}, {"hosts": APART, "servers": 2}], ids=["shm", "tcp, 2 servers"])
 @pytest.mark.parametrize("late", [False, True], ids=["", "about to push"])
 def test_thought_dead_in_the_middle_of_local_steps(tmp_path: Path, job: dict[str, Any], late: bool) -> None:
     """Its steps are lost, and their samples are done again by the other; it takes part from the next epoch on."""

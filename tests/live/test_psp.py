@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from offbeat.errors import JobError, RefusedError
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
-from offbeat.runtime.job.settings import ANY, Late
+from offbeat.runtime.job.settings import Late
 from offbeat.runtime.parameter_server import per_shard
 from offbeat.transport.wire import VERIFIED
 
@@ -124,22 +124,6 @@ def test_who_needs_every_block_waits_for_the_late_ones(tmp_path: Path) -> None:
     assert all(part["staleness"] == 0 for shard in (0, 1) for part in parts(audited(tmp_path / "journal"), shard))
 
 
-def test_some_of_the_replies_are_late_for_the_same_seed() -> None:
-    with Job(2, servers=2, late=(Late(server=ANY, seconds=0.05, share=0.2),), seed=5) as job:
-        job.run(train(10, "psp(c=2, b=0.5)"))
-    assert job.summary is not None and job.summary["ok"]
-
-
-def test_late_blocks_need_a_rule_that_publishes() -> None:
-    def refused(worker: Worker) -> None:
-        with pytest.raises((RefusedError, JobError), match="--late delays the blocks that shards publish, and under bsp they publish none"):
-            Training(worker, "bsp")
-
-    with Job(1, late=(Late(server=0, seconds=1.0),)) as job:
-        job.run(refused)
-        job.await_failure()
-
-
 def test_a_block_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(worker: Worker) -> None:
         with pytest.raises((RefusedError, JobError), match="spread the model over more than 1 servers"):
@@ -186,34 +170,6 @@ def test_a_dead_worker_is_not_waited_for_and_comes_back(tmp_path: Path, hosts: d
         job.join()
     records = audited(tmp_path / "journal")
     assert sum(part["incarnation"] == 2 for part in parts(records, 1) if part["worker"] == 1) >= 2
-
-
-def test_a_worker_that_was_thought_dead_comes_back(tmp_path: Path) -> None:
-    thought_dead, back = threading.Event(), threading.Event()
-
-    def body(worker: Worker) -> None:
-        training = Training(worker, "psp(c=3, b=0.5)")  # so that who is slow to come back is waited for
-        if worker.number != 1:
-            while not back.is_set():
-                training.step()
-            return
-        training.step()
-        worker.freeze()
-        wait(thought_dead)
-        worker.thaw()
-        for _ in range(5):  # the first is the late one
-            training.step()
-        back.set()
-
-    with Job(3, servers=2, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        for number in range(3):
-            job.start(number, body)
-        job.await_state(1, "dead")
-        thought_dead.set()
-        job.join()
-    mine = [record for record in audited(tmp_path / "journal") if record["kind"] == "settle" and record["worker"] == 1]
-    assert {r["shard"] for r in mine if r["reason"] == "sent by incarnation 1, which was declared dead"} == {0, 1}
-    assert any(record["fate"] == "folded" and record["incarnation"] > 1 for record in mine)
 
 
 def test_a_gradient_that_is_not_finite_is_rejected_everywhere_and_its_worker_goes_on(tmp_path: Path) -> None:
@@ -284,29 +240,3 @@ def test_a_pull_in_the_middle_brings_the_newest_of_every_block() -> None:
     with Job(2, servers=2) as job:
         one, other = job.run(body)
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_a_checkpoint_is_loaded_before_the_first_push() -> None:
-    torch.manual_seed(9)
-    saved = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
-    state = torch.optim.SGD(saved.parameters(), lr=0.01).state_dict()
-
-    def body(worker: Worker) -> list[Tensor]:
-        training = Training(worker, "psp(c=2, b=0.5)")
-        training.model.load_state_dict(saved.state_dict())
-        training.optimizer.load_state_dict(state)
-        return training.parameters()
-
-    with Job(2, servers=2) as job:
-        for parameters in job.run(body):
-            assert all(torch.equal(a, b) for a, b in zip(parameters, saved.parameters(), strict=True))
-
-
-def test_more_gradients_than_workers_are_refused() -> None:
-    def refused(worker: Worker) -> None:
-        with pytest.raises((RefusedError, JobError), match="c must be at most 1"):
-            Training(worker, "psp(c=2)")
-
-    with Job(1) as job:
-        job.run(refused)
-        job.await_failure()

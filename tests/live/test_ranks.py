@@ -27,6 +27,7 @@ from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.policies import rule_of
+from offbeat.runtime.job.settings import Late
 
 
 def is_replayed(policy: Policy) -> bool:
@@ -338,49 +339,6 @@ def test_only_the_newest_result(tmp_path: Path, rule: str) -> None:
     audited(tmp_path / "journal")
 
 
-def test_a_gradient_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
-    def script(worker: Worker) -> list[float]:
-        model, optimizer = linear(worker, "full")
-        return step(model, optimizer, float("nan") if worker.number else 2.0, 0.0)
-
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
-    assert results == [[-1.0, 0.0]] * 2
-    (settled,) = [r for r in audited(tmp_path / "journal") if r["kind"] == "settle" and r["worker"] == 1]
-    assert (settled["fate"], settled["reason"]) == ("rejected", "gradient not finite in weight")
-
-
-def test_a_gradient_that_is_not_finite_stops_the_job() -> None:
-    def script(worker: Worker) -> None:
-        model, optimizer = linear(worker, "full", nonfinite="stop")
-        with pytest.raises((FloatingPointError, JobError)):
-            step(model, optimizer, float("inf") if worker.number else 2.0, 0.0)
-
-    with Job(2) as job:
-        job.run(script)
-        assert job.await_failure() == "worker 1 stopped the job: the gradient of weight is not finite"
-
-
-def test_statistics_are_averaged_at_the_end_of_an_epoch() -> None:
-    def script(worker: Worker) -> list[Tensor]:
-        model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
-        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model, "majority")
-        norm: Any = model[0]
-        own = norm.running_mean.clone()
-        for indices in optimizer.batch_sampler(range(30), batch_size=2):
-            optimizer.zero_grad()
-            model(torch.randn(len(indices) + 1, 3) + worker.number).square().mean().backward()
-            own = norm.running_mean.clone()
-            optimizer.step()
-        return [own, norm.running_mean.clone()]
-
-    with Job(3) as job:
-        results = job.run(script)
-    mean = torch.stack([own for own, _ in results]).mean(dim=0)
-    for _, after in results:
-        torch.testing.assert_close(after, mean)
-
-
 def test_state_is_the_ranks_own_and_can_be_loaded() -> None:
     model = mlp()
     plain = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -419,6 +377,9 @@ def test_state_is_the_ranks_own_and_can_be_loaded() -> None:
         ({"servers": 2}, "majority", "--servers 2: majority has no servers that could share the parameters"),
         ({"hosts": {1: "other"}}, "sgp", "the workers are on different hosts, and sgp"),
         ({}, "quorum(q=3)", "q must be at most 2"),
+        ({}, "backup(b=2)", "b must be at most 1"),
+        ({}, "psp(c=3)", "c must be at most 2"),
+        ({"late": (Late(server=0, seconds=1.0),)}, "bsp", "--late delays the blocks that shards publish, and under bsp they publish none"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], rule: str, why: str) -> None:
@@ -431,17 +392,18 @@ def test_what_is_refused(options: dict[str, Any], rule: str, why: str) -> None:
         assert why in job.await_failure()
 
 
-def test_a_worker_of_servers_is_no_rank() -> None:
-    """The launcher's rule goes before the script's, whichever family that is of; without it they must agree."""
-
+@pytest.mark.parametrize("rules", [("bsp", "solo"), ("ssp(staleness=1)", "ssp(staleness=2)")])
+def test_workers_must_agree_on_the_rule(rules: tuple[str, str]) -> None:
     def disagree(worker: Worker) -> None:
         with pytest.raises((RefusedError, JobError)):
-            linear(worker, "solo" if worker.number else "bsp")
+            linear(worker, rules[worker.number])
 
     with Job(2) as job:
         job.run(disagree)
         assert "give every worker the same rule, or choose with --sync" in job.await_failure()
 
+
+def test_the_launchers_rule_goes_before_the_scripts_whichever_family_that_is_of() -> None:
     with Job(2, sync="full") as job:
         assert job.run(lambda worker: step(*linear(worker, "bsp"), 2.0, 0.0)) == [[-2.0, 0.0]] * 2
 

@@ -1,13 +1,12 @@
-"""Gossip live: each rank's parameters are what the pure machine says, the books add up, and who comes has a living rank's replica."""
+"""Gossip live: each rank's parameters are what the pure machine says, and the books add up. Who dies and comes: test_ranks_return.py."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, barrier, wait
+from tests.live.harness import Job, Worker, barrier
 from tests.live.test_ranks import RANKS, audited, parameters, train
 from tests.live.test_ranks_return import Trainer
 from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
@@ -80,68 +79,3 @@ def test_a_gradient_that_is_not_finite_stays_out_of_everything(tmp_path: Path, r
     assert all(torch.isfinite(part).all() for result in results for part in result)
     fates = [record["fate"] for record in audited(tmp_path / "journal") if record["kind"] == "settle"]
     assert sorted(fates) == ["folded"] * (6 * RANKS - 1) + ["rejected"]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule: str) -> None:
-    back = threading.Event()
-    states: list[float] = []
-
-    def stay(worker: Worker) -> None:
-        trainer = Trainer(worker, rule)
-        for _ in range(4):
-            trainer.step()
-        if worker.number == 1:
-            worker.die()
-        while not back.is_set():
-            trainer.step()
-
-    def come(worker: Worker) -> None:
-        trainer = Trainer(worker, rule)
-        assert trainer.optimizer.version >= 4
-        states.extend(float(entry["step"]) for entry in trainer.optimizer.state_dict()["state"].values())
-        for _ in range(6):
-            trainer.step()
-        back.set()
-
-    with Job(3, journal=str(tmp_path / "journal")) as job:
-        for number in range(3):
-            job.start(number, stay)
-        job.await_state(1, "dead")
-        job.start(1, come)
-        job.join()
-    assert states and min(states) >= 4, "its optimizer goes on from where another's was"
-    records = audited(tmp_path / "journal")
-    assert {part["incarnation"] for r in records if r["kind"] == "fold" for part in r["parts"] if part["worker"] == 1} == {1, 2}
-    written_off = [(r["worker"], r["incarnation"]) for r in records if r["kind"] == "written_off"]
-    assert written_off[:1] == ([(1, 1)] if rule_of(GossipRule, rule).exchange == "push" else [])  # type: ignore[type-abstract]
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule: str) -> None:
-    thought_dead, back = threading.Event(), threading.Event()
-
-    def script(worker: Worker) -> None:
-        trainer = Trainer(worker, rule)
-        for _ in range(2):
-            trainer.step()
-        if worker.number == 1:
-            worker.freeze()
-            wait(thought_dead)
-            worker.thaw()
-            for _ in range(5):
-                trainer.step()
-            back.set()
-        while not back.is_set():
-            trainer.step()
-
-    with Job(3, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        for number in range(3):
-            job.start(number, script)
-        job.await_state(1, "dead")
-        thought_dead.set()
-        job.join()
-    records = audited(tmp_path / "journal")
-    states = [record["state"] for record in records if record["kind"] == "state_changed" and record["worker"] == 1]
-    assert states[:4] == ["alive", "dead", "recovered", "alive"] and states[-1] == "finished"
-    assert any(r["fate"] == "folded" and r["incarnation"] > 1 for r in records if r["kind"] == "settle" and r["worker"] == 1)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import offbeat
 from offbeat.core.policy import Policy, ServerRule
-from offbeat.errors import ConfigurationError, RefusedError
+from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
@@ -102,28 +102,6 @@ def test_a_rule_is_an_object_or_its_spelling(tmp_path: Path) -> None:
 def test_the_launcher_goes_before_the_script(tmp_path: Path) -> None:
     _, summary = train(tmp_path / "journal", "asp", sync="backup(b=2)")
     assert summary["sync"] == "backup(b=2)"
-
-
-def test_workers_that_disagree_on_the_rule() -> None:
-    def disagree(worker: Worker) -> None:
-        model = nn.Linear(2, 1)
-        with pytest.raises((RefusedError, offbeat.JobError)):
-            worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, offbeat.SSP(staleness=1 + worker.number))
-
-    with Job(2) as job:
-        job.run(disagree)
-        assert "--sync" in job.await_failure()
-
-
-def test_a_rule_that_does_not_fit_the_job() -> None:
-    def refuse(worker: Worker) -> None:
-        model = nn.Linear(2, 1)
-        with pytest.raises((RefusedError, offbeat.JobError)):
-            worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, "backup(b=2)")
-
-    with Job(2) as job:
-        job.run(refuse)
-        assert "b must be at most 1" in job.await_failure()
 
 
 def test_a_rule_that_does_not_exist() -> None:

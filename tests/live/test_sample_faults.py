@@ -12,8 +12,9 @@ from tests.live.samples import Trainer, ahead, data, finished, once
 from torch import nn
 
 
-def test_the_fast_take_over_from_the_slow() -> None:
-    size, batch = 48, 4
+@pytest.mark.parametrize("dies", [False, True], ids=["slow", "dead"])
+def test_who_has_no_samples_left_takes_over_from_the_slow_and_takes_those_of_the_dead(tmp_path: Path, dies: bool) -> None:
+    size, batch = 80, 4
     done: list[list[int]] = []
     others_idle, joined = threading.Event(), barrier(3)
 
@@ -23,42 +24,22 @@ def test_the_fast_take_over_from_the_slow() -> None:
         joined.wait()
         steps = 0
         for steps, indices in enumerate(sampler, start=1):
-            if worker.number == 1 and steps == 1:
+            if worker.number == 1 and steps == 1 + dies:
                 wait(others_idle)
+                if dies:
+                    worker.die()
             done.append(trainer.step(torch.tensor(indices)))
             if sum(map(len, done)) == size - batch:
                 others_idle.set()
         return steps
 
-    with Job(3) as job:
-        steps = job.run(script)
-    assert once(done, size)
-    assert steps[1] <= 1 and sum(steps) == size / batch
-
-
-def test_who_has_no_samples_left_takes_those_of_the_dead(tmp_path: Path) -> None:
-    size, batch = 80, 4
-    done: list[list[int]] = []
-    others_idle, joined = threading.Event(), barrier(3)
-
-    def script(worker: Worker) -> None:
-        trainer = Trainer(worker)
-        sampler = trainer.optimizer.batch_sampler(data(size), batch_size=batch)
-        joined.wait()
-        for number, indices in enumerate(sampler):
-            if worker.number == 1 and number == 1:
-                wait(others_idle)
-                worker.die()
-            done.append(trainer.step(torch.tensor(indices)))
-            if sum(map(len, done)) == size - batch:
-                others_idle.set()
-
     with Job(3, journal=str(tmp_path / "journal")) as job:
-        job.run(script)
+        steps = job.run(script)
     (report,) = finished(job, tmp_path / "journal")
     assert once(done, size)
-    assert report["folded"] == size and report["returned"] == batch
-    assert job.summary is not None and job.summary["per_worker"][1]["deaths"] == 1
+    assert dies or (steps[1] <= 1 and sum(steps) == size / batch)
+    assert report["folded"] == size and report["returned"] == batch * dies
+    assert job.summary is not None and job.summary["per_worker"][1]["deaths"] == dies
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp"])
@@ -86,9 +67,10 @@ def test_the_samples_of_the_dead_are_done_again(tmp_path: Path, sync: str) -> No
     assert report["folded"] == size and report["returned"] == depth * batch
 
 
-def test_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync", ["bsp", "full"])
+def test_a_gradient_that_is_not_finite(tmp_path: Path, sync: str) -> None:
     def script(worker: Worker) -> list[float]:
-        trainer = Trainer(worker, "bsp")
+        trainer = Trainer(worker, sync)
         for number, (batch,) in enumerate(trainer.loader(40, 4)):
             trainer.step(batch, scale=float("nan") if worker.number == 1 and number == 2 else 1.0)
         return [p.item() for p in trainer.model.parameters()]
@@ -101,10 +83,11 @@ def test_a_gradient_that_is_not_finite(tmp_path: Path) -> None:
     assert torch.isfinite(torch.tensor(results)).all()
 
 
-def test_a_gradient_that_is_not_finite_can_stop_the_job() -> None:
+@pytest.mark.parametrize("sync", ["bsp", "full"])
+def test_a_gradient_that_is_not_finite_can_stop_the_job(sync: str) -> None:
     def script(worker: Worker) -> None:
         model = nn.Linear(1, 1)
-        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, nonfinite="stop")
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, sync, nonfinite="stop")
         loss = model(torch.ones(1, 1)).sum() * (float("inf") if worker.number == 1 else 1.0)
         loss.backward()
         if worker.number == 1:

@@ -9,58 +9,48 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, barrier, wait
-from tests.live.samples import Trainer, Used, ahead, data, finished, once
-from torch.utils.data import DataLoader
+from tests.live.harness import APART, Job, Worker, barrier, wait
+from tests.live.samples import Trainer, Used, ahead, all_is_pushed, data, finished, once, pushes
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp", "ssp(staleness=1)"])
-def test_every_index_once(tmp_path: Path, sync: str) -> None:
-    def script(worker: Worker) -> Used:
+@pytest.mark.parametrize(
+    ("sync", "loaders", "job"),
+    [
+        ("bsp", 0, {}),
+        ("asp", 0, {}),
+        ("ssp(staleness=1)", 0, {}),
+        ("asp", 2, {}),
+        ("ensemble(steps=5)", 0, {}),
+        ("ensemble(steps=5)", 1, {}),
+        ("ensemble(steps=5)", 0, {"hosts": APART, "servers": 2}),
+    ],
+)
+def test_every_index_once(tmp_path: Path, sync: str, loaders: int, job: dict[str, Any]) -> None:
+    """Also where a loader fetches ahead, or where local steps do not divide an epoch."""
+
+    def script(worker: Worker) -> tuple[Used, int]:
         trainer = Trainer(worker, sync)
-        used: Used = []
+        loader = trainer.loader(101, 4, num_workers=loaders)
+        used, steps = Used(), 0
         for _ in range(3):
-            used.append([])
-            for (batch,) in loader_of(trainer):
-                used[-1] += trainer.step(batch)
-                trainer.pause()
-        return used
-
-    def loader_of(trainer: Trainer) -> DataLoader[Any]:
-        if not hasattr(trainer, "kept"):
-            trainer.kept = trainer.loader(101, 4)  # type: ignore[attr-defined]
-        kept: DataLoader[Any] = trainer.kept  # type: ignore[attr-defined]
-        return kept
-
-    with Job(3, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
-    for epoch in range(3):
-        assert once((used[epoch] for used in results), 101)
-    assert results[0][0] != results[0][1], "each epoch has an order of its own"
-    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [101] * 3
-
-
-def test_a_loader_that_fetches_ahead(tmp_path: Path) -> None:
-    def script(worker: Worker) -> Used:
-        trainer = Trainer(worker)
-        loader = trainer.loader(60, 3, num_workers=2)
-        used: Used = []
-        for _ in range(2):
             used.append([])
             for (batch,) in loader:
                 used[-1] += trainer.step(batch)
+                steps += 1
                 trainer.pause()
         trainer.optimizer.pull()
-        return used
+        return used, steps
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
-    for epoch in range(2):
-        assert once((used[epoch] for used in results), 60)
-    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [60] * 2
+    with Job(3, journal=str(tmp_path / "journal"), **job) as running:
+        results = running.run(script)
+    for epoch in range(3):
+        assert once((used[epoch] for used, _ in results), 101)
+    assert results[0][0][0] != results[0][0][1], "each epoch has an order of its own"
+    assert [report["folded"] for report in finished(running, tmp_path / "journal")] == [101] * 3
+    all_is_pushed(tmp_path / "journal", [steps for _, steps in results])
 
 
 @pytest.mark.parametrize("sync", ["asp", "bsp", "majority"])
@@ -86,14 +76,17 @@ def test_a_pull_in_the_middle_of_a_loop_loads_parameters_and_the_loop_goes_on(tm
 
 
 @pytest.mark.parametrize("depth", [1, 4])
-def test_a_loop_left_early(tmp_path: Path, depth: int) -> None:
+@pytest.mark.parametrize(("sync", "steps", "sizes"), [("bsp", 3, [1, 1, 1]), ("ensemble(steps=5)", 7, [5, 2])])
+def test_a_loop_left_early(tmp_path: Path, depth: int, sync: str, steps: int, sizes: list[int]) -> None:
+    """Also in the middle of local steps, which are pushed then."""
+
     def script(worker: Worker) -> Used:
-        trainer = Trainer(worker, "bsp")
+        trainer = Trainer(worker, sync)
         sampler = trainer.optimizer.batch_sampler(data(100), batch_size=5)
         used: Used = [[], []]
-        for number, batch in enumerate(ahead(sampler, depth)):
+        for number, batch in enumerate(ahead(sampler, depth), start=1):
             used[0] += trainer.step(batch)
-            if number == 2:
+            if number == steps:
                 break
         for batch in ahead(sampler, depth):
             used[1] += trainer.step(batch)
@@ -102,10 +95,12 @@ def test_a_loop_left_early(tmp_path: Path, depth: int) -> None:
     with Job(2, journal=str(tmp_path / "journal")) as job:
         results = job.run(script)
     first, second = finished(job, tmp_path / "journal")
-    assert first["folded"] == sum(len(used[0]) for used in results) == 30
-    assert first["unused"] == 70
+    assert first["folded"] == sum(len(used[0]) for used in results) == 10 * steps
+    assert first["unused"] == 100 - 10 * steps
     assert {e["why"] for e in first["exceptions"]} == {"unused: no worker took it"}
     assert once((used[1] for used in results), 100) and second["folded"] == 100
+    for worker in range(2):
+        assert [push["steps"] for push in pushes(tmp_path / "journal") if push["worker"] == worker][: len(sizes)] == sizes
 
 
 def test_two_samplers_in_turn(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: 
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        assert optimizer.step() is None
         if schedule is not None:
             schedule.step()
 
@@ -63,6 +63,14 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 
 def wrap(model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer] = sgd, **options: Any) -> DistributedOptimizer:
     return DistributedOptimizer(make(model), model, **options)
+
+
+def run_alone(sync: str | None, script: Callable[[Callable[..., DistributedOptimizer]], Any]) -> Any:
+    """Run a script without a job (None), or as the only worker of one."""
+    if sync is None:
+        return script(DistributedOptimizer)
+    with Job(1) as job:
+        return job.run(lambda worker: script(worker.distribute))[0]
 
 
 @pytest.mark.parametrize("make", [sgd, adamw])
@@ -95,40 +103,28 @@ def test_a_checkpoint_resumes_with_its_schedule() -> None:
     assert equal(whole, rest)
 
 
+@pytest.mark.parametrize("peeks", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_each_epoch_covers_the_data(workers: int) -> None:
+def test_each_epoch_covers_the_data(workers: int, peeks: bool) -> None:
+    """A look at the first batch costs nothing."""
     model = nn.Linear(1, 1)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6), model)
     dataset = TensorDataset(torch.arange(23))
     sampler = optimizer.batch_sampler(dataset, batch_size=4)
     orders: list[list[int]] = []
-    for _ in range(3):
+    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=workers)
+    for epoch in range(3):
         orders.append([])
-        for (batch,) in DataLoader(dataset, batch_sampler=sampler, num_workers=workers):
+        if peeks:
+            assert len(next(iter(loader))[0]) == 4
+            sampler.set_epoch(epoch)
+        for (batch,) in loader:
             model(batch.float().unsqueeze(1)).sum().backward()
             optimizer.step()
             orders[-1] += batch.tolist()
     assert all(sorted(order) == list(range(23)) for order in orders)
     assert orders[0] != orders[1] and len(sampler) == 6
     assert [(r["epoch"], r["folded"], r["unused"]) for r in optimizer.reports] == [(0, 23, 0), (1, 23, 0), (2, 23, 0)]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_peek_costs_nothing(workers: int) -> None:
-    model = nn.Linear(1, 1)
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-6), model)
-    dataset = TensorDataset(torch.arange(23))
-    loader = DataLoader(dataset, batch_sampler=optimizer.batch_sampler(dataset, batch_size=4), num_workers=workers)
-    for epoch in range(2):
-        used = []
-        assert len(next(iter(loader))[0]) == 4
-        loader.batch_sampler.set_epoch(epoch)  # type: ignore[union-attr]
-        for (batch,) in loader:
-            model(batch.float().unsqueeze(1)).sum().backward()
-            optimizer.step()
-            used += batch.tolist()
-        assert sorted(used) == list(range(23))
-    assert [(r["epoch"], r["folded"], r["unused"]) for r in optimizer.reports] == [(0, 23, 0), (1, 23, 0)]
 
 
 def test_two_samplers_and_a_loop_left_early() -> None:
@@ -183,27 +179,6 @@ def test_what_a_server_could_not_do_is_refused_here_too() -> None:
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     with pytest.raises(ConfigurationError, match="already"):
         DistributedOptimizer(optimizer, model)
-
-
-def test_a_closure_is_evaluated_once_with_gradients_enabled_and_before_the_push() -> None:
-    model, calls = nn.Linear(2, 1, bias=False), []
-    with torch.no_grad():
-        model.weight.fill_(1.0)
-    optimizer = wrap(model, lambda model: torch.optim.SGD(model.parameters(), lr=0.05))
-
-    def closure() -> torch.Tensor:
-        calls.append(torch.is_grad_enabled())
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(torch.ones(1, 2)).sum()
-        loss.backward()
-        return loss
-
-    with torch.no_grad():
-        loss = optimizer.step(closure)
-    assert calls == [True]
-    assert loss.item() == 2.0
-    torch.testing.assert_close(model.weight, torch.full((1, 2), 0.95))
-    assert optimizer.step() is None
 
 
 class OwnSGD(torch.optim.SGD):
@@ -291,11 +266,7 @@ def test_a_closure_is_evaluated_once_with_gradients_and_a_scheduler_made_before_
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        if sync is None:
-            found = script(DistributedOptimizer)
-        else:
-            with Job(1) as job:
-                (found,) = job.run(lambda worker: script(worker.distribute))
+        found = run_alone(sync, script)
     assert found == ([True], 0.05)
 
 
@@ -338,11 +309,7 @@ def test_a_layer_that_is_thawed_after_the_wrapping_is_an_error(sync: str | None)
         with pytest.raises(ConfigurationError, match=r"0\.weight has a gradient, and was frozen"):
             train(model, optimizer, 2, 3)
 
-    if sync is None:
-        script(DistributedOptimizer)
-    else:
-        with Job(1) as job:
-            job.run(lambda worker: script(worker.distribute))
+    run_alone(sync, script)
 
 
 @pytest.mark.parametrize("sync", [None, "bsp", "majority", "ensemble"])
@@ -358,11 +325,7 @@ def test_a_step_of_the_optimizer_that_is_wrapped_is_an_error(sync: str | None) -
         optimizer.close()
         train(model, plain, 4, 5)
 
-    if sync is None:
-        script(DistributedOptimizer)
-    else:
-        with Job(1) as job:
-            job.run(lambda worker: script(worker.distribute))
+    run_alone(sync, script)
 
 
 def test_an_optimizer_can_be_wrapped_again() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.live.harness import Job, Worker, wait
+from tests.live.harness import Job, Worker
 from torch import Tensor, nn
 
 WORKERS, BATCH = 2, 8
@@ -56,15 +54,11 @@ def halve(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.5)
 
 
-def alone(make: Make, model: nn.Module, first: int, last: int, saved: dict[str, Any] | None = None) -> torch.optim.Optimizer:
+def alone(make: Make, model: nn.Module, steps: int) -> torch.optim.Optimizer:
     """Plain PyTorch on the joined batch."""
     optimizer: torch.optim.Optimizer = make(model)
     schedule = halve(optimizer)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        schedule.load_state_dict(saved["schedule"])
-    for step in range(first, last):
+    for step in range(steps):
         parts = [batch(worker, step) for worker in range(WORKERS)]
         optimizer.zero_grad()
         F.cross_entropy(model(torch.cat([x for x, _ in parts])), torch.cat([y for _, y in parts])).backward()
@@ -127,7 +121,7 @@ def assert_alike(a: Any, b: Any, *, exactly: bool = False, at: str = "state") ->
 @pytest.mark.parametrize("make", MAKERS)
 def test_the_state_is_that_of_the_plain_optimizer(make: Make) -> None:
     model = model_of(0)
-    optimizer = alone(make, model, 0, 10)
+    optimizer = alone(make, model, 10)
     result = together(make, 0, 10, servers=2)
     assert_alike(optimizer.state_dict(), result["optimizer"])
     assert_alike(dict(model.state_dict()), dict(result["model"]))
@@ -142,38 +136,3 @@ def test_a_job_resumes_exactly(make: Make, model_first: bool, job: dict[str, Any
     rest = together(make, 10, 20, half["bytes"], model_first=model_first, **job)
     for part in ("model", "optimizer", "schedule"):
         assert_alike(whole[part], rest[part], at=part)
-
-
-def test_checkpoints_are_plain_pytorch() -> None:
-    whole = model_of(0)
-    alone(adamw, whole, 0, 20)
-    half = together(adamw, 0, 10, servers=2)
-    rest = model_of(9)
-    alone(adamw, rest, 10, 20, half)
-    assert_alike(dict(whole.state_dict()), dict(rest.state_dict()))
-
-
-def test_a_checkpoint_loads_only_before_the_first_fold(tmp_path: Path) -> None:
-    """Under ASP one worker may have begun when another, with the same script, loads: the job's parameters go before."""
-    saved = together(sgd, 0, 10)
-    pushed = threading.Event()
-
-    def script(worker: Worker) -> None:
-        model = model_of(3)
-        model.load_state_dict(saved["model"])
-        optimizer = worker.distribute(sgd(model), model, "asp")
-        if worker.number == 1:
-            wait(pushed)
-        optimizer.load_state_dict(saved["optimizer"])
-        if worker.number == 0:
-            for p in model.parameters():
-                p.grad = torch.ones_like(p)
-            optimizer.step()
-            pushed.set()
-        else:
-            assert optimizer.version == 1
-            for p, before in zip(model.parameters(), saved["model"].values(), strict=True):
-                assert not torch.equal(p, before), "worker 1 has undone the first fold"
-
-    with Job(2, servers=2) as job:
-        job.run(script)

@@ -1,4 +1,4 @@
-"""The bimonotone fit against solvers that know nothing of its staircases, and against the conditions that only the best fit meets."""
+"""The bimonotone fit against brute force that knows nothing of its staircases, and against the conditions that only the best fit meets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.optimize import LinearConstraint, isotonic_regression, linprog, minimize
+from scipy.optimize import isotonic_regression, linprog
 from scipy.sparse import coo_array
 from tests.tiers import examples
 
@@ -55,40 +55,6 @@ def by_minimax(mean: Table, weight: Table) -> Table:
     return found
 
 
-def by_dykstra(mean: Table, weight: Table, sweeps: int = 3000) -> Table:
-    """Projections on the two orders in turn, each by pooling adjacent violators; every cell must have samples."""
-    x, along, down = mean.copy(), np.zeros_like(mean), np.zeros_like(mean)
-    for _ in range(sweeps):
-        y = np.array([isotonic_regression(r, weights=w).x for r, w in zip(x + along, weight, strict=True)])
-        along += x - y
-        x = np.array([isotonic_regression(c, weights=w, increasing=False).x for c, w in zip((y + down).T, weight.T, strict=True)]).T
-        down += y - x
-        if np.abs(x - y).max() < 1e-10:
-            break
-    return x
-
-
-def by_slsqp(mean: Table, weight: Table) -> Table:
-    """A general solver for smooth problems."""
-    cells, ordered = pairs(weight)
-    y, w = np.array([mean[c] for c in cells]), np.array([weight[c] for c in cells])
-    order = np.zeros((len(ordered), len(cells)))
-    for i, (a, b) in enumerate(ordered):
-        order[i, a], order[i, b] = -1.0, 1.0
-    answer: Any = minimize(
-        lambda x: float(np.sum(w * (x - y) ** 2)),
-        np.full(len(cells), np.average(y, weights=w)),
-        jac=lambda x: 2.0 * w * (x - y),
-        constraints=[LinearConstraint(order, 0.0, np.inf)] if ordered else [],
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 1000},
-    )
-    found = np.full(mean.shape, np.nan)
-    for cell, value in zip(cells, answer.x, strict=True):
-        found[cell] = value
-    return found
-
-
 values = st.integers(-4, 4).map(float)
 weights = st.sampled_from((0.0, 0.001, 0.25, 1.0, 3.0))
 
@@ -124,24 +90,13 @@ def test_cells_without_samples_lie_between_their_neighbours(table: tuple[Table, 
             assert lower[k] <= upper[k] + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_full_table_is_as_dykstra_has_it(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    mean, weight = noisy(rng, 7, 9), rng.uniform(0.05, 3.0, (7, 9))
-    np.testing.assert_allclose(fitted(mean, weight), by_dykstra(mean, weight), atol=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_table_with_holes_is_as_a_general_solver_has_it(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    mean = noisy(rng, 5, 7)
-    weight = rng.uniform(0.2, 2.0, (5, 7)) * (rng.random((5, 7)) < 0.5)
-    np.testing.assert_allclose(fitted(mean, weight), by_slsqp(mean, weight), atol=1e-6)
-
-
-@pytest.mark.parametrize(("seed", "rows", "columns", "filled"), [(0, 16, 16, 1.0), (1, 16, 16, 0.4), (2, 6, 40, 0.7), (3, 40, 6, 0.7)])
+@pytest.mark.parametrize(
+    ("seed", "rows", "columns", "filled"),
+    [(0, 16, 16, 1.0), (1, 16, 16, 0.4), (2, 6, 40, 0.7), (3, 40, 6, 0.7), (4, 7, 9, 1.0), (5, 5, 7, 0.5)],
+)
 def test_karush_kuhn_tucker(seed: int, rows: int, columns: int, filled: float) -> None:
-    """x is in order; the residual r = weight * (mean - x) is orthogonal to it, and no z in order has ``r @ z > 0``: a linear program."""
+    """x is in order; the residual r = weight * (mean - x) is orthogonal to it, and no z in order has ``r @ z > 0``: a linear program.
+    The best fit alone meets this, so that no other solver need be asked."""
     rng = np.random.default_rng(seed)
     mean = noisy(rng, rows, columns, noise=1.5)
     weight = rng.choice((0.01, 1.0, 2.5), (rows, columns)) * (rng.random((rows, columns)) < filled)
@@ -162,14 +117,6 @@ def test_one_row_is_isotonic_regression_and_one_column_falls() -> None:
     y, w = rng.normal(size=50), rng.uniform(0.1, 1.0, 50)
     np.testing.assert_allclose(fitted(y[None], w[None])[0], isotonic_regression(y, weights=w).x, atol=1e-12)
     np.testing.assert_allclose(fitted(y[:, None], w[:, None])[:, 0], isotonic_regression(y, weights=w, increasing=False).x, atol=1e-12)
-
-
-def test_it_is_nearer_to_the_truth_than_the_means_are() -> None:
-    rng = np.random.default_rng(0)
-    truth = noisy(rng, 16, 16, noise=0.0)
-    mean = truth + 0.4 * rng.normal(size=(16, 16))
-    raw, fit = (float(np.sqrt(np.mean((table - truth) ** 2))) for table in (mean, fitted(mean, np.ones((16, 16)))))
-    assert fit < 0.5 * raw
 
 
 def test_a_table_without_samples_bounds_nothing() -> None:

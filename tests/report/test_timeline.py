@@ -44,7 +44,7 @@ def marks(chart: Chart, worker: int) -> list[str]:
 
 
 def test_a_lane_agrees_with_the_tally(run_job: RunJob) -> None:
-    records = run_job(SSP(staleness=1), [0.1, 0.1, 0.3], leaving_early=0.02)
+    records = run_job(SSP(staleness=1), [0.1, 0.1, 0.3])
     chart, summary = chart_of(records), Tally.of(records).summary()
     assert len(chart.times("fold")) == summary["version"]
     for number, worker in enumerate(summary["per_worker"]):

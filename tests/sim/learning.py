@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -21,15 +20,6 @@ from offbeat.types import WorkerId
 
 SIZE, BATCH, SEED = 90, 6, 4
 RANDOM = "shifted_exponential(shift=0.3, scale=0.7)"
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """For so small a model more would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:

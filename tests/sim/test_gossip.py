@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.sim.clusters import RANDOM, run
 from tests.sim.clusters import cluster as times_only
-from tests.sim.learning import BATCH, SEED, SIZE, close, cluster, data, loss_of, network, one_thread, optimizer_of, train
+from tests.sim.learning import BATCH, SEED, SIZE, close, cluster, data, loss_of, network, optimizer_of, train
 from tests.spelled import spelled
 from torch.nn import functional
 
@@ -23,7 +23,7 @@ from offbeat.sim.run import simulate
 from offbeat.sim.training.batches import Batches
 from offbeat.sim.training.workload import Step
 
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+pytestmark = pytest.mark.usefixtures("a_single_thread")
 
 SPELLINGS = spelled(GossipRule)
 FAULTS = "kill worker=1 at=4; freeze worker=2 at=6 for=9; restart worker=1 at=12; slow worker=3 at=2 for=5 factor=3"

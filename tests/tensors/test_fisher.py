@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,16 +14,8 @@ from torch import Tensor
 
 from offbeat.tensors.fisher import DELTA, EPSILON, FIRST_ITERATIONS, Fisher, first, gains, orthonormal, precondition, start, update
 
+pytestmark = pytest.mark.usefixtures("a_single_thread")
 Array = NDArray[np.float64]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def a_single_thread() -> Iterator[None]:
-    """These matrices are small: a second thread would only be waited for, and long where other processes are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def normal(*shape: int, seed: int) -> Tensor:

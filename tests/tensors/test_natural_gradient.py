@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,16 +17,8 @@ from torch import Tensor, nn
 from offbeat.errors import ConfigurationError
 from offbeat.tensors.natural_gradient import NaturalGradient
 
+pytestmark = pytest.mark.usefixtures("a_single_thread")
 UNBOUNDED: dict[str, Any] = {"max_change": math.inf, "max_total_change": math.inf}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def a_single_thread() -> Iterator[None]:
-    """These tensors are small: a second thread would only be waited for, and long where other processes are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:

@@ -186,10 +186,6 @@ def _decisions(effects: Sequence[Effect]) -> list[str]:
     return sorted(str(effect._replace(reason="")) for effect in effects if isinstance(effect, Fold | Settle))
 
 
-def _released(effects: Sequence[Effect]) -> set[int]:
-    return {effect.worker for effect in effects if isinstance(effect, Release)}
-
-
 def test_a_thousand_ranks() -> None:
     job, draw = hand("majority", 1000), random.Random(0)
     computing = dict.fromkeys(range(1000), 0)

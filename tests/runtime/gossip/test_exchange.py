@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
 from tests.core.mixing import Replicas
+from tests.rank_processes import Ranks, open_block, until
 from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
 from tests.together import together
 
@@ -29,7 +25,6 @@ from offbeat.transport.shm import AVAILABLE, MemoryBlock
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="shared memory is Linux's")
 
 RULES = (DPSGD(), SGP(), SGP(out_degree=2, overlap=1), SGP(graph="ring"), SGP(graph="bipartite_exponential"), ADPSGD())
-SCRIPT = Path(__file__).parent / "scripts" / "gossiper.py"
 
 
 def job(policy: GossipRule, ranks: int, dtype: torch.dtype = torch.float64) -> tuple[OneHostGossip, list[OneHostGossip]]:
@@ -194,6 +189,14 @@ def test_what_does_not_belong_here_is_refused() -> None:
     assert OneHostGossip.attach(OneHostGossip.create(SGP(), 2, 3).block).rule == SGP()
 
 
+def go_on(rank: int, where: str, pipe: Connection) -> None:
+    """Make steps until killed."""
+    gossip = OneHostGossip.attach(open_block(where), rank)
+    gossip.begin(torch.zeros(NUMEL))
+    while True:
+        gossip.step(-0.1 * (gossip.model - rank))
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("sync", ["dpsgd", "sgp(out_degree=2, overlap=1)", "adpsgd"])
 def test_a_killed_process_stops_nobody(sync: str) -> None:
@@ -201,41 +204,20 @@ def test_a_killed_process_stops_nobody(sync: str) -> None:
     assert isinstance(policy, GossipRule)
     host = OneHostGossip.create(policy, 3, NUMEL, seed=1)
     assert isinstance(host.block, MemoryBlock)
-    descriptor = host.block.descriptor
-
-    def start(rank: int) -> subprocess.Popen[str]:
-        words = [sys.executable, str(SCRIPT), str(descriptor), str(rank)]
-        return subprocess.Popen(words, pass_fds=[descriptor], stdout=subprocess.PIPE, text=True)
-
     for rank in range(3):
         host.enter(rank)
-    processes = [start(rank) for rank in range(3)]
 
     def steps(rank: int) -> int:
         return host._memory.read(lambda state: state.gossip.steps(rank) if rank in state.gossip.present else -1)
 
-    def until(what: Callable[[], bool], seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while True:
-            told = host._memory.events.value
-            if what():
-                return
-            assert time.monotonic() < deadline, [steps(rank) for rank in range(3)]
-            host._memory.events.sleep(told, 0.05)
-
-    try:
+    with Ranks(host.block, go_on, ranks=range(3)) as ranks:
         until(lambda: min(map(steps, range(3))) > 20)
-        processes[1].send_signal(signal.SIGKILL)
-        assert processes[1].wait(timeout=10.0) == -signal.SIGKILL
+        ranks.kill(1)
         host.leave(1)
         before = steps(0), steps(2)
-        until(lambda: steps(0) > before[0] + 3 and steps(2) > before[1] + 3, seconds=1.0)
+        until(lambda: steps(0) > before[0] + 3 and steps(2) > before[1] + 3, timeout_s=1.0)
         host.enter(1)
-        processes[1] = start(1)
+        ranks.start(1)
         until(lambda: steps(1) > before[0] + 20)
         there, flying, lost, entered = host.masses()
         assert entered == 4.0 and (policy.exchange != "push" or there + flying + lost == pytest.approx(entered))
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.by_hand import Line
 from torch import nn
 
 from offbeat.errors import ConfigurationError, ProtocolError
@@ -19,42 +20,25 @@ from offbeat.runtime.parameter_server.shard import LiveShard
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
-from offbeat.transport.base import Buffer, Connection, Message, PartArrived, SharedMemory
+from offbeat.transport.base import Buffer, Message
 from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.wire import EMPTY, VERIFIED
 
 
-class Notes(Connection):
-    """Remembers what it was to send."""
-
-    peer, shares_memory, bytes_received = "a worker", False, 0
+class Notes(Line):
+    """Remembers the blocks too."""
 
     def __init__(self) -> None:
-        self.sent: list[tuple[dict[str, Any], bytes]] = []
+        super().__init__("a worker")
+        self.shares_memory = False
+        self.blocks: list[tuple[dict[str, Any], bytes]] = []
 
-    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
-        pass
-
-    def send(
-        self,
-        header: Mapping[str, Any],
-        *,
-        carry: str | None = None,
-        payload: Sequence[Buffer] = (),
-        memory: Sequence[SharedMemory] = (),
-        lent: bool = False,
-    ) -> None:
+    def send(self, header: Mapping[str, Any], *, carry: str | None = None, payload: Sequence[Buffer] = (), **more: Any) -> None:
         assert carry is None
-        self.sent.append((dict(header), b"".join(payload)))
-
-    def send_ahead(self, name: str, start: int, stop: int) -> None:
-        raise AssertionError("gradients of shard scope travel as payload")
-
-    def close(self) -> None:
-        pass
+        self.blocks.append((dict(header), b"".join(payload)))
 
     def versions(self) -> list[int]:
-        return [header["block"] for header, _ in self.sent]
+        return [header["block"] for header, _ in self.blocks]
 
 
 class Bench:
@@ -96,7 +80,7 @@ def test_a_version_goes_to_the_workers_that_are_named() -> None:
     bench.fold()
     bench.fold(workers=[1, 7], scale=2.0)
     assert [worker.versions() for worker in bench.workers] == [[1], [1, 2]], "worker 7 is gone"
-    header, block = bench.workers[1].sent[1]
+    header, block = bench.workers[1].blocks[1]
     assert (header["kind"], header["shard"], header["chief"]) == ("block", 0, 1)
     assert numbers(block) == [-3.0] * 3, "one step of 1 and one of 2"
 
@@ -110,9 +94,9 @@ def test_a_worker_that_reads_nothing_gets_the_newest_when_it_reads_again() -> No
     assert bench.workers[1].versions() == list(range(1, IN_FLIGHT + 1))
     bench.shard.got(bench.workers[1])
     assert bench.workers[1].versions()[IN_FLIGHT:] == [IN_FLIGHT + 5]
-    assert numbers(bench.workers[1].sent[-1][1]) == numbers(bench.workers[0].sent[-1][1])
+    assert numbers(bench.workers[1].blocks[-1][1]) == numbers(bench.workers[0].blocks[-1][1])
     bench.shard.got(bench.workers[1])
-    assert len(bench.workers[1].sent) == IN_FLIGHT + 1, "it is not behind any more"
+    assert len(bench.workers[1].blocks) == IN_FLIGHT + 1, "it is not behind any more"
 
 
 def test_a_gradient_stays_until_it_has_a_fate() -> None:
@@ -123,7 +107,7 @@ def test_a_gradient_stays_until_it_has_a_fate() -> None:
     parts = [(1, 1, 0.5), (1, 2, 0.5)]
     bench.shard.apply([{"do": "fold", "version": 1, "parts": parts, "hyper": None, "scale": 1.0}])
     bench.shard.apply([{"do": "publish", "workers": [0], "chief": None}])
-    assert numbers(bench.workers[0].sent[0][1]) == [-2.0] * 3
+    assert numbers(bench.workers[0].blocks[0][1]) == [-2.0] * 3
     with pytest.raises(ProtocolError, match=f"sent a gradient of 5 bytes .expected {bench.nbytes}."):
         bench.shard.take(1, 4, memoryview(bytearray(5)))
 
@@ -132,7 +116,7 @@ def test_a_release_brings_the_newest_block_whatever_version_the_job_is_at() -> N
     bench = Bench()
     bench.fold(workers=[])
     bench.shard.apply([{"do": "release", "worker": 1, "serial": 3, "version": 0, "incarnation": 2, "chief": 0, "plan": [1, 0, None]}])
-    header, block = bench.workers[1].sent[0]
+    header, block = bench.workers[1].blocks[0]
     assert (header["kind"], header["block"], header["version"], header["serial"]) == ("parameters", 1, 0, 3)
     assert numbers(block) == [-1.0] * 3
 
@@ -142,10 +126,10 @@ def test_late_blocks_leave_when_their_time_has_come() -> None:
     bench.fold(workers=[0])
     bench.now = 1.0
     bench.fold(workers=[0])
-    assert bench.shard.wake_at() == 2.0 and not bench.workers[0].sent
+    assert bench.shard.wake_at() == 2.0 and not bench.workers[0].blocks
     bench.shard.tick(2.5)
     assert bench.workers[0].versions() == [1] and bench.shard.wake_at() == 3.0
-    assert numbers(bench.workers[0].sent[0][1]) == [-1.0] * 3, "as it was when it was published"
+    assert numbers(bench.workers[0].blocks[0][1]) == [-1.0] * 3, "as it was when it was published"
     bench.shard.tick(3.0)
     assert bench.workers[0].versions() == [1, 2] and bench.shard.wake_at() is None
 
@@ -171,7 +155,7 @@ def test_a_worker_that_has_come_back_is_not_charged_for_its_predecessor() -> Non
     bench.shard.apply([{"do": "enter", "worker": 1}])
     bench.shard.got(bench.workers[1])
     bench.fold(workers=[1])
-    assert new.versions() == [IN_FLIGHT + 2] and len(bench.workers[1].sent) == IN_FLIGHT
+    assert new.versions() == [IN_FLIGHT + 2] and len(bench.workers[1].blocks) == IN_FLIGHT
 
 
 def test_other_rules_have_a_shard_of_the_other_kind() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sim.learning import BATCH, SEED, SIZE, Plain, close, cluster, data, network, one_thread, optimizer_of, train
+from tests.sim.learning import BATCH, SEED, SIZE, Plain, close, cluster, data, network, optimizer_of, train
 from torch.nn import functional
 
 from offbeat.core.policy import Averaging, Plan, ServerRule, View
@@ -19,7 +19,7 @@ from offbeat.sim.training.batches import Batches
 from offbeat.sim.training.workload import Step
 from offbeat.types import WorkerId, worker_ids
 
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+pytestmark = pytest.mark.usefixtures("a_single_thread")
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sim.learning import BATCH, Plain, close, cluster, data, loss_of, network, one_thread, optimizer_of, train
+from tests.sim.learning import BATCH, Plain, close, cluster, data, loss_of, network, optimizer_of, train
 from torch import nn
 from torch.nn import functional
 
@@ -21,7 +21,7 @@ from offbeat.sim.run import simulate
 from offbeat.sim.training.gradients import Training
 from offbeat.tensors.natural_gradient import NaturalGradient
 
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+pytestmark = pytest.mark.usefixtures("a_single_thread")
 
 STEPS = Work(versions=30, batch=BATCH)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sim.learning import BATCH, SEED, SIZE, cluster, data, loss_of, network, one_thread, optimizer_of, train
+from tests.sim.learning import BATCH, SEED, SIZE, cluster, data, loss_of, network, optimizer_of, train
 from torch import nn
 from torch.nn import functional
 
@@ -22,7 +22,7 @@ from offbeat.sim.training.gradients import Training
 from offbeat.sim.training.workload import Step
 from offbeat.types import WorkerId, worker_ids
 
-pytestmark = pytest.mark.usefixtures(one_thread.__name__)
+pytestmark = pytest.mark.usefixtures("a_single_thread")
 
 
 @pytest.mark.parametrize("servers", [1, 3])

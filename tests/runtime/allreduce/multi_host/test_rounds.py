@@ -1,15 +1,15 @@
-"""Rounds across hosts: random networks with deaths and returns, carried by hand; and real processes over TCP."""
+"""Rounds across hosts: random networks with deaths and returns, carried by hand; and ranks that are threads, over TCP.
+
+Real processes that are killed: ``tests/faults/test_ranks.py``.
+"""
 
 from __future__ import annotations
 
-import json
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -346,26 +346,27 @@ class Replica(threading.Thread):
             self.apply(self.rounds.catch_up(0.1))
 
 
+@contextmanager
 def started(
-    spelled: str, hosts: list[str], numel: int, steps: int, sequencer_peer: int = 0
-) -> tuple[list[MultiHostRounds], list[Replica], list[MultiHostRounds]]:
+    spelled: str, hosts: str, numel: int, steps: int, sequencer_peer: int = SEQUENCER
+) -> Iterator[tuple[list[MultiHostRounds], list[Replica], MultiHostRounds]]:
+    """The rounds of each rank, the threads that are to train with them, and the sequencer's, all of which are closed at the end."""
     found = rule(spelled)
     assert isinstance(found, RoundRule)
-    job = [
-        MultiHostRounds(found, len(hosts), numel, rank=rank, sequencer_peer=sequencer_peer, hub=SocketHub("secret", host=host))
-        for rank, host in enumerate(hosts)
-    ]
+
+    def rounds_of(rank: int | None, host: str) -> MultiHostRounds:
+        return MultiHostRounds(found, len(hosts), numel, rank=rank, sequencer_peer=sequencer_peer, hub=SocketHub("secret", host=host))
+
+    job = [rounds_of(rank, host) for rank, host in enumerate(hosts)]
+    sequencer = rounds_of(None, "the coordinator's") if sequencer_peer == SEQUENCER else job[sequencer_peer]
     addresses = {rank: rounds.listen() for rank, rounds in enumerate(job)}
-    sequencers = []
-    if sequencer_peer == SEQUENCER:
-        sequencers = [
-            MultiHostRounds(
-                found, len(hosts), numel, rank=None, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="the coordinator's")
-            )
-        ]
-        addresses[SEQUENCER] = sequencers[0].listen()
-    replicas = [Replica(rank, job, addresses, steps) for rank in range(len(hosts))]
-    return job, replicas, sequencers
+    if sequencer not in job:
+        addresses[SEQUENCER] = sequencer.listen()
+    try:
+        yield job, [Replica(rank, job, addresses, steps) for rank in range(len(hosts))], sequencer
+    finally:
+        for rounds in dict.fromkeys((*job, sequencer)):
+            rounds.close()
 
 
 def last_version(sequencer: MultiHostRounds, ranks: Collection[int]) -> int:
@@ -401,44 +402,37 @@ def joined(replicas: list[Replica]) -> None:
 )
 def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, numel: int, sequencer_peer: int) -> None:
     """Sums of whole numbers; both ways to sum; one and several ranks on a host."""
-    job, replicas, sequencers = started(spelled, list(hosts), numel, 12, sequencer_peer)
-    try:
-        waiting = [threading.Thread(target=rounds.connect, args=(replicas[0].addresses, DEADLINE_S)) for rounds in sequencers]
-        for thread in [*waiting, *replicas]:
-            thread.start()
+    with started(spelled, hosts, numel, 12, sequencer_peer) as (job, replicas, sequencer):
+        if sequencer not in job:
+            threading.Thread(target=sequencer.connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+        for replica in replicas:
+            replica.start()
         joined(replicas)
-        last = last_version((sequencers or job)[0], range(len(hosts)))
+        last = last_version(sequencer, range(len(hosts)))
         for replica in replicas:
             replica.finish(last)
         for replica in replicas:
             assert torch.equal(replica.model, replicas[0].model)
         total = torch.stack([replica.pushed for replica in replicas]).sum(0)
         assert torch.allclose(replicas[0].model * len(hosts), total, rtol=1e-5)
-    finally:
-        for rounds in [*job, *sequencers]:
-            rounds.close()
 
 
 def test_ranks_leave_one_after_the_other_and_nothing_goes_with_them() -> None:
-    job, replicas, sequencers = started("majority", list("aabcd"), 2000, 4, SEQUENCER)
-    try:
+    with started("majority", "aabcd", 2000, 4) as (_, replicas, sequencer):
         for replica in replicas:
             replica.steps, replica.parts = 4 + 3 * replica.rank, True
-        threading.Thread(target=sequencers[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+        threading.Thread(target=sequencer.connect, args=(replicas[0].addresses, DEADLINE_S)).start()
         for replica in replicas:
             replica.start()
         joined(replicas)
-        with sequencers[0]._lock:
-            assert sequencers[0]._wait_for(lambda: not sequencers[0]._local_sequencer().present, DEADLINE_S), "not everybody has left"
+        with sequencer._lock:
+            assert sequencer._wait_for(lambda: not sequencer._local_sequencer().present, DEADLINE_S), "not everybody has left"
         models: dict[int, torch.Tensor] = {}
         for replica in replicas:
             for version, model in replica.models.items():
                 assert torch.equal(models.setdefault(version, model), model), f"rank {replica.rank} differs in version {version}"
-        kinds = [entry.kind for entry in sequencers[0].follow(0)]
+        kinds = [entry.kind for entry in sequencer.follow(0)]
         assert kinds.count(EntryKind.ARRIVE) == sum(replica.steps for replica in replicas) and EntryKind.LOST not in kinds
-    finally:
-        for rounds in [*job, *sequencers]:
-            rounds.close()
 
 
 def test_an_old_result_does_not_take_the_place_of_a_later_one() -> None:
@@ -467,10 +461,8 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
 
 def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
     # One of the two that are drawn is always there: under majority the second process could wait for rank 0, which does not go on.
-    job, replicas, sequencers = started("first_of(m=2)", list("abcd"), 20_000, 16, SEQUENCER)
-    newcomers: list[MultiHostRounds] = []
-    try:
-        threading.Thread(target=sequencers[0].connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+    with started("first_of(m=2)", "abcd", 20_000, 16) as (job, replicas, sequencer):
+        threading.Thread(target=sequencer.connect, args=(replicas[0].addresses, DEADLINE_S)).start()
         replicas[2].go_on.clear()
         replicas[0].go_on.clear()
         for replica in replicas:
@@ -479,197 +471,94 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
         replicas[2].rounds.close()
         # The others go on without it, and with another one that has what rank 0 has.
         assert replicas[0].at_step.wait(DEADLINE_S)
-        newcomer = MultiHostRounds(job[0].rule, 4, 20_000, rank=2, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="another"))
-        newcomers.append(newcomer)
-        addresses = {**replicas[0].addresses, 2: newcomer.listen()}
-        second = Replica(2, [job[0], job[1], newcomer, job[3]], addresses, 8)
+        job[2] = MultiHostRounds(job[0].rule, 4, 20_000, rank=2, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="another"))
+        second = Replica(2, job, {**replicas[0].addresses, 2: job[2].listen()}, 8)
         second.model, second.version, second.later = replicas[0].model.clone(), replicas[0].version, True
         second.start()
         assert second.at_step.wait(DEADLINE_S)
         replicas[0].go_on.set()
         living = [replicas[0], replicas[1], replicas[3], second]
         joined(living)
-        last = last_version(sequencers[0], range(4))
+        last = last_version(sequencer, range(4))
         for replica in living:
             replica.finish(last)
             assert torch.equal(replica.model, living[0].model)
-        kinds = [(entry.kind, entry.rank) for entry in sequencers[0].follow(0)]
+        kinds = [(entry.kind, entry.rank) for entry in sequencer.follow(0)]
         assert kinds.index((EntryKind.LEAVE, 2)) < len(kinds) - 1 - kinds[::-1].index((EntryKind.ENTER, 2))
         replicas[2].go_on.set()
         replicas[2].join(DEADLINE_S)
         assert isinstance(replicas[2].failure, JobError | Fenced)
-    finally:
-        for rounds in [*job, *sequencers, *newcomers]:
-            rounds.close()
 
 
 @pytest.mark.parametrize("gone", [(0,), (0, 1)])
 def test_who_has_the_memory_of_a_host_dies_before_it_has_handed_it_over(gone: tuple[int, ...]) -> None:
     """The ranks of its host wait for it; once it is declared dead another one makes the memory."""
-    job, replicas, sequencers = started("full", list("aaaab"), 5000, 6, SEQUENCER)
-    try:
-        sequencers[0].connect(replicas[0].addresses, DEADLINE_S)
+    with started("full", "aaaab", 5000, 6) as (_, replicas, sequencer):
+        sequencer.connect(replicas[0].addresses, DEADLINE_S)
         living = [replica for replica in replicas if replica.rank not in gone]
         for replica in living:
             replica.start()
         for rank in gone:
-            sequencers[0].leave(rank)
+            sequencer.leave(rank)
         joined(living)
-        last = last_version(sequencers[0], [replica.rank for replica in living])
+        last = last_version(sequencer, [replica.rank for replica in living])
         for replica in living:
             replica.finish(last)
             assert torch.equal(replica.model, living[0].model)
         total = torch.stack([replica.pushed for replica in living]).sum(0)
         assert torch.allclose(living[0].model * len(living), total, rtol=1e-5)
-    finally:
-        for rounds in [*job, *sequencers]:
-            rounds.close()
 
 
 def test_who_is_gone_is_not_let_in() -> None:
     """Its ticket is taken back, as it is when another process has come in its place."""
-    job, replicas, sequencers = started("solo", list("ab"), 3, 1, SEQUENCER)
-    try:
+    with started("solo", "ab", 3, 1) as (job, replicas, sequencer):
         addresses = {peer: at for peer, at in replicas[0].addresses.items() if peer != 1}
-        sequencers[0].connect(addresses, DEADLINE_S)
+        sequencer.connect(addresses, DEADLINE_S)
         job[0].connect(addresses, DEADLINE_S)
-        sequencers[0].expect(1, replicas[0].addresses[1])
-        first = sequencers[0].ticket(1)
-        sequencers[0].forget(1)
+        sequencer.expect(1, replicas[0].addresses[1])
+        first = sequencer.ticket(1)
+        sequencer.forget(1)
         job[0].admit(1, 0, first)
-        second = sequencers[0].ticket(1)
+        second = sequencer.ticket(1)
         job[0].admit(1, 0, first)
         job[0].allreduce(torch.ones(3), DEADLINE_S)  # the sequencer has heard of these before it
-        assert not sequencers[0].present(1)
+        assert not sequencer.present(1)
         job[1].connect(replicas[0].addresses, DEADLINE_S, later=True)
         job[0].read()
         job[0].admit(1, 1, second)
         job[0].resume(0)  # the sequencer has heard of the admission before it
-        assert job[1].entered() == 1 and sequencers[0].present(1) and job[1].present(1)
-    finally:
-        for rounds in [*job, *sequencers]:
-            rounds.close()
+        assert job[1].entered() == 1 and sequencer.present(1) and job[1].present(1)
 
 
 def test_the_sequencer_knows_of_a_resumption_before_the_rank_goes_on() -> None:
     """If the sequencer handled the resumption after a later pause, rounds would wait for the rank for ever."""
-    job, replicas, sequencers = started("full", list("ab"), 3, 1, SEQUENCER)
-    try:
-        sequencers[0].connect(replicas[0].addresses, DEADLINE_S)
+    with started("full", "ab", 3, 1) as (job, replicas, sequencer):
+        sequencer.connect(replicas[0].addresses, DEADLINE_S)
         for rounds in job:
             rounds.connect(replicas[0].addresses, DEADLINE_S)
         for _ in range(50):
-            sequencers[0].pause(1)
+            sequencer.pause(1)
             job[1].resume(1)
-        kinds = [entry.kind for entry in sequencers[0].follow(0) if entry.rank == 1]
+        kinds = [entry.kind for entry in sequencer.follow(0) if entry.rank == 1]
         assert [kind for kind in kinds if kind is not EntryKind.READ] == [EntryKind.ENTER, *[EntryKind.PAUSE, EntryKind.RESUME] * 50]
-        sequencers[0].pause(1)
+        sequencer.pause(1)
         assert job[0].allreduce(torch.ones(3), DEADLINE_S).included
-        sequencers[0].leave(1)
+        sequencer.leave(1)
         with pytest.raises(Fenced):
             job[1].resume(1)
-    finally:
-        for rounds in [*job, *sequencers]:
-            rounds.close()
 
 
 def test_a_rank_that_is_declared_dead_is_told() -> None:
-    job, replicas, sequencers = started("full", list("abc"), 10, 2, SEQUENCER)
-    try:
-        thread = threading.Thread(target=sequencers[0].connect, args=(replicas[0].addresses, DEADLINE_S))
+    with started("full", "abc", 10, 2) as (_, replicas, sequencer):
+        thread = threading.Thread(target=sequencer.connect, args=(replicas[0].addresses, DEADLINE_S))
         thread.start()
         replicas[1].go_on.clear()
         for replica in replicas:
             replica.start()
         assert replicas[1].at_step.wait(DEADLINE_S)
         thread.join(DEADLINE_S)
-        sequencers[0].leave(1)
+        sequencer.leave(1)
         joined([replicas[0], replicas[2]])
         replicas[1].go_on.set()
         replicas[1].join(DEADLINE_S)
         assert isinstance(replicas[1].failure, Fenced)
-    finally:
-        for rounds in [*job, *sequencers]:
-            rounds.close()
-
-
-CHILD = """
-import json, sys, torch
-from offbeat.runtime.allreduce.multi_host.rounds import SEQUENCER, MultiHostRounds
-from offbeat.policies import rule
-from offbeat.transport.base import Address
-from offbeat.transport.hub import SocketHub
-rank, ranks, steps = map(int, sys.argv[1:4])
-rounds = MultiHostRounds(rule("solo"), ranks, 5000, rank=rank, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host=f"host {rank}"))
-print(json.dumps(rounds.listen()), flush=True)
-addresses = {int(peer): Address(host, tuple(tcp), local) for peer, (host, tcp, local) in json.loads(sys.stdin.readline()).items()}
-rounds.connect(addresses)
-model = torch.zeros(5000)
-for step in range(steps):
-    for _, result in rounds.allreduce(torch.full((5000,), float(rank)), 60.0).results:
-        model += result
-    rounds.read()
-    print(step, flush=True)
-rounds.pause(rank)
-last = int(sys.stdin.readline())
-while rounds.done < last:
-    for _, result in rounds.catch_up(1.0):
-        model += result
-    rounds.read()
-for _, result in rounds.catch_up():
-    model += result
-print(json.dumps([rounds.done, model.sum().item()]), flush=True)
-sys.stdin.readline()
-"""
-
-
-@pytest.mark.faults
-def test_a_process_is_killed_and_the_others_go_on() -> None:
-    ranks = 4
-    found = rule("solo")
-    assert isinstance(found, RoundRule)
-    sequencer = MultiHostRounds(found, ranks, 5000, rank=None, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="the coordinator's"))
-    children = []
-    try:
-        addresses: dict[int, object] = {SEQUENCER: sequencer.listen()}
-        for rank in range(ranks):
-            # The one that is killed would go on for a long time.
-            command = [sys.executable, "-c", CHILD, str(rank), str(ranks), "100000" if rank == 1 else "60"]
-            children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
-        for rank, child in enumerate(children):
-            assert child.stdout is not None
-            host, (name, port), local = json.loads(child.stdout.readline())
-            addresses[rank] = Address(host, (name, port), local)
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.write(json.dumps(addresses) + "\n")
-            child.stdin.flush()
-        sequencer.connect({WorkerId(peer): address for peer, address in addresses.items() if isinstance(address, Address)}, DEADLINE_S)
-        victim = children[1]
-        assert victim.stdout is not None
-        while victim.stdout.readline().strip() != "5":
-            assert victim.poll() is None
-        victim.kill()
-        assert victim.wait() == -signal.SIGKILL
-        survivors = [child for child in children if child is not victim]
-        for child in survivors:
-            assert child.stdout is not None
-            while child.stdout.readline().strip() != "59":
-                assert child.poll() is None, "a survivor has ended before its time"
-        with sequencer._lock:
-            assert sequencer._wait_for(lambda: 1 not in sequencer._local_sequencer().present, DEADLINE_S), (
-                "the sequencer has not heard of the death"
-            )
-        assert any(entry.kind is EntryKind.LEAVE and entry.rank == 1 for entry in sequencer.follow(0))
-        last = last_version(sequencer, [0, 2, 3])
-        for child in survivors:
-            assert child.stdin is not None and child.stdout is not None
-            child.stdin.write(f"{last}\n")
-            child.stdin.flush()
-        ends = [child.stdout.readline() for child in survivors if child.stdout is not None]
-        assert len(set(ends)) == 1, f"replicas differ: {ends}"
-    finally:
-        sequencer.close()
-        for child in children:
-            child.kill()
-            child.communicate()

@@ -119,32 +119,47 @@ def test_no_vector_is_torn(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["full", "majority"])
-def test_the_killed_are_not_waited_for_and_come_back(word: str) -> None:
+def test_whoever_is_killed_at_any_moment_is_not_waited_for_and_comes_back(word: str) -> None:
     host = create(word, LARGE)
+    chance = random.Random(0)
     with Ranks(host.block, train, 0, ranks=range(RANKS)) as ranks:
-        until(lambda: host.done > 5)
-        for victim in (2, 0):
+        for _ in range(8):
+            victim = chance.randrange(RANKS)
+            goes_on(host)
+            for _ in range(chance.randrange(3000)):
+                os.getpid()
             ranks.kill(victim)
             killed = time.monotonic()
             host.leave(victim)
-            before = host.done
-            until(lambda before=before: host.done > before + 2)  # type: ignore[misc]
+            goes_on(host)
             assert time.monotonic() - killed < WITHIN_S
-            again(ranks, host, victim)
-            before = host.done
-            until(lambda before=before: host.done > before + 2)  # type: ignore[misc]
+            before = arrivals(host, victim)
+            ranks._arguments = (0, before)  # it counts on where its predecessor has ended
+            ranks.start(victim)
+            assert ranks.hear(victim) == "ready"
+            until(lambda victim=victim, before=before: arrivals(host, victim) > before)  # type: ignore[misc]
+        goes_on(host)
         ranks.tell("stop")
         found = finished(ranks, list(range(RANKS)))
     check(found, replayed(host.follow(0), host, word))
 
 
-def again(ranks: Ranks, host: OneHostRounds, rank: int) -> None:
-    """Let a rank come back, and count on where its predecessor has ended."""
-    before = arrivals(host, rank)
-    ranks._arguments = (0, before)
-    ranks.start(rank)
-    assert ranks.hear(rank) == "ready"
-    until(lambda: arrivals(host, rank) > before)
+def goes_on(host: OneHostRounds) -> None:
+    before = host.done
+    until(lambda: host.done > before + 2)
+
+
+def survivors(ranks: Ranks, stopped: bool) -> list[Any]:
+    """Kill or stop rank 1 with something in hand; what the others have seen, who finish it soon. Whoever was stopped is killed by them."""
+    began = time.monotonic()
+    (ranks.stop if stopped else ranks.kill)(1)
+    for rank in (0, 2, 3):
+        ranks.pipes[rank].send("go on")
+    found = [ranks.hear(rank) for rank in (0, 2, 3)]
+    assert max(ended for _, ended in found) - began < WITHIN_S + (1.5 * PATIENCE_S if stopped else 0.0)
+    ranks.processes[1].join(DEADLINE_S)
+    assert ranks.processes[1].exitcode == -signal.SIGKILL
+    return [results for results, _ in found]
 
 
 def fold_badly(rank: int, where: str, pipe: Connection, doomed: int) -> None:
@@ -179,20 +194,10 @@ def test_a_fold_is_finished_by_those_who_are_left(stopped: bool) -> None:
             ranks.pipes[rank].send("go")
             assert ranks.hear(rank) == ("folding" if rank == 1 else "arrived")
         assert (host.done, host.number) == (0, 1)
-        began = time.monotonic()
-        if stopped:
-            ranks.stop(1)
-        else:
-            ranks.kill(1)
-        for rank in (0, 2, 3):
-            ranks.pipes[rank].send("wait")
-        found = [ranks.hear(rank) for rank in (0, 2, 3)]
-        assert max(ended for _, ended in found) - began < WITHIN_S + (1.5 * PATIENCE_S if stopped else 0.0)
-        ranks.processes[1].join(DEADLINE_S)
-        assert ranks.processes[1].exitcode == -signal.SIGKILL, "one that is stopped with a slice in hand is killed"
+        found = survivors(ranks, stopped)
     expected = replayed(host.follow(0), host, "full")
     assert expected == {0: sum(worth(rank, 0) for rank in worker_ids(RANKS)) / RANKS}, "with the gradient of the dead"
-    check([results for results, _ in found], expected)
+    check(found, expected)
 
 
 def tear(rank: int, where: str, pipe: Connection) -> None:
@@ -223,18 +228,10 @@ def test_a_change_that_was_left_half_made_has_not_been_made(numel: int, stopped:
         assert ranks.hear(1) == "torn"
         for rank in (0, 2, 3):
             ranks.pipes[rank].send("go")
-        began = time.monotonic()
-        if stopped:
-            ranks.stop(1)
-        else:
-            ranks.kill(1)
-        found = [ranks.hear(rank) for rank in (0, 2, 3)]
-        assert max(ended for _, ended in found) - began < WITHIN_S + (1.5 * PATIENCE_S if stopped else 0.0)
-        ranks.processes[1].join(DEADLINE_S)
-        assert ranks.processes[1].exitcode == -signal.SIGKILL
+        found = survivors(ranks, stopped)
     expected = replayed(host.follow(0), host, "quorum(q=3)")
     assert expected == {0: sum(worth(WorkerId(rank), 0) for rank in (0, 2, 3)) / RANKS}
-    check([results for results, _ in found], expected)
+    check(found, expected)
 
 
 def freeze(rank: int, where: str, pipe: Connection) -> None:
@@ -270,32 +267,12 @@ def test_the_frozen_are_not_waited_for_and_fenced_when_they_move_again() -> None
         began = time.monotonic()
         host.leave(2)
         assert host.state(2) == ABSENT
-        before = host.done
-        until(lambda: host.done > before + 2)
+        goes_on(host)
         assert time.monotonic() - began < WITHIN_S
         os.kill(ranks.processes[2].pid, signal.SIGCONT)
         until(lambda: host.state(2) != ABSENT)
         earlier = ranks.hear(2)
-        before = host.done
-        until(lambda: host.done > before + 2)
+        goes_on(host)
         ranks.tell("stop")
         found = finished(ranks, list(range(RANKS)))
     check([*found, earlier], replayed(host.follow(0), host, "full"))
-
-
-def test_many_deaths_at_any_moment() -> None:
-    host = create("majority", LARGE)
-    chance = random.Random(0)
-    with Ranks(host.block, train, 0, ranks=range(RANKS)) as ranks:
-        for _ in range(10):
-            victim = chance.randrange(RANKS)
-            before = host.done
-            until(lambda before=before: host.done > before + 1)  # type: ignore[misc]
-            for _ in range(chance.randrange(3000)):
-                os.getpid()
-            ranks.kill(victim)
-            host.leave(victim)
-            again(ranks, host, victim)
-        ranks.tell("stop")
-        found = finished(ranks, list(range(RANKS)))
-    check(found, replayed(host.follow(0), host, "majority"))
