@@ -50,5 +50,5 @@ MUTATIONS: Final = (
     closing("first_of", "one initiator, whatever m", drawn),
     closing("all_of", "one initiator, whatever m", drawn),
     closing("full", "all but one", after(-1)),
-    closing("full", "all but one", after(-1), "eager_table2"),
+    closing("full", "all but two", after(-2), "eager_table2"),
 )
