@@ -116,5 +116,5 @@ def finished(job: Job) -> None:
     ended = job.ended()
     assert ended.status == 0, ended.err
     assert ended.tally().problems() == []
-    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
+    reports = ended.reports()
     assert reports and not [report for report in reports if report["exceptions"]]

@@ -57,6 +57,17 @@ class Ended(NamedTuple):
     def tally(self) -> Tally:
         return Tally.of(self.records)
 
+    def reports(self) -> list[Record]:
+        """Those of the epochs."""
+        return [record["report"] for record in self.records if record["kind"] == "epoch_ended"]
+
+    def accounted(self, indices: int = 64) -> None:
+        """It has ended well, every push has one fate, and every index of every epoch was used once, whoever has died over some."""
+        assert self.status == 0, self.err
+        assert self.tally().problems() == []
+        reports = self.reports()
+        assert reports and all(report["folded"] == report["indices"] == indices for report in reports), reports
+
 
 RUN = (sys.executable, "-m", "offbeat.cli", "run")
 AGENT = (sys.executable, "-m", "offbeat.agent")
@@ -173,6 +184,19 @@ class Job:
     def contribution(self, worker: int, incarnation: int) -> Record:
         """The first push of this incarnation that was folded."""
         return self.record("settle", worker=worker, incarnation=incarnation, fate="folded")
+
+    def began(self, workers: int) -> None:
+        """Wait until each of so many workers has contributed."""
+        for worker in range(workers):
+            self.contribution(worker, 1)
+
+    def folds(self) -> int:
+        return sum(record["kind"] == "fold" for record in self.records())
+
+    def goes_on(self, versions: int = 3) -> None:
+        """Wait for more versions than so many."""
+        made = self.folds()
+        self.wait("more versions", lambda: self.folds() > made + versions)
 
     def ended(self, deadline_s: float = DEADLINE_S) -> Ended:
         """Wait for its end, and see that nothing is left of it: processes, shared memory, sockets."""

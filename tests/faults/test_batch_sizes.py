@@ -57,7 +57,7 @@ def test_workers_with_batches_of_their_own_equal_one_process_on_the_joined_batch
 def test_even_shares_are_in_proportion_to_the_batches(start: Start) -> None:
     ended = start("--workers", "2", "--batch", "1=16,0=4", SIZED, "--deal", "even").ended()
     assert ended.status == 0, ended.err
-    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
+    reports = ended.reports()
     assert [[split["indices"] for split in report["splits"]] for report in reports] == [[48, 192]] * 2
     assert ended.out.count("dealt 12 batches of 12") == 2 * 2, ended.out
 

@@ -11,7 +11,6 @@ import torch
 from tests.cutting import cut
 from tests.faults.job import Job
 from tests.faults.test_replicas import REPLICAS, end_of
-from tests.faults.test_servers import folds
 
 from offbeat.chaos import procfs
 
@@ -20,14 +19,14 @@ Start = Callable[..., Job]
 
 def cut_each(job: Job) -> dict[str, int]:
     """Cut all connections of one process after the other; the job must go on each time. Returns how many each had."""
-    job.wait("some versions", lambda: folds(job) > 3)
+    job.wait("some versions", lambda: job.folds() > 3)
     roles = procfs.roles(job._found())
     counts = {}
     for pid, (role, number) in roles.items():
         if role in ("worker", "server", "standby"):
             counts[f"{role} {number} {pid}"] = cut(pid)
-            made, began = folds(job), time.monotonic()
-            job.wait("more versions", lambda made=made: folds(job) > made + 3)  # type: ignore[misc]
+            made, began = job.folds(), time.monotonic()
+            job.wait("more versions", lambda made=made: job.folds() > made + 3)  # type: ignore[misc]
             assert time.monotonic() - began < 8.0, "folds are in the journal after a second; a timeout is 10 s"
     return counts
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from tests.faults.job import Faulty
-from tests.faults.test_hangs import began
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -17,7 +16,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 def test_scripts_save_on_ctrl_c(faulty: Faulty, tmp_path: Path, sync: str, waiting: bool) -> None:
     """Also from inside step(), where worker 0 waits for worker 1, which computes for long."""
     job = faulty.start("--workers", "2", "--sync", sync, more=("--save", str(tmp_path / "saved")))
-    began(job, 2)
+    job.began(2)
     if waiting:
         faulty.order(1, "loop")
         job.wait("its mishap", lambda: not (tmp_path / "1").exists())
@@ -36,7 +35,7 @@ def test_scripts_save_on_ctrl_c(faulty: Faulty, tmp_path: Path, sync: str, waiti
 def test_scripts_that_do_not_end_are_ended(faulty: Faulty, tmp_path: Path) -> None:
     """After the grace; a second Ctrl-C would do it at once."""
     job = faulty.start("--workers", "2", "--sync", "asp", "--grace", "1", more=("--save", str(tmp_path / "saved"), "--then", "linger"))
-    began(job, 2)
+    job.began(2)
     job.process.send_signal(signal.SIGINT)
     job.wait("the notice", lambda: "not all scripts have ended within 1 s of Ctrl-C (--grace): SIGTERM" in (tmp_path / "out").read_text())
     job.process.send_signal(signal.SIGINT)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.job import MISTAKEN, TRAIN, Ended, Job, signalled
-from tests.faults.test_workers import CALM, accounted, began
+from tests.faults.test_workers import CALM
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
@@ -51,15 +51,14 @@ def takes_part_from_the_next_epoch(ended: Ended, worker: int) -> None:
 def test_a_killed_worker_holds_nobody_up_and_comes_back_for_the_next_epoch(start: Start, enough: Path, victim: int) -> None:
     timeout_s = 5.0
     job = start("--workers", "4", "--timeout", str(timeout_s), *SYNC, *CALM, TRAIN, "--until", str(enough))
-    began(job, 4)
+    job.began(4)
     before = job.workers()
     signalled(before[victim], signal.SIGKILL)
     died = job.record("state_changed", worker=victim, state="dead", incarnation=1)
     job.contribution(victim, 2)
     enough.touch()
     ended = job.ended()
-    assert ended.status == 0, ended.err
-    accounted(ended)
+    ended.accounted()
     pause_s = longest_pause_s(ended.records, {0, 1, 2, 3} - {victim}, died["t"] - 1.0, died["t"] + 1.0)
     assert 0.0 < pause_s < timeout_s, "a closed connection tells at once, no silence has to be waited out"
     without = [r for r in ended.records if r["kind"] == "fold" and victim not in {part["worker"] for part in r["parts"]}]
@@ -70,7 +69,7 @@ def test_a_killed_worker_holds_nobody_up_and_comes_back_for_the_next_epoch(start
 def test_a_frozen_worker_holds_the_others_up_for_the_timeout(start: Start, enough: Path) -> None:
     timeout_s = 1.5
     job = start("--workers", "4", "--timeout", str(timeout_s), *SYNC, *CALM, TRAIN, "--until", str(enough))
-    began(job, 4)
+    job.began(4)
     frozen = job.workers()[1]
     signalled(frozen, signal.SIGSTOP)
     died = job.record("state_changed", worker=1, state="dead", incarnation=1)
@@ -80,8 +79,7 @@ def test_a_frozen_worker_holds_the_others_up_for_the_timeout(start: Start, enoug
     job.contribution(1, 2)
     enough.touch()
     ended = job.ended()
-    assert ended.status == 0, ended.err
-    accounted(ended)
+    ended.accounted()
     pause_s = longest_pause_s(ended.records, {0, 2, 3}, died["t"] - timeout_s, died["t"] + 1.0)
     assert timeout_s / 2 < pause_s < timeout_s + 1.0
     takes_part_from_the_next_epoch(ended, 1)
@@ -91,7 +89,7 @@ def test_one_that_is_told_to_leave_hands_in_its_local_steps(start: Start, enough
     """A push is far off: an epoch has fewer steps than the rule asks for. What there is goes into the next fold all the same."""
     sync = ("--sync", "ensemble(steps=1000, overlap=0.0)", "--slow", "1=0.1")
     job = start("--workers", "3", *sync, TRAIN, "--until", str(enough))
-    began(job, 3)
+    job.began(3)
     job.workers()[1].send_signal(signal.SIGTERM)
     left = job.record("state_changed", worker=1, incarnation=1, state="finished")
     assert job.record("process", number=1, role="worker", what="exited", after=left["t"] - 1.0)["detail"] == "exited with status 143"
@@ -133,7 +131,7 @@ def test_an_optimizer_that_only_workers_can_run_is_refused_before_anything_hangs
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_job_that_is_stopped_does_not_wait_for_local_steps(start: Start, enough: Path, number: signal.Signals) -> None:
     job = start("--workers", "3", "--sync", "ensemble(steps=1000)", "--slow", "1=0.1", TRAIN, "--until", str(enough))
-    began(job, 3)
+    job.began(3)
     job.process.send_signal(number)
     ended = job.ended(20.0)
     assert ended.last_line == f"offbeat: stopped by {number.name}"

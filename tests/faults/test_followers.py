@@ -24,15 +24,6 @@ def writers(job: Job) -> list[psutil.Process]:
     return found
 
 
-def folds(job: Job) -> int:
-    return sum(record["kind"] == "fold" for record in job.records())
-
-
-def more_versions(job: Job) -> None:
-    made = folds(job)
-    job.wait("more versions", lambda: folds(job) > made + 20)
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     "options", [pytest.param((), id="alone"), pytest.param(("--replicas", "1"), marks=pytest.mark.night, id="replicas")]
@@ -42,14 +33,14 @@ def test_no_death_ends_a_curve(start: Start, enough: Path, tmp_path: Path, optio
     folder = tmp_path / "runs"
     job = start("--workers", "2", "--slow", "any=0.01", *options, "--log-to", f"tensorboard:{folder}", LOGGED, str(enough))
     job.contribution(1, 1)
-    more_versions(job)
+    job.goes_on(20)
     (writer,) = job.wait("the writer", lambda: writers(job))
     writer.kill()
     job.wait("another writer", lambda: [one for one in writers(job) if one.pid != writer.pid])
     job.workers()[1].kill()
     job.contribution(1, 2)
     job.servers()[0].kill()
-    more_versions(job)
+    job.goes_on(20)
     (writer,) = job.wait("the writer", lambda: writers(job))
     job.wait("its file", lambda: list(folder.glob(f"events*.{writer.pid}.*")))
     enough.touch()
@@ -70,6 +61,6 @@ def test_a_writer_that_stands_still_costs_the_job_nothing(start: Start, enough: 
     (writer,) = job.wait("the writer", lambda: writers(job))
     writer.send_signal(signal.SIGSTOP)
     job.contribution(1, 1)
-    more_versions(job)
+    job.goes_on(20)
     enough.touch()
     assert job.ended().status == 0

@@ -36,7 +36,7 @@ def survived(job: Job, victim: int) -> Ended:
     assert exits[0] == "killed by SIGKILL"
     folded = [r for r in ended.records if r["kind"] == "settle" and r["fate"] == "folded"]
     assert any(r["worker"] == victim and r["incarnation"] == 2 for r in folded), "the victim has not trained again"
-    reports = [r["report"] for r in ended.records if r["kind"] == "epoch_ended"]
+    reports = ended.reports()
     assert reports and all(report["folded"] == report["indices"] for report in reports), reports
     return ended
 

@@ -63,7 +63,7 @@ def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(star
     ended = job.ended()
     assert ended.status == 0, ended.err
     check_parameters(tmp_path, EPOCHS)
-    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
+    reports = ended.reports()
     assert [report["folded"] for report in reports] == [SIZE] * EPOCHS
     saved, names = torch.load(tmp_path / "checkpoint.pt"), on_all_samples(0).keys()
     assert len(saved["optimizer"]["state"]) == len(names), "the momentum of every parameter"
@@ -102,10 +102,7 @@ def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     assert after[0].pid == before[0].pid
     assert f"process {rank} of the 2 of this worker killed by SIGKILL" in ended.err
     assert not any(process.is_running() for process in ranks), "the other process was ended too"
-    assert ended.tally().problems() == []
-    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
-    assert reports
-    assert all(report["folded"] == SIZE for report in reports)
+    ended.accounted(SIZE)
 
 
 SLOW_LOADER = """

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.faults.job import Ended, Faulty, Job, signalled
+from tests.faults.job import Faulty, signalled
 from tests.faults.loop import Trial
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
@@ -18,23 +18,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 QUICK = ("--timeout", "1", "--progress-timeout", "4")
 
 
-def began(job: Job, workers: int) -> None:
-    for worker in range(workers):
-        job.contribution(worker, 1)
-
-
-def accounted(ended: Ended) -> None:
-    """Every push has one fate, and every index of every epoch was used once."""
-    assert ended.status == 0, ended.err
-    assert ended.tally().problems() == []
-    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
-    assert reports and all(report["folded"] == 64 for report in reports), reports
-
-
 def test_scripts_that_hang_are_shown_killed_and_restarted(faulty: Faulty) -> None:
     """One holds the GIL, so that its heartbeat stops; the heartbeat of the other goes on."""
     job = faulty.start("--workers", "3", "--sync", "asp", *QUICK)
-    began(job, 3)
+    job.began(3)
     faulty.order(1, "loop")
     faulty.order(2, "gil")
     hung = {worker: job.record("process", number=worker, what="hung")["detail"] for worker in (1, 2)}
@@ -43,7 +30,7 @@ def test_scripts_that_hang_are_shown_killed_and_restarted(faulty: Faulty) -> Non
         job.contribution(worker, 2)
     faulty.enough()
     ended = job.ended()
-    accounted(ended)
+    ended.accounted()
     for worker, where in ((1, "in loop"), (2, "in hold_the_gil")):
         assert where in ended.err and "most recent call first" in ended.err
         assert f"worker {worker} {hung[worker]}: it is killed; its stacks follow on its stderr" in ended.out
@@ -52,7 +39,7 @@ def test_scripts_that_hang_are_shown_killed_and_restarted(faulty: Faulty) -> Non
 
 def test_who_hangs_for_good_is_not_waited_for_at_the_end(faulty: Faulty) -> None:
     job = faulty.start("--workers", "3", "--sync", "majority", "--max-restarts", "0", *QUICK)
-    began(job, 3)
+    job.began(3)
     faulty.order(1, "block")
     signalled(job.workers()[2], signal.SIGSTOP)
     died = job.record("state_changed", worker=2, state="dead", incarnation=1)
@@ -60,7 +47,7 @@ def test_who_hangs_for_good_is_not_waited_for_at_the_end(faulty: Faulty) -> None
     hung = job.record("process", number=2, what="hung")
     assert hung["t"] - died["t"] >= 0.9, "it had one more timeout to come back"
     ended = job.ended()
-    accounted(ended)
+    ended.accounted()
     assert "in block" in ended.err
     assert "it is killed; no stacks: the process is stopped (SIGSTOP)" in ended.out
     assert ended.out.count("not restarted, --max-restarts is 0") == 2
@@ -77,7 +64,7 @@ def test_one_hangs_while_it_starts_and_one_after_its_goodbye_where_one_crashes(f
     assert job.record("settle", worker=1, fate="folded")["incarnation"] == 1
     faulty.enough()
     ended = job.ended()
-    accounted(ended)
+    ended.accounted()
     assert ended.err.count("in block") == 2
     assert [r["number"] for r in ended.records if r["kind"] == "process" and r["what"] == "hung"] == [0, 1]
     assert "worker 1 has said goodbye, and its process has not ended for another 2 s (see --grace): it is killed; its stacks" in ended.out
@@ -88,7 +75,7 @@ def test_one_hangs_while_it_starts_and_one_after_its_goodbye_where_one_crashes(f
 
 def test_a_server_that_is_stopped_for_good_ends_a_job_without_restarts(faulty: Faulty) -> None:
     job = faulty.start("--workers", "2", "--servers", "2", "--sync", "bsp", "--timeout", "0.5", "--max-restarts", "0")
-    began(job, 2)
+    job.began(2)
     signalled(job.servers()[1], signal.SIGSTOP)
     ended = job.ended()
     assert ended.status == 1
@@ -99,7 +86,7 @@ def test_a_server_that_is_stopped_for_good_ends_a_job_without_restarts(faulty: F
 
 def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(faulty: Faulty) -> None:
     job = faulty.start("--workers", "2", "--sync", "majority", *QUICK)
-    began(job, 2)
+    job.began(2)
     before = {worker: process.pid for worker, process in job.workers().items()}
     server, (supervisor,) = job.servers()[0], [p for p in job.processes() if p.pid == job.process.pid]
     for process, stopped_s in ((supervisor, 3.0), (server, 2.5)):
@@ -110,13 +97,13 @@ def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(fault
     assert {worker: process.pid for worker, process in job.workers().items()} == before
     faulty.enough()
     ended = job.ended()
-    accounted(ended)
+    ended.accounted()
     assert [record for record in ended.records if record["kind"] == "state_changed" and record["state"] == "dead"] == []
 
 
 def test_a_rank_that_comes_back_when_the_others_have_finished_fails_nothing(faulty: Faulty, tmp_path: Path) -> None:
     job = faulty.start("--workers", "3", "--sync", "majority")
-    began(job, 3)
+    job.began(3)
     released = tmp_path / "released"
     faulty.order("start-2", f"hold {released}")
     signalled(job.workers()[2], signal.SIGKILL)
@@ -126,7 +113,7 @@ def test_a_rank_that_comes_back_when_the_others_have_finished_fails_nothing(faul
         job.record("process", number=worker, what="exited")
     released.touch()
     ended = job.ended()
-    accounted(ended)
+    ended.accounted()
     assert ended.records[-1]["kind"] == "end" and ended.records[-1]["ok"]
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from tests.faults.job import Faulty, signalled
-from tests.faults.test_hangs import accounted, began
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -78,13 +77,13 @@ def test_a_job_without_output_trains_to_its_end(faulty: Faulty, tmp_path: Path, 
     summary, folder = tmp_path / "summary.json", tmp_path / "checkpoints"
     options = ("--workers", "2", "--sync", "asp", "--summary", str(summary), "--checkpoint", str(folder), "--every", "1v")
     job = faulty.start(*options, popen=printing_to(stream, both=both))
-    began(job, 2)
+    job.began(2)
     signalled(job.workers()[1], signal.SIGKILL)  # the line about the restart cannot be written either
     job.contribution(1, 2)
     faulty.enough()
     ended = job.ended()
     assert ended.status == status
-    accounted(ended._replace(status=0))
+    ended._replace(status=0).accounted()
     assert ended.records[-1]["kind"] == "end" and ended.records[-1]["ok"]
     figures = json.loads(summary.read_text())
     assert figures["ok"] and figures["missing"] == [] and any(folder.glob("version-*"))
@@ -100,7 +99,7 @@ def test_ctrl_c_under_a_pipe(faulty: Faulty, tmp_path: Path, number: signal.Sign
     summary, folder = tmp_path / "summary.json", tmp_path / "checkpoints"
     options = ("--workers", "2", "--sync", "bsp", "--summary", str(summary), "--checkpoint", str(folder))
     job = faulty.start(*options, more=("--save", str(tmp_path / "saved")), popen=printing_to(gone, both=True))
-    began(job, 2)
+    job.began(2)
     job.process.send_signal(number)
     ended = job.ended()
     assert ended.status == 128 + number
@@ -112,7 +111,7 @@ def test_ctrl_c_under_a_pipe(faulty: Faulty, tmp_path: Path, number: signal.Sign
 
 def test_no_descriptor_is_left_for_a_restart(faulty: Faulty) -> None:
     job = faulty.start("--workers", "2", "--sync", "asp")
-    began(job, 2)
+    job.began(2)
     files, limit = resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE), len(os.listdir(f"/proc/{job.process.pid}/fd"))
     resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (limit, files[1]))
     signalled(job.workers()[1], signal.SIGKILL)
@@ -120,7 +119,7 @@ def test_no_descriptor_is_left_for_a_restart(faulty: Faulty) -> None:
     resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, files)
     job.contribution(1, 2)
     faulty.enough()
-    accounted(job.ended())
+    job.ended().accounted()
     assert "(raise ulimit -n)" in job.printed()
 
 
@@ -128,7 +127,7 @@ def test_a_summary_that_cannot_be_written_is_the_last_line(faulty: Faulty, tmp_p
     place = tmp_path / "place"
     place.mkdir()
     job = faulty.start("--workers", "1", "--sync", "asp", "--summary", str(place / "summary.json"))
-    began(job, 1)
+    job.began(1)
     place.rmdir()
     faulty.enough()
     ended = job.ended()
@@ -140,7 +139,7 @@ def test_a_summary_that_cannot_be_written_is_the_last_line(faulty: Faulty, tmp_p
 def test_the_last_record_is_written_where_no_descriptor_is_left(faulty: Faulty) -> None:
     """Server 0 is gone, and with it whoever writes the journal: the supervisor ends it, with every descriptor below its limit taken."""
     job = faulty.start("--workers", "2", "--sync", "asp", environment={"OFFBEAT_HOST": "apart"})
-    began(job, 2)
+    job.began(2)
     files = resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE)
     kept = {int(entry.name) for entry in Path(f"/proc/{job.process.pid}/fd").iterdir() if not os.readlink(entry).startswith("socket:")}
     limit = next(number for number in itertools.count() if number not in kept)  # connections that end make no room below it

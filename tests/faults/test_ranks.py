@@ -34,12 +34,7 @@ GOSSIP = ("dpsgd", "sgp(out_degree=2, overlap=1)", "adpsgd")
 
 def accounted(ended: Ended) -> None:
     """Every push has one fate, every index of every epoch was used once, and replicas are one, or of gossip finite."""
-    assert ended.status == 0, ended.err
-    assert ended.tally().problems() == []
-    reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
-    assert reports
-    for report in reports:
-        assert report["folded"] == report["indices"] == 64, report
+    ended.accounted()
     (first,) = (record for record in ended.records if record["kind"] == "job")
     checksums: dict[float, set[float]] = {}
     for record in ended.records:
@@ -54,18 +49,13 @@ def gap_after(job: Job, died: Record) -> float:
     return float(job.record("fold", after=died["t"])["t"] - died["t"])
 
 
-def began(job: Job, ranks: int) -> None:
-    for rank in range(ranks):
-        job.contribution(rank, 1)
-
-
 RETURNING = [*((rule, {}) for rule in ("majority", *GOSSIP[1:])), ("majority", APART)]
 
 
 @pytest.mark.parametrize(("rule", "where"), marked(RETURNING, night=RETURNING[1:2]))
 def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
     job = start("--workers", "4", "--sync", rule, *CALM, *RANKS, "--until", str(enough), environment=where)
-    began(job, 4)
+    job.began(4)
     before = job.workers()
     signalled(before[0], signal.SIGKILL)
     died = job.record("state_changed", worker=0, state="dead", incarnation=1)
@@ -121,7 +111,7 @@ def test_what_goes_with_a_host_is_not_in_its_round(start: Start, enough: Path, t
 @pytest.mark.parametrize(("rule", "where"), [("full", {}), ("sgp(out_degree=2, overlap=1)", {}), ("full", APART)])
 def test_a_frozen_rank_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
     job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, *RANKS, "--until", str(enough), environment=where)
-    began(job, 4)
+    job.began(4)
     before = job.workers()
     signalled(before[1], signal.SIGSTOP)
     died = job.record("state_changed", worker=1, state="dead", incarnation=1)
@@ -136,7 +126,7 @@ def test_a_frozen_rank_is_not_waited_for_and_comes_back_by_itself(start: Start, 
 
 def test_a_rank_that_is_told_to_leave_finishes_its_step(start: Start, enough: Path) -> None:
     job = start("--workers", "3", "--sync", "majority", *CALM, *RANKS, "--until", str(enough))
-    began(job, 3)
+    job.began(3)
     job.workers()[1].send_signal(signal.SIGTERM)
     left = job.record("state_changed", worker=1, state="finished")
     assert gap_after(job, left) < PATIENCE_S

@@ -12,8 +12,8 @@ import psutil
 import pytest
 import torch
 from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, signalled
-from tests.faults.test_ranks import CALM, RANKS, accounted, began
-from tests.faults.test_servers import calm, folds, killed, one_process_each, ready
+from tests.faults.test_ranks import CALM, RANKS, accounted
+from tests.faults.test_servers import calm, each_index_has_a_fate, killed, one_process_each, ready
 from tests.faults.test_servers import strike as strike_lasting
 from tests.tiers import marked
 
@@ -43,13 +43,11 @@ def leader(job: Job, number: int) -> psutil.Process:
 
 def strike(job: Job, number: int, fault: signal.Signals = signal.SIGKILL) -> psutil.Process:
     """Kill or stop the leader of a server once the job has made some versions, and wait until its standby leads and versions are made."""
-    made = folds(job)
-    job.wait("more versions", lambda: folds(job) > made + 3)
+    job.goes_on()
     victim, taken = leader(job, number), len(takeovers(job.records(), number))
     signalled(victim, fault)
     job.wait("the takeover", lambda: len(takeovers(job.records(), number)) > taken)
-    made = folds(job)
-    job.wait("more versions", lambda: folds(job) > made + 3)
+    job.goes_on()
     return victim
 
 
@@ -198,8 +196,7 @@ def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -
     job.record("fold")
     leader(job, 0).send_signal(signal.SIGTERM)
     job.wait("the takeover", lambda: takeovers(job.records(), 0))
-    made = folds(job)
-    job.wait("more versions", lambda: folds(job) > made + 3)
+    job.goes_on()
     enough.touch()
     ended = job.ended()
     one_process_each(ended)
@@ -219,17 +216,13 @@ def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync:
     ended = job.ended()
     one_process_each(ended)
     assert len(takeovers(ended.records)) == servers
-    reports = [r["report"] for r in ended.records if r["kind"] == "epoch_ended"]
-    assert reports
-    for report in reports:
-        assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
-        assert not report["rejected"]
+    each_index_has_a_fate(ended)
 
 
 def test_ranks_keep_their_processes_when_the_sequencer_dies_or_stands_still(start: Start, enough: Path) -> None:
     """One of them is killed as well: its next process calls the process that leads by then."""
     job = start("--workers", "3", "--sync", "full", "--timeout", "3", "--replicas", "1", *CALM, *RANKS, "--until", str(enough))
-    began(job, 3)
+    job.began(3)
     before = job.workers()
     strike(job, 0)
     follows(job, 1)

@@ -78,7 +78,7 @@ def test_a_job_that_is_told_to_leave_makes_a_last_checkpoint(
     folder = tmp_path / "checkpoints"
     every = ("--checkpoint", str(folder), "--every", "3600", "--sync", sync, *options)
     job = jobs("first", *CALM, *every, script=("--epochs", "1000", *script))
-    job.wait("folds", lambda: sum(record["kind"] == "fold" for record in job.records()) > 5)
+    job.wait("folds", lambda: job.folds() > 5)
     assert newest(folder) is None
     told = [process for process in job.processes() if which != "supervisor" or process.pid == job.process.pid]
     for process in told:

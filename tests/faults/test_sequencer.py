@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.job import Job, signalled
-from tests.faults.test_ranks import CALM, RANKS, accounted, began
+from tests.faults.test_ranks import CALM, RANKS, accounted
 from tests.faults.test_servers import goes_on_where_it_was, newest, returns
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
@@ -22,7 +22,7 @@ def test_the_rounds_go_on_where_they_were(start: Start, enough: Path) -> None:
 
 def test_a_rank_that_dies_while_the_sequencer_stands_still_returns(start: Start, enough: Path) -> None:
     job = start("--workers", "3", "--sync", "full", "--timeout", "1", *CALM, *RANKS, "--apart", "--until", str(enough))
-    began(job, 3)
+    job.began(3)
     before = job.workers()
     signalled(newest(job, 0), signal.SIGSTOP)
     signalled(before[1], signal.SIGKILL)

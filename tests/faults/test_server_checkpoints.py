@@ -119,7 +119,7 @@ def test_a_server_that_dies_after_the_checkpoint_is_gone_from_which_the_job_bega
 def test_a_last_checkpoint_is_made_although_a_server_dies(jobs: Start, tmp_path: Path) -> None:
     folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
     job = jobs("first", "--slow", "any=0.1", "--checkpoint", str(folder), "--every", "3600", environment=orders_to_die(orders))
-    job.wait("a fold", lambda: sum(record["kind"] == "fold" for record in job.records()) > 5)
+    job.wait("a fold", lambda: job.folds() > 5)
     (orders / "0-files").touch()
     job.process.send_signal(signal.SIGTERM)
     ended = job.ended(DEADLINE_S)
