@@ -65,8 +65,8 @@ def coordinator(
 class Worker:
     """One worker's end, spoken by hand; its parameters are all ``value``."""
 
-    def __init__(self, host: LiveCoordinators, number: int, value: float = 0.0, sync: str = "asp") -> None:
-        self.host, self.number, self.sync = host, number, sync
+    def __init__(self, host: LiveCoordinators, number: int, value: float = 0.0, sync: str = "asp", pid: int = 0) -> None:
+        self.host, self.number, self.sync, self.pid = host, number, sync, pid
         self.line = Line(f"worker {number}")
         model = torch.nn.Linear(4, 1, bias=False)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -82,7 +82,7 @@ class Worker:
         wire = {"layout": self.layout.to_wire(), "optimizer": spec_of(self.optimizer).to_wire(), "sync": self.sync, "local_only": None}
         if rule(self.sync).family != "server":
             wire["vector"] = {"dtype": "float32", "numel": 4, "size": 4}
-        self.say("hello", now, worker=self.number, pid=0, memory=(self.push_block, self.pull_block), **wire)
+        self.say("hello", now, worker=self.number, pid=self.pid, memory=(self.push_block, self.pull_block), **wire)
 
     def join(self, now: Seconds) -> None:
         self.greet(now)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.by_hand import Worker, coordinator
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime import server
+from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.lasting_server import Server
 from offbeat.transport.base import Closed, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.transport.tcp import listen_tcp
+from offbeat.types import WorkerState
 
 
 class Coordinator:
@@ -62,6 +65,9 @@ class Listening(Coordinator):
     def connections_of(self, worker: int) -> list[Any]:
         return [self.connection]
 
+    def has_replaced(self, worker: int, pid: int) -> bool:
+        return False
+
     def on_lost(self, worker: int, reason: str, now: float) -> None:
         self.lost.append(reason)
 
@@ -85,6 +91,26 @@ def test_what_a_killed_process_has_sent_before_is_no_sign_of_life(killed: bool, 
     server.hear(0.0)
     assert coordinator.heard == heard and coordinator.lost == ["it was killed"]
     assert coordinator.closed == 1, "its connection ends as any other"
+
+
+@pytest.mark.parametrize("kind", ["lost", "ended"])
+def test_the_end_of_a_process_that_comes_after_its_successors_hello_is_no_news(kind: str) -> None:
+    """While a server stands still or is replaced, the supervisor's word and a worker's new process wait for it, in any order."""
+    network, host = MemoryNetwork(), coordinator(JobSettings(workers=1))
+    hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
+    service = Server(0, hub, peers.connect(hub.listen())).service
+    service.state.coordinator = host
+    first, second = Worker(host, 0, pid=7), Worker(host, 0, pid=8)
+    first.join(0.0)
+    first.provide(0.0)
+    second.join(1.0)
+    job = host.first.job.core
+    for pid, state in ((7, WorkerState.ALIVE), (8, WorkerState.DEAD if kind == "lost" else WorkerState.FINISHED)):
+        reason = {"reason": "it was killed", "killed": True} if kind == "lost" else {}
+        host.first.returned = True
+        service.handle(2.0, service.supervisor, Message({"kind": kind, "worker": 0, "pid": pid, **reason}, memoryview(b""), ()))
+        assert job.membership[0].state is state
+        assert (second.line in service.refused) == (kind == "lost" and pid == 8)
 
 
 def test_a_server_that_stood_still_says_so_and_one_that_waits_or_computes_does_not() -> None:

@@ -178,11 +178,11 @@ class Workers:
             self._record("worker", worker, "exited", how)
             if status == 0 or state.too_late or state.standing.was_done(status):
                 state.status = 0
-                self._tell("ended", worker=worker)
+                self._tell("ended", worker=worker, pid=state.child.pid)
                 if status != 0 or state.too_late or state.over:
                     self._note(f"worker {worker} {how}")
                 continue
-            self._tell("lost", worker=worker, reason=f"its process {how}", killed=status < 0)
+            self._tell("lost", worker=worker, reason=f"its process {how}", killed=status < 0, pid=state.child.pid)
             if script_failed(status) and state.failure is not None and (bug := self._bugs.note(worker, state.failure)) is not None:
                 state.status, self.bug = status, bug
                 self._output.drain()
@@ -268,9 +268,10 @@ class Workers:
 
     def _lose(self, worker: WorkerId, state: WorkerProcess, reason: str) -> None:
         """Handle the loss of a worker's machine: the worker may return with it, and no restart is counted."""
+        pid = 0 if state.child is None else state.child.pid
         state.child, state.away, state.told = None, reason, True
         state.died_at = self._clock.now() if state.died_at is None else state.died_at
-        self._tell("lost", worker=worker, reason=reason)
+        self._tell("lost", worker=worker, reason=reason, pid=pid)
         self._record("worker", worker, "lost", reason)
         self._note(f"worker {worker} is lost: {reason}; {self._engine.returns}")
 

@@ -157,6 +157,10 @@ class LiveCoordinators:
         self._raised.setdefault((failure["type"], place), worker)
         return before
 
+    def has_replaced(self, worker: WorkerId, pid: int) -> bool:
+        """Return True if the worker's process of this number has been replaced by another one, which has said hello."""
+        return any(live.job.peers.has_replaced(worker, pid) for live in self._live)
+
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds) -> None:
         """Handle the end of a worker's process in the coordinators of all optimizers."""
         for live in self._live:

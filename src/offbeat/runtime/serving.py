@@ -289,6 +289,8 @@ class Service:
                 self.state.early_orders.append(message)
             case "process":
                 coordinator.on_process(header["fields"], self.now())
+            case "lost" | "ended" if coordinator.has_replaced(header["worker"], header.get("pid", 0)):
+                pass  # the process that has taken its place was heard first, as may happen while this server is away
             case "lost":
                 if header.get("killed", False):  # what is still on its way from the process is no sign of life
                     self.refused.update(coordinator.connections_of(header["worker"]))

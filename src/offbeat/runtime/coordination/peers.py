@@ -19,6 +19,8 @@ class Peer:
     connection: Connection
     pid: int = 0
     """The process number in its hello."""
+    former_pid: int = 0
+    """That of the worker's process before; 0: this is the first."""
     incarnation: Incarnation = NOT_JOINED
     serial: int = 0
     """Number of its releases so far; every shard's ``parameters`` message carries it."""
@@ -91,8 +93,13 @@ class Peers:
 
     def enter(self, worker: WorkerId, connection: Connection, pid: int = 0) -> None:
         """Make this connection that of the worker's current process."""
-        self._speaking[connection] = self._current[worker] = Peer(worker, connection, pid)
+        former_pid = self._current[worker].pid if worker in self._current else 0
+        self._speaking[connection] = self._current[worker] = Peer(worker, connection, pid, former_pid)
         self.gone.discard(worker)
+
+    def has_replaced(self, worker: WorkerId, pid: int) -> bool:
+        """Return True if the worker's current process came after the one of this number. (0 is the number of none.)"""
+        return pid > 0 and worker in self._current and self._current[worker].former_pid == pid != self._current[worker].pid
 
     def predecessor(self, worker: WorkerId) -> Connection | None:
         """Return the open connection of this worker's current process; None if it has none."""
