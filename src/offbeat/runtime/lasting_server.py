@@ -16,6 +16,7 @@ from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.recovery.recorder import Recorder, is_bare
 from offbeat.runtime.recovery.sessions import SessionLinks
 from offbeat.runtime.server_process import STATUS_PERIOD_S, ServerProcess
+from offbeat.runtime.serving import checked_order, trusting
 from offbeat.transport.base import Closed, Connection, Hub, Message
 from offbeat.transport.link import Link
 from offbeat.transport.shm import MemoryBlock
@@ -34,7 +35,6 @@ class Server(ServerProcess):
 
     def __init__(self, number: int, hub: Hub, launcher: Connection, **more: Any) -> None:
         super().__init__(number, hub, launcher, **more)
-        self.service.aside = self._carry_out
         self._kept: dict[str, MemoryBlock] = {}
         """What an earlier process has left with the supervisor."""
         self._tick_at: Seconds = 0.0
@@ -65,18 +65,28 @@ class Server(ServerProcess):
             return
         self._resuming.pop(connection, None)
         link = None if recorder is None else recorder.link_at(connection)
-        if recorder is None or link is None:
+        if recorder is None and connection is self._launcher:
+            self._from_supervisor(item)
+        elif recorder is None or link is None:
             service.handle(service.now(), connection, item)
         elif isinstance(item, Closed):
             recorder.cut(connection)
             if link is service.supervisor:
-                service.handle(service.now(), link, item)
+                self._from_supervisor(item)
             elif link is not service.state.to_coordinator and link not in service.state.shards.values():
                 self._end(recorder, link, item.reason)  # what becomes of a server the supervisor knows
         elif link is service.supervisor and is_bare(item):
-            service.handle(service.now(), link, item)
+            self._from_supervisor(item)
         else:
             self._take(recorder, link, connection, item)
+
+    def _from_supervisor(self, item: Message | Closed) -> None:
+        """Handle what the supervisor has sent over no link: an order to this process, or else to the service."""
+        if isinstance(item, Message):
+            with trusting():
+                if self._carry_out(checked_order(item), item):
+                    return
+        self.service.handle(self.service.now(), self.service.supervisor, item)
 
     def _on_resume(self, connection: Connection, message: Message) -> None:
         """Let a link go on over a connection, as soon as this server knows its job."""

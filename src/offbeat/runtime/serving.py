@@ -95,8 +95,6 @@ class Service:
         """Where each server listens."""
         self.refused: WeakSet[Connection] = WeakSet()
         """Connections that this server has closed; messages that came with the refused one may still be queued."""
-        self.aside: Callable[[str, Message], bool] = lambda kind, message: False
-        """Carries out an order of the supervisor to the process; returns False if it is one to the service."""
         self.writer = FileWriter(hub.wake)
         """Writes this server's files of checkpoints."""
         self._moment: Seconds | None = None
@@ -248,10 +246,8 @@ class Service:
         if connection is self.supervisor:
             if isinstance(item, Closed):
                 raise JobError("the supervisor is gone")
-            try:
+            with trusting():
                 self._on_supervisor(item)
-            except ProtocolError as error:
-                raise JobError(f"{error}, and a server does not outlive the connection to its supervisor") from error
         elif isinstance(item, Closed):
             self._on_closed(connection, item.reason)
         elif connection not in self.refused:
@@ -270,9 +266,7 @@ class Service:
                 self._on_closed(connection, f"it broke the protocol: {refuse(connection, error)}")
 
     def _on_supervisor(self, message: Message) -> None:
-        kind = messages.FROM_SUPERVISOR.check(message.header, "the supervisor", len(message.payload), len(message.memory))
-        if not self.aside(kind, message):
-            self._carry_out(kind, message)
+        self._carry_out(checked_order(message), message)
 
     def _carry_out(self, kind: str, message: Message) -> None:
         """Carry out an order of the supervisor."""
@@ -518,3 +512,17 @@ class Service:
     def send_records(self, batch: Batch) -> None:
         """Send the supervisor lines of the journal, for those who follow it."""
         self._launcher.send({"kind": "records", "first": batch.first, "count": len(batch.lines)}, payload=[batch.payload])
+
+
+def checked_order(message: Message) -> str:
+    """Return the kind of a message of the supervisor. Raises `ProtocolError` if it is none of its messages."""
+    return messages.FROM_SUPERVISOR.check(message.header, "the supervisor", len(message.payload), len(message.memory))
+
+
+@contextlib.contextmanager
+def trusting() -> Iterator[None]:
+    """Let a message of the supervisor that breaks the protocol end the job: nobody else could tell this server what to do."""
+    try:
+        yield
+    except ProtocolError as error:
+        raise JobError(f"{error}, and a server does not outlive the connection to its supervisor") from error
