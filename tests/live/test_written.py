@@ -24,7 +24,7 @@ from offbeat.runtime.parameter_server.exchange import Exchange
 TRAINED = 10
 
 
-def loaded_before_and_after(worker: Worker, sync: str, value: float, *, sampler: bool = True) -> tuple[float, float]:
+def loaded_before_and_after(worker: Worker, sync: str, value: float, *, sampler: bool = True, samples: int = 8) -> tuple[float, float]:
     """Adam's state is loaded before wrapping, the parameters after it, and no ``load_state_dict`` of the optimizer is called.
 
     Without a sampler the first call after that is the first step, whose gradient was computed from what the script has loaded.
@@ -38,7 +38,7 @@ def loaded_before_and_after(worker: Worker, sync: str, value: float, *, sampler:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.data.fill_(value)  # not counted by autograd
-    for _ in wrapped.batch_sampler(range(8), batch_size=2) if sampler else range(4):
+    for _ in wrapped.batch_sampler(range(samples), batch_size=2) if sampler else range(4):
         wrapped.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
         wrapped.step()
@@ -67,10 +67,10 @@ def test_the_job_begins_with_parameters_that_were_loaded_after_wrapping(sync: st
     ("sync", "sampler"), [("asp", True), ("bsp", True), ("bsp", False), ("majority", True), ("majority", False), ("dpsgd", True)]
 )
 def test_workers_that_begin_with_different_parameters_end_the_job(sync: str, sampler: bool) -> None:
-    # A script that waits for nobody may come to its end before it hears of the failure.
+    # A script that waits for nobody may come to its end before it hears of the failure, and one worker must not take all samples.
     with suppress(JobError), Job(2) as job:
         try:
-            job.run(lambda worker: loaded_before_and_after(worker, sync, 1.0 + worker.number, sampler=sampler))
+            job.run(lambda worker: loaded_before_and_after(worker, sync, 1.0 + worker.number, sampler=sampler, samples=20_000))
         finally:
             failure = job.await_failure()
     assert "different values" in failure
