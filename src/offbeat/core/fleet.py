@@ -137,7 +137,7 @@ class SendJob(NamedTuple):
     server: int
     process: int
     away_since: Seconds | None
-    """When a process was last known to serve; None: this is the first."""
+    """When an earlier process of this server was last known to serve; None: this process is the first."""
 
 
 class Follow(NamedTuple):
@@ -180,7 +180,7 @@ class Lead(NamedTuple):
     process: int
     term: int
     away_since: Seconds | None
-    """When a process was last known to serve; None: the former leader serves until it hears of this."""
+    """When the former leader was last known to serve; None: it still serves when this order is given."""
 
 
 class Kill(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -41,7 +42,7 @@ class Stillness:
         return self._looked[0] - then - waited_s - (self._looked[1] - computed)
 
 
-class ServerProcess:
+class ServerProcess(ABC):
     """The loop of one process.
 
     Args:
@@ -85,20 +86,21 @@ class ServerProcess:
         for connection, item in arrived:
             self._arrived(connection, item)
 
+    @abstractmethod
     def tick(self) -> None:
         """Do what is due."""
-        raise NotImplementedError
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` at the latest, by the time of the service; None: only for messages and for the regular status."""
         return self.service.wake_at()
 
+    @abstractmethod
     def _arrived(self, connection: Connection, item: Message | Closed) -> None:
         """Handle what has come over a connection."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _stood_still(self, seconds: Seconds) -> None:
-        """Note that this process has stood still for so long until now. A standby is told by its leader, if that stood still, too."""
+        """Note that this process has stood still for so many seconds until now."""
 
     def notice(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal ``number``, which tells this process to leave: the supervisor ends the job in order."""

@@ -121,7 +121,7 @@ class Service:
         finally:
             self._moment = None
 
-    # What is handled, at the time at which it came. Another process that is told the same does the same.
+    # Messages and ticks, each at the time of its arrival: another process that handles the same ones does the same.
 
     def handle(self, now: Seconds, connection: Connection, item: Message | Closed) -> None:
         """Handle a message, or the end of a connection.
@@ -201,7 +201,7 @@ class Service:
             return self.state.coordinator.wake_at()
         return min((at for shard in self.state.live_shards.values() if (at := shard.wake_at()) is not None), default=None)
 
-    # What another process goes on with.
+    # The state that another process takes over.
 
     def handed_on(self, *, journal: bool) -> ServerState:
         """Return the state as it is now, for another process. ``journal``: with the journal's content, for a process elsewhere."""

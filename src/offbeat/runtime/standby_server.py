@@ -104,6 +104,9 @@ class StandbyServer(ServerProcess):
             except ProtocolError as error:
                 refuse(connection, error)
 
+    def _stood_still(self, seconds: Seconds) -> None:
+        """Do nothing: the leader writes a record if it stood still, too."""
+
     def _on_order(self, item: Message | Closed) -> None:
         """Carry out an order of the supervisor."""
         if isinstance(item, Closed):
