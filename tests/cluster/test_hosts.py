@@ -74,7 +74,8 @@ def test_a_host_has_its_own_name_address_and_process_numbers(two: list[Host]) ->
         assert host.run("getent", "hosts", host.name).split() == [host.address, host.name]
         assert f"{host.address}/24" in host.run("ip", "-brief", "address")
         assert os.getcwd() == host.run("pwd").strip()
-    process = two[0].popen(["sleep", "600"])
+    process = two[0].popen(["sh", "-c", "echo here; exec sleep 600"], stdout=subprocess.PIPE)
+    assert line(process) == "here"
     inside = next(inside for inside, outside in two[0].pids().items() if outside == process.pid)
     assert process.pid not in two[1].pids().values()
     two[0].kill(inside)
@@ -160,8 +161,8 @@ def test_nothing_is_left_after_the_end_nor_after_sigkill_of_the_test(hosts_possi
 
     before = links()
     with Network(2) as (a, _):
-        process = a.popen(["sleep", "600"])
-        assert links() == before, "the machine's own network is not touched"
+        process = a.popen(["sh", "-c", "echo here; exec sleep 600"], stdout=subprocess.PIPE)
+        assert line(process) == "here" and links() == before, "the machine's own network is not touched"
     assert process.wait() == -signal.SIGKILL
     code = """
 import sys, time

@@ -19,7 +19,9 @@ VERSIONS = ["offbeat 1.0", "torch 2.13.0"]
 class Supervised:
     """An engine with agents that only talk."""
 
-    def __init__(self, *, seats: int = 4, machines: int | None = None, workers: int = 1, encrypted: bool = True) -> None:
+    def __init__(
+        self, *, seats: int = 4, machines: int | None = None, workers: int = 1, encrypted: bool = True, guests: bool = False
+    ) -> None:
         self._network = MemoryNetwork(shares_memory=False)
         self.hub = MemoryHub(self._network, "secret")
         self.addresses: list[Address] = []
@@ -34,6 +36,7 @@ class Supervised:
             encrypted=encrypted,
             versions=VERSIONS,
             publish=self.addresses.append,
+            guests=guests,
         )
         self.engine.begin(JobSettings(workers=seats * workers, timeout_s=10.0), self.hub)
 
@@ -125,6 +128,23 @@ def test_a_silent_agent_takes_the_silent_ones_of_its_machine_along() -> None:
     reasons = [child.lost for child in children if child is not None]
     assert all(reason is not None and "nothing came from" in reason for reason in reasons)
     assert supervised.engine.start_worker(WorkerId(3), [], "") is not None, "the one that was heard is there"
+
+
+def test_a_guest_is_not_lost_for_its_silence_but_for_the_end_of_its_connection_or_a_successor() -> None:
+    """Its thread cannot speak while the script imports a large library."""
+    supervised = Supervised(seats=2, guests=True)
+    hubs = [supervised.agent(seat, f"node{seat}") for seat in range(2)]
+    assert supervised.engine.ready_for_servers()
+    first, second = (supervised.engine.start_worker(WorkerId(worker), [], "") for worker in range(2))
+    assert first is not None and second is not None
+    supervised.engine.tick(1000.0)
+    assert first.lost is None and second.lost is None
+    hubs[0].close()
+    supervised.serve()
+    assert first.lost is not None and "has ended" in first.lost
+    supervised.agent(1, "node2")
+    assert second.lost == "node2 has come in place of node1, which was silent"
+    assert supervised.engine.arrived() == [WorkerId(1)]
 
 
 def test_clear_text_between_machines_is_said_once() -> None:

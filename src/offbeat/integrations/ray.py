@@ -154,6 +154,7 @@ class JobActor:
             encrypted=True,
             versions=versions(),
             publish=lambda address: None,
+            guests=True,
         )
         outcome = Supervisor(settings, engine, token=token, max_restarts=0, return_s=start_s, display=_Notes()).run()
         only_show("the outcome", lambda: say(outcome.reason))

@@ -149,6 +149,9 @@ class AgentEngine(Engine):
         never_again: the name of the engine that has started the agents, if it never starts one again; "": it does, or the user can.
         versions: of the software that all machines must have, as texts.
         publish: called with the supervisor's address once it listens.
+        guests: True if each agent is a thread of its worker's process. A script that keeps Python's lock (imports of large libraries, code
+            in C) silences the thread, so that no agent is lost for its silence: the servers judge the worker, and whoever has started the
+            process replaces it.
     """
 
     workers_elsewhere = True
@@ -167,10 +170,11 @@ class AgentEngine(Engine):
         never_again: str = "",
         versions: Sequence[str],
         publish: Callable[[Address], None],
+        guests: bool = False,
     ) -> None:
         self._seats, self._machines, self._workers, self._start_s = seats, machines, workers, start_s
         self._listen, self._port, self._reached = listen, port, reached
-        self._versions, self._publish = list(versions), publish
+        self._versions, self._publish, self._guests = list(versions), publish, guests
         self._settings: JobSettings
         self._hub: Hub
         if never_again:
@@ -314,6 +318,8 @@ class AgentEngine(Engine):
             self._beat_at = now
             for agent in self._agents.values():
                 agent.connection.send({"kind": "alive"})
+        if self._guests:
+            return
         for agent in [agent for agent in self._agents.values() if now - agent.heard_at >= timeout_s]:
             for other in [other for other in self._agents.values() if other.host == agent.host and now - other.heard_at > 2 * beat_s]:
                 self._lose(other, f"nothing came from {other.node} for {now - other.heard_at:.1f} s")
