@@ -3,9 +3,9 @@
 Every process is told that it is on a host of its own, so that all talk over TCP, on this machine. With ``--rate`` each is in a network
 namespace of its own, behind a link of that rate (needs root): the links are the limit then. In each round all ranks meet at a
 barrier, rank r sleeps ``(r + 1) * skew`` and calls; the time of the call is what counts, its mean over rounds and ranks. Not counted:
-filling the buffer. With ``--sequencer`` the decisions are made in a process of their own, as under ``offbeat run``; else at rank 0. gloo
-and ours take turns. ``ratio = gloo / ours``: above 1 is faster than gloo. ``cpu``: what a round costs each process, barriers not counted.
-``active``: gradients computed from the newest version, on average per round.
+filling the buffer. The decisions are made in a process of their own, as under ``offbeat run``. gloo and ours take turns. ``ratio = gloo /
+ours``: above 1 is faster than gloo. ``cpu``: what a round costs each process, barriers not counted. ``active``: gradients computed from the
+newest version, on average per round.
 
 Everything that has been loaded is kept from Python's garbage collector: one look through all of it takes 65 ms, 300 ms in eight processes
 at once, and comes so seldom that it is chance which rule's rounds have it (a mean of 10 ms in place of 5, when it is ours).
@@ -34,12 +34,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.cluster.hosts import Host, Network
+from tests.runtime.allreduce.multi_host.seat import Seat, call_of
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from benchmarks.job import PYTHONPATH, save
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
@@ -51,18 +52,26 @@ HOST_VARIABLE = "OFFBEAT_HOST"
 
 def joined(store: TCPStore, args: argparse.Namespace, name: str, nbytes: int, rank: WorkerId) -> MultiHostRounds:
     """The rounds of one configuration, connected; addresses go through the store."""
-    found = rule(name)
-    assert isinstance(found, RoundRule), f"{name} is no rule of partial allreduce"
-    key, peers = f"{name}-{nbytes}", [*([SEQUENCER] if args.sequencer else []), *worker_ids(args.ranks)]
-    me = None if rank == SEQUENCER else rank
-    rounds = MultiHostRounds(found, args.ranks, nbytes // 4, rank=me, sequencer_peer=peers[0], hub=SocketHub(args.token))
+    key, seat = f"{name}-{nbytes}", call_of(address_in(store, f"{name}-{nbytes}-{SEQUENCER}"))
+    rounds = MultiHostRounds(rule_of(name), args.ranks, nbytes // 4, rank=rank, hub=SocketHub(args.token), call=seat)
     store.set(f"{key}-{rank}", json.dumps(rounds.listen(args.listen)))
-    addresses = {}
-    for peer in peers:
-        host, (name_, port), local = json.loads(store.get(f"{key}-{peer}"))
-        addresses[peer] = Address(host, (name_, port), local)
+    addresses = {peer: address_in(store, f"{key}-{peer}") for peer in worker_ids(args.ranks)}
+    store.wait([f"{key}-begun"])
     rounds.connect(addresses)
     return rounds
+
+
+def rule_of(name: str) -> RoundRule:
+    """The rule of this name."""
+    found = rule(name)
+    assert isinstance(found, RoundRule), f"{name} is no rule of partial allreduce"
+    return found
+
+
+def address_in(store: TCPStore, key: str) -> Address:
+    """Wait for the address under a key."""
+    host, (name, port), local = json.loads(store.get(key))
+    return Address(host, (name, port), local)
 
 
 class Barrier:
@@ -131,7 +140,7 @@ def be_rank(args: argparse.Namespace, rank: WorkerId) -> None:
             store.set(f"{name}-{nbytes}-over", "1")
             rounds.close()
             if rank == 0:
-                done = {"rule": name, "ranks": args.ranks, "nbytes": nbytes, "skew_ms": args.skew_ms, "sequencer": args.sequencer}
+                done = {"rule": name, "ranks": args.ranks, "nbytes": nbytes, "skew_ms": args.skew_ms}
                 print(
                     json.dumps(
                         {
@@ -153,9 +162,13 @@ def be_sequencer(args: argparse.Namespace) -> None:
     store = TCPStore(args.store, args.port, is_master=False)
     for nbytes in args.nbytes:
         for name in args.rules:
-            rounds = joined(store, args, name, nbytes, SEQUENCER)
-            store.wait([f"{name}-{nbytes}-over"])
-            rounds.close()
+            key = f"{name}-{nbytes}"
+            seat = Seat(rule_of(name), args.ranks, nbytes, SocketHub(args.token), args.listen)
+            store.set(f"{key}-{SEQUENCER}", json.dumps(seat.address))
+            seat.begin({rank: address_in(store, f"{key}-{rank}") for rank in worker_ids(args.ranks)})
+            store.set(f"{key}-begun", "1")
+            store.wait([f"{key}-over"])
+            seat.close()
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -168,7 +181,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
             for host in hosts:
                 host.limit(args.rate)
         processes = []
-        for rank in [*range(args.ranks), *([SEQUENCER] if args.sequencer else [])]:
+        for rank in [*range(args.ranks), SEQUENCER]:
             command = [
                 sys.executable,
                 "-m",
@@ -218,7 +231,6 @@ def main() -> None:
     parser.add_argument("--nbytes", type=lambda text: [int(part) for part in text.split(",")], default=[64, 64 << 10, 4 << 20])
     parser.add_argument("--skew-ms", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=64)
-    parser.add_argument("--sequencer", action="store_true", help="decide in a process of its own")
     parser.add_argument("--rate", help="of each rank's link, as tc writes it, for instance 1gbit; left out: no links")
     parser.add_argument("--timeout-s", type=float, default=300.0)
     parser.add_argument("--json", type=Path)

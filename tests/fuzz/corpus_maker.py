@@ -20,7 +20,7 @@ from tests.live.harness import APART, HALVES, Job, Worker
 
 from offbeat.errors import ProtocolError
 from offbeat.launch import agent_messages
-from offbeat.runtime.allreduce.multi_host.messages import FIRST, kinds_from
+from offbeat.runtime.allreduce.multi_host.messages import FIRST, kinds_of
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.recovery.replica_messages import FROM_LEADER, FROM_STANDBY
@@ -49,8 +49,8 @@ TABLES: dict[str, tuple[Sequence[Kinds], Sequence[Mapping[str, Any]]]] = {
     "from-agent": ((agent_messages.FROM_AGENT,), (malformed.FROM_AGENT,)),
     "to-agent": ((agent_messages.TO_AGENT,), (malformed.TO_AGENT,)),
     "first-of-rank": ((FIRST,), (malformed.FIRST,)),
-    "between-ranks": ((kinds_from(3, 4, orders=False, leaders=True, decides=True),), (malformed.TO_SEAT, malformed.BETWEEN_RANKS)),
-    "from-sequencer": ((kinds_from(3, 4, orders=True, leaders=True, decides=False),), (malformed.FROM_SEAT, malformed.BETWEEN_RANKS)),
+    "between-ranks": ((kinds_of(3, 4).requests, kinds_of(3, 4).between), (malformed.TO_SEAT, malformed.BETWEEN_RANKS)),
+    "from-sequencer": ((kinds_of(3, 4).orders,), (malformed.FROM_SEAT,)),
 }
 """By conversation: the kinds, and the examples."""
 WITHIN_WORKER: list[Any] = [

@@ -12,7 +12,8 @@ from tests.fuzz.receiver import Mute, Outcome, Receiver
 from tests.runtime.allreduce.multi_host.network import Network
 
 from offbeat.errors import RefusedError
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER, PeerConnections
+from offbeat.runtime.allreduce.multi_host.connections import PeerConnections
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.group import messages as group
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.transport.base import Address, Message
@@ -38,17 +39,21 @@ class BetweenRanks(Receiver):
         for _ in range(self.draw.randrange(8)):
             if self.network.waiting():
                 self.network.deliver(self.draw.choice(self.network.waiting()))
-        self.node = self.network.nodes[WorkerId(self.draw.choice(self.at))]
+        self.again()
 
     def receive(self, message: Message) -> Outcome:
+        if self.attacked == SEQUENCER:
+            self.network.seat.on_message(self.sender, message)
+            return Outcome.TAKEN
+        node = self.network.nodes[self.attacked]
         content = torch.frombuffer(bytearray(message.payload), dtype=torch.uint8) if len(message.payload) else torch.empty(0)
-        self.node.executor.place(self.sender, message.header, len(message.payload))  # asked before the header is checked
-        self.node.on_message(self.sender, message.header, content if self.draw.random() < 0.5 else message.payload)
+        node.executor.place(self.sender, message.header, len(message.payload))  # asked before the header is checked
+        node.on_message(self.sender, message.header, content if self.draw.random() < 0.5 else message.payload)
         return Outcome.TAKEN
 
     def again(self) -> None:
         """Attack the same rounds: what is refused has changed nothing."""
-        self.node = self.network.nodes[WorkerId(self.draw.choice(self.at))]
+        self.attacked = WorkerId(self.draw.choice(self.at))
 
 
 class FromSequencer(BetweenRanks):

@@ -21,8 +21,9 @@ from offbeat.core.allreduce.commands import Answer
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Fence
 from offbeat.core.rank_log import Fenced
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER, SequencerCall
+from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.transport.base import Address, Closed, Connection, SharedMemory
@@ -75,7 +76,7 @@ class StubAcross(StubRank):
         self.met, self._lost, self._asked = set(), False, deque()
         hub = self.job.hub(lambda: None, self.number)
         assert isinstance(hub, LinkedHub)
-        self.node = node = Node(self.number, SEQUENCER, memory, self._send, lambda peer: None, leave_memory=self._leave_memory)
+        self.node = node = Node(self.number, memory, self._send, leave_memory=self._leave_memory)
         hub._turn = partial(self._hear_sequencer, hub, node)
         hub.process = self
         self._sequencer_hub, self._sequencer = hub, None

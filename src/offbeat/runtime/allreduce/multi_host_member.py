@@ -8,7 +8,7 @@ from typing import Any
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import ModelMeans, means_numel
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER, SequencerCall
+from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.allreduce.round_member import RoundMember
 from offbeat.runtime.ranks.member import LOOK_S
@@ -71,7 +71,6 @@ class MultiHostMember(RoundMember):
             self._ranks,
             numel,
             rank=self._rank,
-            sequencer_peer=SEQUENCER,
             hub=self._hub.another(),
             dtype=self._replica.dtype,
             slots=self._slots[index],

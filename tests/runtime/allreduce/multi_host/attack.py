@@ -16,10 +16,11 @@ from dataclasses import dataclass
 
 import torch
 from tests import malformed
+from tests.runtime.allreduce.multi_host.seat import Seat
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Closed, Connection
 from offbeat.transport.hub import SocketHub
@@ -51,19 +52,15 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
     """Attack a job of this rule with so many messages, and on, until the others have ended the attacker's connections ``CUTS`` times."""
     found, draw, hub = rule(spelled), random.Random(seed), SocketHub("secret", host="intruder")
     assert isinstance(found, RoundRule)
+    seat = Seat(found, 3, 400, SocketHub("secret", host="seat"))
     honest = {
-        peer: MultiHostRounds(
-            found, 3, 100, rank=None if peer == SEQUENCER else peer, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host=f"host {peer}")
-        )
-        for peer in (SEQUENCER, 0, 1)
+        rank: MultiHostRounds(found, 3, 100, rank=rank, hub=SocketHub("secret", host=f"host {rank}"), call=seat.call) for rank in (0, 1)
     }
-    addresses = {peer: rounds.listen() for peer, rounds in honest.items()}
+    addresses = {rank: rounds.listen() for rank, rounds in honest.items()}
     addresses[INTRUDER] = hub.listen("127.0.0.1", 0)
-    starting = [threading.Thread(target=rounds.connect, args=(addresses,)) for rounds in honest.values()]
-    for thread in starting:
-        thread.start()
-    for thread in starting:
-        thread.join(TIMEOUT_S)
+    seat.begin(addresses)
+    for rounds in honest.values():
+        rounds.connect(addresses)
     over, problems = threading.Event(), list[str]()
     training = [threading.Thread(target=_train, args=(honest[rank], over, problems)) for rank in (0, 1)]
     for thread in training:
@@ -77,8 +74,8 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
             break
         at = draw.choice([SEQUENCER, 0, 1])
         if at not in lines:
-            lines[at] = hub.connect(addresses[at])
-            lines[at].send({"k": "hello", "peer": INTRUDER})
+            lines[at] = hub.connect(seat.address if at == SEQUENCER else addresses[at])
+            lines[at].send(seat.call.hello(INTRUDER) if at == SEQUENCER else {"k": "hello", "peer": INTRUDER})
         kind = draw.choice(list(EVERY))
         header = malformed.mutated({"k": kind, **EVERY[kind]}, draw, times=draw.choice([1, 1, 2]))
         header = {name: value for name, value in header.items() if not str(name).startswith("_")}
@@ -93,16 +90,16 @@ def attack(spelled: str, messages: int, seed: int) -> Attacked:
                 closed += 1
                 lines = {peer: other for peer, other in lines.items() if other is not line}
     hub.close()
-    seconds, rounds = time.monotonic() - began, honest[SEQUENCER].number
-    if not _goes_on(honest[SEQUENCER]):
+    seconds, closed_rounds = time.monotonic() - began, seat.number
+    if not _goes_on(seat):
         problems.append(f"no round has been closed in {TIMEOUT_S} s after the attack")
     over.set()
-    honest[SEQUENCER].close()
+    seat.close()
     for thread in training:
         thread.join(TIMEOUT_S)
     for rank in (0, 1):
         honest[rank].close()
-    return Attacked(sent, closed, rounds, seconds, problems)
+    return Attacked(sent, closed, closed_rounds, seconds, problems)
 
 
 def _train(rounds: MultiHostRounds, over: threading.Event, problems: list[str]) -> None:
@@ -122,13 +119,9 @@ def _train(rounds: MultiHostRounds, over: threading.Event, problems: list[str]) 
             problems.append(f"rank {rounds.rank}: {error!r}")
 
 
-def _goes_on(sequencer: MultiHostRounds) -> bool:
-    number, deadline = sequencer.number, time.monotonic() + TIMEOUT_S
-    while sequencer.number < number + 3:
-        if time.monotonic() > deadline:
-            return False
-        threading.Event().wait(0.01)
-    return True
+def _goes_on(seat: Seat) -> bool:
+    number = seat.number
+    return seat.wait_for(lambda: seat.group._rounds.number >= number + 3, TIMEOUT_S)
 
 
 def main() -> int:

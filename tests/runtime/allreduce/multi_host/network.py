@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 
 from offbeat.core.allreduce.policy import RoundRule
-from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.core.rank_log import EntryKind
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.node import Node
-from offbeat.transport.base import SharedMemory
+from offbeat.runtime.allreduce.multi_host.sequenced_rounds import SequencedRounds
+from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import Version, WorkerId
+
+NOTHING = torch.empty(0)
 
 _Queue: TypeAlias = deque[tuple[dict[str, Any], torch.Tensor | None]]
 
@@ -69,6 +71,19 @@ class Rank:
         self.version = max(self.version, through)
 
 
+class _Line:
+    """The sequencer's end of its connection to a rank."""
+
+    def __init__(self, queue: _Queue) -> None:
+        self._queue = queue
+
+    def send(self, header: Mapping[str, Any]) -> None:
+        self._queue.append((dict(header), None))
+
+    def close(self) -> None:
+        """What was sent still arrives."""
+
+
 class Network:
     """All of them.
 
@@ -83,8 +98,10 @@ class Network:
         self.hosts, self.numel, self.slots = list(hosts), numel, slots
         found = rule(spelled)
         assert isinstance(found, RoundRule)
-        self.sequencer = Sequencer(found, hosts, clock_ns=lambda: 0, seed=3, slots=slots)
-        self.sequencer.begin(range(len(hosts)))
+        self.seat = SequencedRounds(found, len(hosts), slots, lambda: 0.0, seed=3)
+        self.seat.begin(dict(enumerate(hosts)))
+        assert self.seat._sequencer is not None
+        self.sequencer = self.seat._sequencer
         self.queues: dict[tuple[WorkerId, WorkerId], _Queue] = {}
         self.memories: dict[str, HostMemory] = {}
         self.nodes: dict[WorkerId, Node] = {}
@@ -92,14 +109,13 @@ class Network:
         self.left: list[Rank] = []
         """In peace."""
         self.deaths = 0
-        self.made = self.tickets = self.given_anew = 0
-        self.add(SEQUENCER)
+        self.made = self.given_anew = 0
         for number in range(len(hosts)):
             self.add(number)
 
     def add(self, number: WorkerId, version: Version = 0) -> None:
         """A process begins."""
-        host = "seat" if number == SEQUENCER else self.hosts[number]
+        host = self.hosts[number]
         if all(self.hosts[other] != host for other in self.ranks):
             self.memories[host] = HostMemory(len(self.hosts), self.numel, torch.float32, self.slots)
 
@@ -111,7 +127,7 @@ class Network:
             *,
             lent: bool = False,
         ) -> None:
-            if peer in self.nodes and self.nodes[number] is node:
+            if (peer == SEQUENCER or peer in self.nodes) and self.nodes[number] is node:
                 kept = content if lent or content is None else content.clone()
                 self.queues.setdefault((number, peer), deque()).append((dict(header), kept))
 
@@ -120,15 +136,21 @@ class Network:
                 if sender == number:
                     queue.extend([(header, None if content is None else content.clone()) for header, content in _taken(queue)])
 
-        sequencer = self.sequencer if number == SEQUENCER else None
-        node = Node(number, SEQUENCER, self.memories[host], send, lambda peer: None, sequencer, leave_memory=leave_memory)
+        node = Node(number, self.memories[host], send, leave_memory=leave_memory)
         self.nodes[number] = node
-        self.nodes[SEQUENCER].requests.hosts[number] = host
-        if number != SEQUENCER:
-            self.ranks[number] = Rank(number, node, version)
-            local_peers = [other for other in self.ranks if self.hosts[other] == host]
-            for local_peer in local_peers:
-                self.nodes[local_peer].local_peers = {other for other in local_peers if other != local_peer}
+        self.seat.expect(number, host)
+        self.seat.connect(number, cast(Any, _Line(self.queues.setdefault((SEQUENCER, number), deque()))))
+        self.ranks[number] = Rank(number, node, version)
+        local_peers = [other for other in self.ranks if self.hosts[other] == host]
+        for local_peer in local_peers:
+            self.nodes[local_peer].local_peers = {other for other in local_peers if other != local_peer}
+
+    def hear(self, at: WorkerId, sender: WorkerId, header: Mapping[str, Any], content: torch.Tensor | None = None) -> None:
+        """A process, a rank's or the sequencer's, handles a message."""
+        if at == SEQUENCER:
+            self.seat.on_message(sender, Message(dict(header), memoryview(b"" if content is None else bytes(content.nbytes)), ()))
+        else:
+            self.nodes[at].on_message(sender, header, NOTHING if content is None else content)
 
     def waiting(self) -> list[tuple[WorkerId, WorkerId]]:
         """The pairs between which something is on its way."""
@@ -142,7 +164,7 @@ class Network:
     def deliver(self, pair: tuple[WorkerId, WorkerId]) -> None:
         """The oldest message of a pair."""
         header, content = self.queues[pair].popleft()
-        self.nodes[pair[1]].on_message(pair[0], header, torch.empty(0) if content is None else content)
+        self.hear(pair[1], pair[0], header, content)
         for rank in list(self.ranks.values()) if pair[1] == SEQUENCER else [self.ranks[pair[1]]]:
             rank.look()
 
@@ -197,17 +219,17 @@ class Network:
 
     def _end(self, number: WorkerId, delivered: int) -> None:
         del self.nodes[number]
-        self.nodes[SEQUENCER].requests.tickets.pop(number, None)
+        self.seat.forget(number)
         dead = self.ranks.pop(number)
         for pair in [pair for pair in self.queues if pair[1] == number]:
             del self.queues[pair]
         for pair in [pair for pair in self.queues if pair[0] == number]:
             queue = self.queues.pop(pair)
             for header, content in list(queue)[:delivered]:
-                self.nodes[pair[1]].on_message(number, header, torch.empty(0) if content is None else content)
+                self.hear(pair[1], number, header, content)
         for node in self.nodes.values():
             node.local_peers.discard(number)
-            node.on_closed(number)
+        self.seat.order(number, "leave")
         for rank in self.ranks.values():
             rank.look()
         assert dead.node not in self.nodes.values()
@@ -225,16 +247,15 @@ class Network:
             newcomer.node.enter(model.version, self.hosts[number])
             return
         newcomer.idle, newcomer.given = True, False
-        newcomer.admitted = lambda: number not in self.nodes[SEQUENCER].requests.tickets
+        newcomer.admitted = lambda: self.seat.admitted(number)
         self._admit(newcomer, model)
         if parted:
             self.part(like)
 
     def _admit(self, newcomer: Rank, model: Rank) -> None:
         newcomer.donor, newcomer.version, newcomer.results = model, model.version, dict(model.results)
-        self.tickets += 1
-        self.nodes[SEQUENCER].requests.tickets[newcomer.number] = self.tickets
-        model.node.notify({"k": "let", "rank": newcomer.number, "version": model.version, "ticket": self.tickets, "pause": True})
+        ticket = self.seat.ticket(newcomer.number)
+        model.node.notify({"k": "let", "rank": newcomer.number, "version": model.version, "ticket": ticket, "pause": True})
 
     def give(self, number: WorkerId, others: Sequence[WorkerId] = ()) -> None:
         """A joiner gets the parameters of its donor. If that is dead, one of the others, the first, is its donor from now on."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from tests.runtime.allreduce.multi_host.seat import Seat
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies.eager import Full, Solo
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
-from offbeat.transport.base import Address, Closed
+from offbeat.transport.base import Address, Closed, Connection
 from offbeat.transport.hub import SocketHub
+from offbeat.types import WorkerId
 
 DEADLINE_S = 30.0
 
@@ -31,54 +33,54 @@ DEADLINE_S = 30.0
     ],
     ids=str,
 )
-def test_nonsense_costs_its_sender_the_connection_and_the_sequencer_decides_on(nonsense: dict[str, Any]) -> None:
-    hub = SocketHub("secret", host="intruder")
-    sequencer, rank, addresses = _begun(Solo(), hub)
-    intruder = hub.connect(addresses[SEQUENCER])
-    if nonsense.get("k") != "hello":
-        intruder.send({"k": "hello", "peer": 1})
-    intruder.send(nonsense)
-    deadline = time.monotonic() + DEADLINE_S
-    ended = False
-    while not ended:
-        assert time.monotonic() < deadline, "the sequencer listens on to nonsense"
-        ended = any(isinstance(item, Closed) for _, item in hub.poll(0.1))
-    _trains(rank)
-    for rounds in (rank, sequencer):
-        rounds.close()
-    hub.close()
+@pytest.mark.parametrize("at", ["the sequencer", "a rank"])
+def test_nonsense_costs_its_sender_the_connection_and_the_sequencer_decides_on(nonsense: dict[str, Any], at: str) -> None:
+    with _begun(Solo()) as (hub, seat, rank, address):
+        if at == "the sequencer":
+            intruder, first = hub.connect(seat.address), seat.call.hello(1)
+        else:
+            intruder, first = hub.connect(address), {"k": "hello", "peer": 1}
+        if nonsense.get("k") != "hello":
+            intruder.send(first)
+        intruder.send(nonsense)
+        _closed(hub, intruder)
+        _trains(rank)
 
 
 def test_rounds_wait_no_more_for_a_rank_that_one_other_has_cut_off() -> None:
     """It says nonsense to rank 0 alone, and keeps its connection with the sequencer: a full round would wait for it for ever."""
-    hub = SocketHub("secret", host="intruder")
-    sequencer, rank, addresses = _begun(Full(), hub, intruder=1)
-    lines = [hub.connect(addresses[peer]) for peer in (SEQUENCER, 0)]
-    for line in lines:
+    with _begun(Full(), takes_part=True) as (hub, seat, rank, address):
+        hub.connect(seat.address).send(seat.call.hello(1))
+        line = hub.connect(address)
         line.send({"k": "hello", "peer": 1})
-    lines[1].send({"k": "piece", "n": 0, "v": 0, "t": "first"})
-    deadline = time.monotonic() + DEADLINE_S
-    while not any(isinstance(item, Closed) and line is lines[1] for line, item in hub.poll(0.1)):
-        assert time.monotonic() < deadline, "rank 0 listens on to nonsense"
-    _trains(rank)
-    assert not sequencer.present(1)
-    for rounds in (rank, sequencer):
-        rounds.close()
+        line.send({"k": "piece", "n": 0, "v": 0, "t": "first"})
+        _closed(hub, line)
+        _trains(rank)
+        assert not seat.group.present(1)
+
+
+@contextmanager
+def _begun(rule: RoundRule, *, takes_part: bool = False) -> Iterator[tuple[SocketHub, Seat, MultiHostRounds, Address]]:
+    """The hub of an intruder, which takes part as rank 1 or only says so; the sequencer, rank 0, and where that listens."""
+    hub = SocketHub("secret", host="intruder")
+    seat = Seat(rule, 2, 40, SocketHub("secret", host="seat"))
+    rank = MultiHostRounds(rule, 2, 10, rank=0, hub=SocketHub("secret", host="other"), call=seat.call)
+    addresses = {WorkerId(0): rank.listen()}
+    if takes_part:
+        addresses[WorkerId(1)] = hub.listen("127.0.0.1", 0)
+    seat.begin(addresses)
+    rank.connect(addresses)
+    yield hub, seat, rank, addresses[0]
+    rank.close()
+    seat.close()
     hub.close()
 
 
-def _begun(rule: RoundRule, hub: SocketHub, *, intruder: int | None = None) -> tuple[MultiHostRounds, MultiHostRounds, dict[int, Address]]:
-    """A sequencer and rank 0 of two, and where each listens."""
-    sequencer = MultiHostRounds(rule, 2, 10, rank=None, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="seat"))
-    rank = MultiHostRounds(rule, 2, 10, rank=0, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="other"))
-    addresses = {SEQUENCER: sequencer.listen(), 0: rank.listen()}
-    if intruder is not None:
-        addresses[intruder] = hub.listen("127.0.0.1", 0)
-    starting = threading.Thread(target=sequencer.connect, args=(addresses,))
-    starting.start()
-    rank.connect(addresses)
-    starting.join(DEADLINE_S)
-    return sequencer, rank, addresses
+def _closed(hub: SocketHub, line: Connection) -> None:
+    """Wait until the other end has closed a connection."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not any(isinstance(item, Closed) and at is line for at, item in hub.poll(0.1)):
+        assert time.monotonic() < deadline, "the other end listens on to nonsense"
 
 
 def _trains(rank: MultiHostRounds) -> None:

@@ -15,18 +15,17 @@ from tests.runtime.allreduce.multi_host.network import Network
 from tests.tiers import examples
 
 from offbeat.errors import ProtocolError
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
-from offbeat.runtime.allreduce.multi_host.messages import kinds_from
-from offbeat.runtime.allreduce.multi_host.node import Node
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER, kinds_of
 
 NOTHING = torch.empty(0)
 HOSTS = {"each alone": ["a", "b", "c"], "two together": ["a", "b", "b"], "all together": ["a", "a", "a"]}
 
 
 def test_every_kind_lets_its_example_pass_and_names_what_does_not_fit() -> None:
-    kinds = kinds_from(3, 4, orders=True, leaders=True, decides=True)
-    assert kinds.kinds.keys() == EVERY.keys()
+    every = {kind: kinds for kinds in kinds_of(3, 4) for kind in kinds.kinds}
+    assert every.keys() == EVERY.keys()
     for kind, fields in EVERY.items():
+        kinds = every[kind]
         assert kinds.check({"k": kind, **fields, "of a newer peer": 1}, "peer 2") == kind
         for field in fields:
             with pytest.raises(ProtocolError, match=rf"peer 2 sent '{kind}' with {field}.* = .* \(expected "):
@@ -37,10 +36,13 @@ def test_each_process_takes_only_what_is_for_it() -> None:
     network = Network("solo", HOSTS["each alone"], 100, 4)
     for kind in malformed.BETWEEN_RANKS.keys() | malformed.FROM_SEAT.keys():
         with pytest.raises(ProtocolError, match=f"unknown kind '{kind}'"):
-            network.nodes[SEQUENCER].on_message(INTRUDER, {"k": kind, **EVERY[kind]}, NOTHING)
+            network.hear(SEQUENCER, INTRUDER, {"k": kind, **EVERY[kind]})
     for kind in malformed.TO_SEAT.keys() | malformed.FROM_SEAT.keys():
         with pytest.raises(ProtocolError, match=f"unknown kind '{kind}'"):
-            network.nodes[0].on_message(INTRUDER, {"k": kind, **EVERY[kind]}, NOTHING)
+            network.hear(0, INTRUDER, {"k": kind, **EVERY[kind]})
+    for kind in malformed.TO_SEAT.keys() | malformed.BETWEEN_RANKS.keys():
+        with pytest.raises(ProtocolError, match=f"unknown kind '{kind}'"):
+            network.hear(0, SEQUENCER, {"k": kind, **EVERY[kind]})
 
 
 def test_what_fits_and_cannot_be_now_is_refused() -> None:
@@ -50,7 +52,7 @@ def test_what_fits_and_cannot_be_now_is_refused() -> None:
 
     def refused(at: int, kind: str, match: str, content: torch.Tensor = NOTHING, **fields: Any) -> None:
         with pytest.raises(ProtocolError, match=match):
-            network.nodes[at].on_message(INTRUDER, {"k": kind, **EVERY[kind], **fields}, content)
+            network.hear(at, INTRUDER, {"k": kind, **EVERY[kind], **fields}, content)
 
     for kind, field in (("read", "n"), ("has", "n"), ("let", "version"), ("report", "upto")):
         refused(SEQUENCER, kind, f"{field} = 1000 .expected at most 0", **dict[str, Any]({field: 1000}))
@@ -94,8 +96,7 @@ def test_what_is_refused_has_changed_nothing(hosts: str, spelled: str, seed: int
             network.deliver(draw.choice(network.waiting()))
         else:
             header, content = _drawn(draw)
-            node = network.nodes[draw.choice([SEQUENCER, 0, 1])]
-            refused += _is_refused(node, header, content)
+            refused += _is_refused(network, draw.choice([SEQUENCER, 0, 1]), header, content)
     assert refused > 5
     network.deliver_all()
     network.finish()
@@ -120,12 +121,12 @@ def test_whatever_a_rank_says_the_others_go_on_without_it(hosts: str, spelled: s
             else:
                 header, content = _drawn(draw)
                 if header.get("k") not in ("cut", "on", "piece", "handed", "done"):  # well-formed lies about another rank, or about a sum
-                    network.nodes[at].on_message(INTRUDER, header, content)
+                    network.hear(at, INTRUDER, header, content)
         except ProtocolError as error:
             # Also what the rank itself sends, once it does not fit what has been said in its name.
             assert sender == INTRUDER, f"{at} refuses what rank {sender} has sent"
             cut = True
-            network.nodes[at].on_cut(INTRUDER, str(error))
+            network.seat.cut(INTRUDER, str(error)) if at == SEQUENCER else network.nodes[at].on_cut(INTRUDER, str(error))
     network.die(INTRUDER, 0)
     network.deliver_all()
     assert set(network.sequencer.present) <= {0, 1}
@@ -144,14 +145,15 @@ def _drawn(draw: random.Random) -> tuple[dict[str, Any], torch.Tensor]:
     return header, torch.zeros(draw.choice([0, 0, 0, 1, 100, 5000]))
 
 
-def _is_refused(node: Node, header: dict[str, Any], content: torch.Tensor) -> bool:
+def _is_refused(network: Network, at: int, header: dict[str, Any], content: torch.Tensor) -> bool:
     """Whether it is, at the gate; what is not, is not heard here."""
+    process = network.seat if at == SEQUENCER else network.nodes[at]
+    kinds = network.seat._kinds if at == SEQUENCER else network.nodes[at]._kinds.between
     try:
-        kind = node._kinds[False].check(header, "peer 2", content.nbytes)
-        node._check_now(INTRUDER, kind, header)
+        process._check_now(INTRUDER, kinds.check(header, "peer 2", content.nbytes), header)
     except ProtocolError:
         with pytest.raises(ProtocolError):
-            node.on_message(INTRUDER, header, content)
+            network.hear(at, INTRUDER, header, content)
         return True
     return False
 

@@ -16,6 +16,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.runtime.allreduce.multi_host.network import Network
+from tests.runtime.allreduce.multi_host.seat import Seat
 from tests.tiers import examples
 
 from offbeat.core.allreduce import algorithms
@@ -23,8 +24,8 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.rank_log import EntryKind, Fenced
 from offbeat.errors import JobError
 from offbeat.policies import rule
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.transport.base import Address
@@ -308,7 +309,7 @@ class Replica(threading.Thread):
         try:
             self.rounds.connect(self.addresses, DEADLINE_S, later=self.later)
             if self.later:
-                self.rounds.enter(self.rank, self.version)
+                self.rounds.enter(self.version)
             for step in range(self.steps):
                 if step == self.steps // 2:
                     self.at_step.set()
@@ -325,7 +326,7 @@ class Replica(threading.Thread):
                     self.apply(self.rounds.results())
                 self.rounds.close()
             else:
-                self.rounds.pause(self.rank)
+                self.rounds.pause()
         except BaseException as error:
             self.failure = error
         self.at_step.set()
@@ -348,36 +349,35 @@ class Replica(threading.Thread):
 
 @contextmanager
 def started(
-    spelled: str, hosts: str, numel: int, steps: int, sequencer_peer: int = SEQUENCER
-) -> Iterator[tuple[list[MultiHostRounds], list[Replica], MultiHostRounds]]:
-    """The rounds of each rank, the threads that are to train with them, and the sequencer's, all of which are closed at the end."""
+    spelled: str, hosts: str, numel: int, steps: int, present: Collection[int] | None = None
+) -> Iterator[tuple[list[MultiHostRounds], list[Replica], Seat]]:
+    """The rounds of each rank, the threads that are to train with them, and the sequencer, all of which are closed at the end. The job
+    begins with all ranks, or with those that are ``present``."""
     found = rule(spelled)
     assert isinstance(found, RoundRule)
-
-    def rounds_of(rank: int | None, host: str) -> MultiHostRounds:
-        return MultiHostRounds(found, len(hosts), numel, rank=rank, sequencer_peer=sequencer_peer, hub=SocketHub("secret", host=host))
-
-    job = [rounds_of(rank, host) for rank, host in enumerate(hosts)]
-    sequencer = rounds_of(None, "the coordinator's") if sequencer_peer == SEQUENCER else job[sequencer_peer]
-    addresses = {rank: rounds.listen() for rank, rounds in enumerate(job)}
-    if sequencer not in job:
-        addresses[SEQUENCER] = sequencer.listen()
+    seat = Seat(found, len(hosts), 4 * numel, SocketHub("secret", host="the coordinator's"))
+    job = [
+        MultiHostRounds(found, len(hosts), numel, rank=rank, hub=SocketHub("secret", host=host), call=seat.call)
+        for rank, host in enumerate(hosts)
+    ]
+    addresses = {WorkerId(rank): rounds.listen() for rank, rounds in enumerate(job)}
+    seat.begin({rank: address for rank, address in addresses.items() if present is None or rank in present})
     try:
-        yield job, [Replica(rank, job, addresses, steps) for rank in range(len(hosts))], sequencer
+        yield job, [Replica(rank, job, addresses, steps) for rank in range(len(hosts))], seat
     finally:
-        for rounds in dict.fromkeys((*job, sequencer)):
+        for rounds in job:
             rounds.close()
+        seat.close()
 
 
-def last_version(sequencer: MultiHostRounds, ranks: Collection[int]) -> int:
+def last_version(seat: Seat, ranks: Collection[int]) -> int:
     """How many rounds there are once the sequencer has heard that all of these have paused, so that what was pending is folded."""
 
     def paused() -> set[int]:
-        return {entry.rank for entry in sequencer._local_sequencer().follow(0) if entry.kind is EntryKind.PAUSE}
+        return {entry.rank for entry in seat.group.follow(0) if entry.kind is EntryKind.PAUSE}
 
-    with sequencer._lock:
-        assert sequencer._wait_for(lambda: set(ranks) <= paused(), DEADLINE_S), "not everybody has paused"
-    return sequencer.number
+    assert seat.wait_for(lambda: set(ranks) <= paused(), DEADLINE_S), "not everybody has paused"
+    return seat.number
 
 
 def joined(replicas: list[Replica]) -> None:
@@ -389,26 +389,24 @@ def joined(replicas: list[Replica]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "spelled", "numel", "sequencer_peer"),
+    ("hosts", "spelled", "numel"),
     [
-        ("abc", "full", 5, 0),
-        ("abcde", "majority", 3000, SEQUENCER),
-        ("abcdef", "solo", 70_000, 0),
-        ("abcdefg", "majority", 40_000, 0),
-        ("aabbbc", "solo", 1000, SEQUENCER),
-        ("aaaa", "full", 50_000, 0),
-        ("a", "solo", 3, 0),
+        ("abc", "full", 5),
+        ("abcde", "majority", 3000),
+        ("abcdef", "solo", 70_000),
+        ("abcdefg", "majority", 40_000),
+        ("aabbbc", "solo", 1000),
+        ("aaaa", "full", 50_000),
+        ("a", "solo", 3),
     ],
 )
-def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, numel: int, sequencer_peer: int) -> None:
+def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, numel: int) -> None:
     """Sums of whole numbers; both ways to sum; one and several ranks on a host."""
-    with started(spelled, hosts, numel, 12, sequencer_peer) as (job, replicas, sequencer):
-        if sequencer not in job:
-            threading.Thread(target=sequencer.connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+    with started(spelled, hosts, numel, 12) as (_, replicas, seat):
         for replica in replicas:
             replica.start()
         joined(replicas)
-        last = last_version(sequencer, range(len(hosts)))
+        last = last_version(seat, range(len(hosts)))
         for replica in replicas:
             replica.finish(last)
         for replica in replicas:
@@ -418,25 +416,24 @@ def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, nu
 
 
 def test_ranks_leave_one_after_the_other_and_nothing_goes_with_them() -> None:
-    with started("majority", "aabcd", 2000, 4) as (_, replicas, sequencer):
+    with started("majority", "aabcd", 2000, 4) as (_, replicas, seat):
         for replica in replicas:
             replica.steps, replica.parts = 4 + 3 * replica.rank, True
-        threading.Thread(target=sequencer.connect, args=(replicas[0].addresses, DEADLINE_S)).start()
         for replica in replicas:
             replica.start()
         joined(replicas)
-        with sequencer._lock:
-            assert sequencer._wait_for(lambda: not sequencer._local_sequencer().present, DEADLINE_S), "not everybody has left"
+        everybody = range(len(replicas))
+        assert seat.wait_for(lambda: not any(map(seat.group.present, everybody)), DEADLINE_S), "not everybody has left"
         models: dict[int, torch.Tensor] = {}
         for replica in replicas:
             for version, model in replica.models.items():
                 assert torch.equal(models.setdefault(version, model), model), f"rank {replica.rank} differs in version {version}"
-        kinds = [entry.kind for entry in sequencer.follow(0)]
+        kinds = [entry.kind for entry in seat.log]
         assert kinds.count(EntryKind.ARRIVE) == sum(replica.steps for replica in replicas) and EntryKind.LOST not in kinds
 
 
 def test_an_old_result_does_not_take_the_place_of_a_later_one() -> None:
-    node = Node(1, 0, HostMemory(3, 4, torch.float32, 2), lambda *_: None, lambda _: None)
+    node = Node(1, HostMemory(3, 4, torch.float32, 2), lambda *_: None)
     node.local_peers = {0, 2}
     node.on_message(0, {"k": "done", "n": 1, "f": 0, "s": 0}, torch.empty(0))
     node.on_message(2, {"k": "done", "n": 0, "f": 0, "s": 0}, torch.empty(0))
@@ -447,7 +444,7 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
     private = HostMemory(2, 4, torch.float32, 3)
     shared = private.shared()
     assert shared.block is not None
-    node = Node(1, 0, private, lambda *_: None, lambda _: None)
+    node = Node(1, private, lambda *_: None)
     node.local_peers = {0}
     node.has_memory = False
     node.on_message(0, {"k": "done", "n": 0, "f": 0, "s": 2}, torch.empty(0))
@@ -461,8 +458,7 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
 
 def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
     # One of the two that are drawn is always there: under majority the second process could wait for rank 0, which does not go on.
-    with started("first_of(m=2)", "abcd", 20_000, 16) as (job, replicas, sequencer):
-        threading.Thread(target=sequencer.connect, args=(replicas[0].addresses, DEADLINE_S)).start()
+    with started("first_of(m=2)", "abcd", 20_000, 16) as (job, replicas, seat):
         replicas[2].go_on.clear()
         replicas[0].go_on.clear()
         for replica in replicas:
@@ -471,7 +467,7 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
         replicas[2].rounds.close()
         # The others go on without it, and with another one that has what rank 0 has.
         assert replicas[0].at_step.wait(DEADLINE_S)
-        job[2] = MultiHostRounds(job[0].rule, 4, 20_000, rank=2, sequencer_peer=SEQUENCER, hub=SocketHub("secret", host="another"))
+        job[2] = MultiHostRounds(job[0].rule, 4, 20_000, rank=2, hub=SocketHub("secret", host="another"), call=seat.call)
         second = Replica(2, job, {**replicas[0].addresses, 2: job[2].listen()}, 8)
         second.model, second.version, second.later = replicas[0].model.clone(), replicas[0].version, True
         second.start()
@@ -479,11 +475,11 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
         replicas[0].go_on.set()
         living = [replicas[0], replicas[1], replicas[3], second]
         joined(living)
-        last = last_version(sequencer, range(4))
+        last = last_version(seat, range(4))
         for replica in living:
             replica.finish(last)
             assert torch.equal(replica.model, living[0].model)
-        kinds = [(entry.kind, entry.rank) for entry in sequencer.follow(0)]
+        kinds = [(entry.kind, entry.rank) for entry in seat.log]
         assert kinds.index((EntryKind.LEAVE, 2)) < len(kinds) - 1 - kinds[::-1].index((EntryKind.ENTER, 2))
         replicas[2].go_on.set()
         replicas[2].join(DEADLINE_S)
@@ -493,15 +489,14 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
 @pytest.mark.parametrize("gone", [(0,), (0, 1)])
 def test_who_has_the_memory_of_a_host_dies_before_it_has_handed_it_over(gone: tuple[int, ...]) -> None:
     """The ranks of its host wait for it; once it is declared dead another one makes the memory."""
-    with started("full", "aaaab", 5000, 6) as (_, replicas, sequencer):
-        sequencer.connect(replicas[0].addresses, DEADLINE_S)
+    with started("full", "aaaab", 5000, 6) as (_, replicas, seat):
         living = [replica for replica in replicas if replica.rank not in gone]
         for replica in living:
             replica.start()
         for rank in gone:
-            sequencer.leave(rank)
+            seat.leave(rank)
         joined(living)
-        last = last_version(sequencer, [replica.rank for replica in living])
+        last = last_version(seat, [replica.rank for replica in living])
         for replica in living:
             replica.finish(last)
             assert torch.equal(replica.model, living[0].model)
@@ -511,53 +506,54 @@ def test_who_has_the_memory_of_a_host_dies_before_it_has_handed_it_over(gone: tu
 
 def test_who_is_gone_is_not_let_in() -> None:
     """Its ticket is taken back, as it is when another process has come in its place."""
-    with started("solo", "ab", 3, 1) as (job, replicas, sequencer):
-        addresses = {peer: at for peer, at in replicas[0].addresses.items() if peer != 1}
-        sequencer.connect(addresses, DEADLINE_S)
-        job[0].connect(addresses, DEADLINE_S)
-        sequencer.expect(1, replicas[0].addresses[1])
-        first = sequencer.ticket(1)
-        sequencer.forget(1)
+    with started("solo", "ab", 3, 1, present=[0]) as (job, replicas, seat):
+        addresses = replicas[0].addresses
+        job[0].connect({0: addresses[0]}, DEADLINE_S)
+        with seat.lock:
+            seat.group.introduce(1, [list(addresses[1])])
+            [first] = seat.group.ticket(1)
+            seat.group.forget(1)
         job[0].admit(1, 0, first)
-        second = sequencer.ticket(1)
+        job[0].allreduce(torch.ones(3), DEADLINE_S)  # the sequencer has heard of this before it
+        with seat.lock:
+            [second] = seat.group.ticket(1)
         job[0].admit(1, 0, first)
-        job[0].allreduce(torch.ones(3), DEADLINE_S)  # the sequencer has heard of these before it
-        assert not sequencer.present(1)
+        job[0].read()
+        job[0].allreduce(torch.ones(3), DEADLINE_S)
+        assert not seat.group.present(1)
         job[1].connect(replicas[0].addresses, DEADLINE_S, later=True)
         job[0].read()
-        job[0].admit(1, 1, second)
+        job[0].admit(1, 2, second)
         job[0].resume(0)  # the sequencer has heard of the admission before it
-        assert job[1].entered() == 1 and sequencer.present(1) and job[1].present(1)
+        assert job[1].entered() == 2 and seat.group.present(1)
 
 
 def test_the_sequencer_knows_of_a_resumption_before_the_rank_goes_on() -> None:
     """If the sequencer handled the resumption after a later pause, rounds would wait for the rank for ever."""
-    with started("full", "ab", 3, 1) as (job, replicas, sequencer):
-        sequencer.connect(replicas[0].addresses, DEADLINE_S)
+    with started("full", "ab", 3, 1) as (job, replicas, seat):
         for rounds in job:
             rounds.connect(replicas[0].addresses, DEADLINE_S)
         for _ in range(50):
-            sequencer.pause(1)
+            with seat.lock:
+                seat.group.pause(1)
             job[1].resume(1)
-        kinds = [entry.kind for entry in sequencer.follow(0) if entry.rank == 1]
+        kinds = [entry.kind for entry in seat.log if entry.rank == 1]
         assert [kind for kind in kinds if kind is not EntryKind.READ] == [EntryKind.ENTER, *[EntryKind.PAUSE, EntryKind.RESUME] * 50]
-        sequencer.pause(1)
+        with seat.lock:
+            seat.group.pause(1)
         assert job[0].allreduce(torch.ones(3), DEADLINE_S).included
-        sequencer.leave(1)
+        seat.leave(1)
         with pytest.raises(Fenced):
             job[1].resume(1)
 
 
 def test_a_rank_that_is_declared_dead_is_told() -> None:
-    with started("full", "abc", 10, 2) as (_, replicas, sequencer):
-        thread = threading.Thread(target=sequencer.connect, args=(replicas[0].addresses, DEADLINE_S))
-        thread.start()
+    with started("full", "abc", 10, 2) as (_, replicas, seat):
         replicas[1].go_on.clear()
         for replica in replicas:
             replica.start()
         assert replicas[1].at_step.wait(DEADLINE_S)
-        thread.join(DEADLINE_S)
-        sequencer.leave(1)
+        seat.leave(1)
         joined([replicas[0], replicas[2]])
         replicas[1].go_on.set()
         replicas[1].join(DEADLINE_S)

@@ -1,24 +1,22 @@
 """Sum rounds among ranks of several hosts over TCP: one process orders the rounds, and one rank of each host, its leader, sums.
 
-Who calls whom::
+Who calls whom, in a rank::
 
-    multi_host_member.py, multi_host_coordinator.py
+    multi_host_member.py
           |
           v
     rounds.py  MultiHostRounds     what a rank's step calls: send, arrive, wait, results; a lock and a thread
           |                  |
           v                  v
     node.py  Node          connections.py  PeerConnections
-      what a process         sockets, one to each other process, and the thread that reads them
-      does with a message  messages.py: every kind of message with its fields; what does not fit is refused
-          |           |
-          v           v
-    executor.py     requests.py  RankRequests, in one process only: that of a rank, or server 0 (sequenced_rounds.py), where it
-      a leader        |          outlives its process
-      runs the        v
-      schedule of a   `core.allreduce.sequencer.Sequencer`
-      round (`core.allreduce.schedule`) on the vectors in
-    memory.py         send buffers and results, shared by the ranks of a host
+      what a rank does       sockets, one to each other rank and one to the sequencer, and the thread that reads them
+      with a message       messages.py: every kind of message with its fields; what does not fit is refused
+          |
+          v
+    executor.py  a leader runs the schedule of a round (`core.allreduce.schedule`) on the vectors in
+    memory.py    send buffers and results, shared by the ranks of a host
+
+and in server 0: multi_host_coordinator.py, sequenced_rounds.py, `core.allreduce.sequencer.Sequencer`.
 
 An example: ``majority``, ranks 0 and 1 on host a, 2 and 3 on host b; leaders are 0 and 2; the sequencer is in server 0.
 

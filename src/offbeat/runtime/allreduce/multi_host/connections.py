@@ -1,26 +1,27 @@
-"""Connect every process of a job on several hosts with every other: the sockets of one process, and the thread that reads them.
+"""Connect every rank of a job on several hosts with every other, and with the sequencer: the sockets, and the thread that reads them.
 
-Peers are numbered: ranks, and `SEQUENCER` for a sequencer process that is no rank. Of two peers the one with the higher number connects to
-the other; a peer that comes later connects to all. No process waits until all are connected: messages to an expected peer are queued until
-it connects. Messages that arrive are passed to one function, in the thread, under the owner's lock; senders hold that lock too. A peer
-whose connection has ended is gone: it can only come back with a new `PeerConnections`.
+Peers are numbered: ranks, and `SEQUENCER`. Of two ranks the one with the higher number connects to the other; a rank that comes later
+connects to all. No rank waits until all are connected: messages to an expected peer are queued until it connects. Messages that arrive are
+passed to one function, in the thread, under the owner's lock; senders hold that lock too. A peer whose connection has ended is gone: it can
+only come back with a new `PeerConnections`.
 
-Where the sequencer is in server 0, each rank calls it there (`SequencerCall`). This connection may outlive the server's process (`Links`):
+Each rank calls the sequencer in server 0 (`SequencerCall`). This connection may outlive the server's process (`Links`):
 what a rank asks while server 0 is away is answered by its next process, or by its standby.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from offbeat.errors import JobError, OffbeatError, ProtocolError
-from offbeat.runtime.allreduce.multi_host.messages import FIRST
+from offbeat.runtime.allreduce.multi_host.messages import FIRST, SEQUENCER
 from offbeat.runtime.worker.links import Links
 from offbeat.tensors.layout import Memory
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
@@ -28,8 +29,6 @@ from offbeat.types import WorkerId
 
 log = logging.getLogger(__name__)
 
-SEQUENCER: Final = WorkerId(-1)
-"""Number of a peer that is the sequencer and no rank."""
 POLL_S = 1.0
 OnMessage: TypeAlias = Callable[[WorkerId, Message | None], None]
 """Called with a peer's message; with None if the peer is gone."""
@@ -55,10 +54,10 @@ class SequencerCall(NamedTuple):
 
 
 class PeerConnections:
-    """Hold one process's connections to all other processes.
+    """Hold one rank's connections to all others, and to the sequencer.
 
     Args:
-        peer: this process's number.
+        peer: this rank.
         hub: used for these connections only; closed with them.
         lock: held while ``on_message``, ``on_connected`` and ``on_cut`` are called.
         on_message: takes the messages.
@@ -94,45 +93,32 @@ class PeerConnections:
         """Accept connections from now on. Returns the address for the other processes."""
         return self.hub.listen(host, port)
 
-    def connect(
-        self, addresses: Mapping[WorkerId, Address], needed: WorkerId, *, later: bool = False, call: SequencerCall | None = None
-    ) -> None:
-        """Connect to those peers that this process has to connect to, and start the thread.
+    def connect(self, addresses: Mapping[WorkerId, Address], call: SequencerCall, *, later: bool = False) -> None:
+        """Connect to the sequencer and to those ranks that this one has to connect to, and start the thread.
 
         Args:
-            addresses: by peer; this process's own is ignored.
-            needed: the peer that must be reachable. Others may have ended already, which the other processes will notice.
-            later: True if the other processes are running already, so that this one connects to each of them.
-            call: how to reach the needed peer if it is the sequencer in server 0; None: it is one of the peers in ``addresses``.
+            addresses: by rank; this one's own is ignored. A rank may have ended already, which the other ranks will notice.
+            call: how to reach the sequencer.
+            later: True if the other ranks are running already, so that this one connects to each of them.
 
         Raises:
-            JobError: the needed peer cannot be reached.
+            JobError: the sequencer cannot be reached.
         """
-        if call is not None:
-            connection = call.connect(self._links)
-            connection.send(call.hello(self.peer))
-            self._enter(needed, connection)
+        connection = call.connect(self._links)
+        connection.send(call.hello(self.peer))
+        self._enter(SEQUENCER, connection)
         for peer in sorted(addresses.keys() - {self.peer}):
             if later or peer < self.peer:
-                try:
+                with contextlib.suppress(JobError):
                     connection = self.hub.connect(addresses[peer])
-                except JobError:
-                    if peer == needed:
-                        raise
-                    continue
-                connection.send({"k": "hello", "peer": self.peer})
-                self._enter(peer, connection)
+                    connection.send({"k": "hello", "peer": self.peer})
+                    self._enter(peer, connection)
         self.expect(addresses.keys())
         self._thread.start()
 
     def expect(self, peers: Collection[WorkerId]) -> None:
         """Set the peers that are to connect: queue messages for them, and drop messages for all other absent peers."""
         self._queued = {peer: self._queued.get(peer, []) for peer in peers if peer not in self._peers and peer != self.peer}
-
-    @property
-    def expected(self) -> Collection[WorkerId]:
-        """Return the peers that are expected and not connected yet."""
-        return self._queued.keys()
 
     def send(
         self,
@@ -167,8 +153,8 @@ class PeerConnections:
             connection.recycle(content)
 
     def local_peers(self) -> set[WorkerId]:
-        """Return the connected peers that share memory with this process."""
-        return {peer for peer, connection in self._peers.items() if connection.shares_memory}
+        """Return the connected ranks that share memory with this one."""
+        return {peer for peer, connection in self._peers.items() if peer != SEQUENCER and connection.shares_memory}
 
     def is_connected(self, peer: WorkerId) -> bool:
         """Return True if this peer is connected."""

@@ -1,7 +1,7 @@
-"""Handle the messages of one process of a job on several hosts. No thread and no socket: messages are passed in, and sent with a function.
+"""Handle the messages of one rank of a job on several hosts. No thread and no socket: messages are passed in, and sent with a function.
 
-A node is a rank, the sequencer's process, or both. A rank that leads its host runs the schedules (`Executor`); the other ranks of the host
-find gradients and results in shared memory, and get a message when a result is there.
+A rank that leads its host runs the schedules (`Executor`); the other ranks of the host find gradients and results in shared memory, and get
+a message when a result is there.
 
 Messages, by ``k``; their fields are in ``messages.py``. To the sequencer: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``,
 ``enter``, ``let``, ``part``, ``leave``, ``report``, ``has`` and ``cut``. From the sequencer: ``answer``, ``go``, ``halt``, ``hand``,
@@ -18,12 +18,10 @@ import torch
 
 from offbeat.core.allreduce.commands import Answer, Start
 from offbeat.core.allreduce.rounds import BUFFERS
-from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.executor import Executor
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
-from offbeat.runtime.allreduce.multi_host.messages import ORDERS, WITHIN_A_HOST, kinds_from
-from offbeat.runtime.allreduce.multi_host.requests import WHY_MAX, RankRequests
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER, WHY_MAX, WITHIN_A_HOST, kinds_of
 from offbeat.tensors.layout import Memory
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
@@ -48,15 +46,12 @@ UNKNOWN = -1
 
 
 class Node:
-    """Hold the state of one process.
+    """Hold the state of one rank.
 
     Args:
-        me: this process's number: a rank, or `SEQUENCER`.
-        sequencer_peer: the number of the sequencer's process.
+        me: this rank.
         memory: this host's vectors.
-        send: sends to a peer.
-        drop: ends the connection to a peer.
-        sequencer: the sequencer, in its process; None elsewhere.
+        send: sends to a peer: a rank, or `SEQUENCER`.
         expect: called with the ranks whose messages are to be queued until they connect.
         leave_memory: copies elements that are lent and not sent yet, so that they may change, and receives the rest of the pieces under way
             elsewhere.
@@ -66,20 +61,15 @@ class Node:
     def __init__(
         self,
         me: WorkerId,
-        sequencer_peer: WorkerId,
         memory: HostMemory,
         send: Send,
-        drop: Callable[[WorkerId], None],
-        sequencer: Sequencer | None = None,
         *,
         expect: Callable[[Collection[WorkerId]], None] = lambda ranks: None,
         leave_memory: Callable[[], None] = lambda: None,
         recycle: Callable[[WorkerId, Memory], None] = lambda peer, content: None,
     ) -> None:
-        self.me, self.sequencer_peer, self.memory = me, sequencer_peer, memory
+        self.me, self.memory = me, memory
         self._send, self._expect, self._leave_memory = send, expect, leave_memory
-        self.requests = RankRequests(self._to, drop, sequencer)
-        """Of ranks to the sequencer, in its process."""
         self.executor = Executor(
             me,
             lambda peer, header, content, lent: send(peer, header, content, lent=lent),
@@ -102,24 +92,14 @@ class Node:
         """By round: the slot of its result in the memory."""
         self.answers: list[Answer] = []
         self.fenced: str | None = None
-        self._kinds = {
-            orders: kinds_from(memory.ranks, memory.slots, orders=orders, leaders=me >= 0, decides=me == sequencer_peer)
-            for orders in (False, True)
-        }
-        """The kinds of messages that are accepted: from other peers (False) and from the sequencer (True)."""
+        self._kinds = kinds_of(memory.ranks, memory.slots)
         self._busy: list[Version | None] = [None] * BUFFERS
         """By buffer: the round that its gradient is in, `UNKNOWN` until the answer names it; None: free."""
 
     @property
-    def sequencer(self) -> Sequencer | None:
-        """Return the sequencer, in its process; None elsewhere, and before the rounds begin."""
-        return self.requests.sequencer
-
-    @property
     def awaited(self) -> tuple[object, ...]:
-        """Return a value that changes with whatever can be waited for: results, answers, memory, exclusion, the sequencer's log."""
-        log = None if self.sequencer is None else self.sequencer.entries
-        return self.executor.progress, len(self.answers), self.has_memory, self.fenced, log
+        """Return a value that changes with whatever can be waited for: results, answers, memory, exclusion."""
+        return self.executor.progress, len(self.answers), self.has_memory, self.fenced
 
     # Requests of this rank.
 
@@ -152,14 +132,9 @@ class Node:
 
     def notify(self, header: dict[str, Any]) -> None:
         """Send a message to the sequencer."""
-        self._to(self.sequencer_peer, header)
+        self._send(SEQUENCER, header, None, ())
 
-    # Messages and closed connections.
-
-    def on_closed(self, peer: WorkerId) -> None:
-        """Handle the end of the connection to a peer."""
-        if self.sequencer is not None and peer >= 0:
-            self.requests.dispatch(self.sequencer.leave(peer))
+    # Messages.
 
     def on_cut(self, peer: WorkerId, why: str) -> None:
         """Report to the sequencer that this process has closed the connection of a peer that broke the protocol.
@@ -177,7 +152,8 @@ class Node:
         """
         try:
             nbytes = content.numel() * content.itemsize if isinstance(content, torch.Tensor) else len(content)
-            kind = self._kinds[peer == self.sequencer_peer].check(header, f"peer {peer}", nbytes, len(memory))
+            kinds = self._kinds.orders if peer == SEQUENCER else self._kinds.between
+            kind = kinds.check(header, f"peer {peer}", nbytes, len(memory))
             self._check_now(peer, kind, header)
             self._handle(peer, kind, header, content, memory)
             self._report_progress()
@@ -205,8 +181,6 @@ class Node:
                     f"(expected different leaders, among them {peer}, {self.me} and {initiator}, and floor <= {number})"
                 )
             self._check_number(peer, kind, number)
-        elif self.sequencer is not None and kind not in ORDERS:
-            self.requests.check_now(peer, kind, header)
 
     def _check_number(self, peer: WorkerId, kind: str, number: Version) -> None:
         """Refuse a round that cannot be closed yet: at most ``slots`` results are kept. A rank that has not begun cannot tell."""
@@ -230,19 +204,8 @@ class Node:
             self._send_state(peer)
         elif kind == "memory":
             self._on_memory(memory, peer)
-        elif kind in ORDERS:
-            self._on_order(header)
         else:
-            self.requests.on_request(peer, header)
-
-    def _to(self, peer: WorkerId, header: dict[str, Any]) -> None:
-        if peer != self.me:
-            self._send(peer, header, None, ())
-        elif header["k"] in ORDERS:
             self._on_order(header)
-            self._report_progress()
-        else:
-            self.requests.on_request(peer, header)
 
     def _on_order(self, header: Mapping[str, Any]) -> None:
         """Carry out an order of the sequencer."""

@@ -1,11 +1,7 @@
 """Take part in a partial allreduce among ranks of several hosts: the calls of a rank's process, the same as `OneHostRounds` on one host.
 
-The rank's process hands in gradients and takes results; a second thread sums them with those of other hosts (``executor.py``). One process
-of the job, the *sequencer* (``core/allreduce/sequencer.py``), closes rounds: one of the ranks or, better, a process that outlives them,
-such as the coordinator's.
-
-One lock protects all state that the two threads share. The holder of the lock does all work that is ready: an arrival at the sequencer is
-processed, and the orders are sent, before the call returns.
+The rank's process hands in gradients and takes results; a second thread sums them with those of other hosts (``executor.py``). The
+*sequencer* in server 0 (``sequenced_rounds.py``) closes rounds. One lock protects all state that the two threads share.
 """
 
 from __future__ import annotations
@@ -20,18 +16,18 @@ import torch
 from offbeat.core.allreduce.commands import Answer
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.rounds import Arrival
-from offbeat.core.allreduce.sequencer import Sequencer
-from offbeat.core.rank_log import Entry, Fenced
+from offbeat.core.rank_log import Fenced
 from offbeat.errors import ConfigurationError, JobError
-from offbeat.runtime.allreduce.multi_host.connections import SEQUENCER, PeerConnections, SequencerCall
+from offbeat.runtime.allreduce.multi_host.connections import PeerConnections, SequencerCall
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.rounds import RoundOutcome
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.transport.base import Address, Hub, Message
 from offbeat.transport.shm import available_nbytes
-from offbeat.types import FIRST_WORKER, Version, WorkerId, worker_ids
+from offbeat.types import Version, WorkerId
 
 _UNBOUNDED_SLOTS, _SPARE_SLOTS = 256, 4
 
@@ -56,14 +52,12 @@ class MultiHostRounds:
         rule: decides when a round closes.
         ranks: the greatest number of ranks.
         numel: elements of a gradient.
-        rank: this process's rank; None: it is the sequencer only.
-        sequencer_peer: the rank that is the sequencer; `SEQUENCER`: a process that is no rank.
+        rank: this process's rank.
         hub: for the connections to the other processes only; closed with this object.
+        call: how to reach the sequencer.
         dtype: float32 or float64.
-        seed: seed of the rule's draws.
         slots: how many results each host keeps for ranks that are behind; the same in all processes. None: as many as the rule's staleness
             needs, in at most a quarter of this machine's memory.
-        call: how to reach the sequencer if it is in server 0; None: it is a peer like the others.
 
     Raises:
         ConfigurationError: ``dtype`` is not supported.
@@ -75,35 +69,26 @@ class MultiHostRounds:
         ranks: int,
         numel: int,
         *,
-        rank: WorkerId | None,
+        rank: WorkerId,
         hub: Hub,
-        sequencer_peer: WorkerId = FIRST_WORKER,
+        call: SequencerCall,
         dtype: torch.dtype = torch.float32,
-        seed: int = 0,
         slots: int | None = None,
-        call: SequencerCall | None = None,
     ) -> None:
-        assert rank is not None or sequencer_peer == SEQUENCER, (
-            f"rank is None and rank {sequencer_peer} is the sequencer: this process has nothing to do"
-        )
         self.rule, self.ranks, self.numel, self.dtype, self.rank = rule, ranks, numel, dtype, rank
         if dtype not in VECTOR_DTYPES:
             known = ", ".join(map(str, VECTOR_DTYPES))
             raise ConfigurationError(f"gradients of {dtype} cannot be summed across hosts; use one of {known}")
         self.slots = slots if slots is not None else slots_of(rule, numel * dtype.itemsize)
-        self._sequencer_peer, self._call = sequencer_peer, call
-        self._me = SEQUENCER if rank is None else rank
-        self._seed = seed
+        self._call = call
         self._lock = threading.Condition()
-        self._connections = PeerConnections(self._me, hub, self._lock, self._on_message, self._on_connected, self._on_cut, self._place)
+        self._connections = PeerConnections(rank, hub, self._lock, self._on_message, self._on_connected, self._on_cut, self._place)
         memory = HostMemory(ranks, numel, dtype, self.slots)
         connections = self._connections
         self._node = Node(
-            self._me,
-            sequencer_peer,
+            rank,
             memory,
             connections.send,
-            connections.drop,
             expect=connections.expect,
             leave_memory=connections.leave_memory,
             recycle=connections.recycle,
@@ -122,12 +107,12 @@ class MultiHostRounds:
         return self._connections.listen(host, port)
 
     def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float | None = 30.0, *, later: bool = False) -> None:
-        """Connect to the other processes of the job. Unless ``later``, the job begins, with the ranks in ``addresses``.
+        """Connect to the sequencer and to the other ranks. Unless ``later``, the job begins, with the ranks in ``addresses``.
 
-        Nothing waits until all processes are connected; a rank only waits for the first rank of its host, which owns the shared memory.
+        Nothing waits until all are connected; a rank only waits for the first rank of its host, which owns the shared memory.
 
         Args:
-            addresses: by rank, and `SEQUENCER`, what `listen` returned there; without ranks that come later.
+            addresses: by rank, what `listen` returned there; without ranks that come later.
             timeout_s: how long to wait for the memory; None: until this rank is excluded.
             later: True if the job is running. This rank then takes part after `enter`, or `entered` if another rank admits it.
 
@@ -137,20 +122,14 @@ class MultiHostRounds:
             ConfigurationError: there is not enough memory.
         """
         here, node, connections = self._connections.hub.host, self._node, self._connections
-        ranks = sorted(peer for peer in addresses if peer != SEQUENCER)
-        if self._me == self._sequencer_peer:
-            hosts = [addresses[rank].host if rank in addresses else f"rank {rank}" for rank in worker_ids(self.ranks)]
-            node.requests.sequencer = sequencer = Sequencer(self.rule, hosts, clock_ns=time.monotonic_ns, seed=self._seed, slots=self.slots)
-            sequencer.begin(ranks)
         with self._lock:
+            node.has_memory = False
             if not later:
-                node.present = frozenset(ranks)
-            if self.rank is not None:
-                node.has_memory = False
-                if not later and not any(addresses[rank].host == here for rank in ranks if rank < self.rank):
+                node.present = frozenset(addresses)
+                if not any(address.host == here for rank, address in addresses.items() if rank < self.rank):
                     node.allocate()
-            connections.connect(addresses, self._sequencer_peer, later=later, call=self._call)
-            node.local_peers = connections.local_peers() - {SEQUENCER}
+            connections.connect(addresses, self._call, later=later)
+            node.local_peers = connections.local_peers()
             if not node.has_memory:
                 before = set(node.local_peers)
                 node.ask_state(*before)
@@ -158,36 +137,6 @@ class MultiHostRounds:
                 if not self._wait_for(lambda: node.has_memory or (later and not before & node.local_peers), timeout_s):
                     raise JobError(f"rank {self.rank}: no other rank of host {here} has shared its memory within {timeout_s} s")
                 node.allocate()
-
-    def expect(self, rank: WorkerId, address: Address) -> None:
-        """At the sequencer: let a new process of this rank connect from this address, and drop the connection of an earlier one."""
-        with self._lock:
-            self._local_sequencer()
-            self._connections.drop(rank)
-            self._connections.expect([*self._connections.expected, rank])
-            self._node.requests.hosts[rank] = address.host
-
-    def ticket(self, rank: WorkerId) -> int:
-        """At the sequencer: return a number that authorises another rank to admit `rank`'s current process. It voids the one before."""
-        with self._lock:
-            return self._node.requests.ticket(rank)
-
-    def forget(self, rank: WorkerId) -> None:
-        """At the sequencer: the rank's process is gone; withdraw its ticket."""
-        with self._lock:
-            self._node.requests.tickets.pop(rank, None)
-
-    @property
-    def number(self) -> Version:
-        """Return the number of the open round, as far as this process knows."""
-        with self._lock:
-            return self._node.executor.upto if self._node.sequencer is None else self._node.sequencer.number
-
-    @property
-    def done(self) -> Version:
-        """Return how many rounds are done at this host."""
-        with self._lock:
-            return self._node.executor.upto
 
     def version(self, rank: WorkerId) -> Version:
         """Return how many results this rank has taken. ``rank`` must be this process's."""
@@ -208,7 +157,7 @@ class MultiHostRounds:
             if self._writing is None:
                 self._wait_for(self._buffer_taken, None)
             assert self._writing is not None
-            return self._node.memory.buffer(self._me, self._writing)
+            return self._node.memory.buffer(self.rank, self._writing)
 
     def arrive(self, gradient: bool = True, clip: float | None = None, samples: int = 0) -> Arrival:
         """Hand in the gradient in ``send()``.
@@ -307,25 +256,17 @@ class MultiHostRounds:
         included = bool(results) and results[-1][0] >= arrival.number
         return RoundOutcome(included, arrival.number, arrival.number - version, results)
 
-    # Called for a rank by itself, by the rank that admits it, or at the sequencer.
+    # Coming and going.
 
-    def enter(self, rank: WorkerId, version: Version) -> None:
-        """Let a rank take part with the parameters of ``version``; it gets the results from there on.
-
-        Called by the rank itself, or at the sequencer for another rank, whose host is known from `expect`, and whose ticket is void then.
+    def enter(self, version: Version) -> None:
+        """Take part with the parameters of ``version``; this rank gets the results from there on.
 
         Raises:
-            Fenced: this rank itself needs results that are gone.
-            TooOld: at the sequencer: the other rank needs results that are gone.
+            Fenced: this rank needs results that are gone.
         """
         with self._lock:
-            if rank == self.rank:
-                self._start_at(version)
-                self._request(lambda: self._node.enter(version, self._connections.hub.host))
-            else:
-                requests = self._node.requests
-                requests.dispatch(self._local_sequencer().enter(rank, version, requests.hosts.get(rank)))
-                requests.tickets.pop(rank, None)
+            self._start_at(version)
+            self._request(lambda: self._node.enter(version, self._connections.hub.host))
 
     def admit(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
         """Let another rank take part with the parameters of ``version``, which this rank has. Returns at once.
@@ -334,7 +275,7 @@ class MultiHostRounds:
         begun, and now begins at this version, unless ``pause`` is False.
 
         Args:
-            ticket: what `ticket` returned at the sequencer. Nothing happens if the rank's process is not the one of the ticket any more.
+            ticket: of the sequencer. Nothing happens if the rank's process is not the one of the ticket any more.
             pause: no round waits for the rank before it calls `resume`.
         """
         with self._lock:
@@ -383,16 +324,14 @@ class MultiHostRounds:
             self._draining, self._drain_version = False, None
             return True
 
-    def leave(self, rank: WorkerId) -> None:
-        """Remove a rank. Rounds that waited for it go on."""
-        self._notify(rank, "leave")
-
-    def pause(self, rank: WorkerId) -> None:
-        """Let rounds not wait for a rank that has nothing to compute until the epoch ends. If all pause, pending gradients are folded."""
-        self._notify(rank, "pause")
+    def pause(self) -> None:
+        """Let rounds not wait for this rank: it has nothing to compute until the epoch ends. If all pause, pending gradients are folded."""
+        with self._lock:
+            self._check()
+            self._node.notify({"k": "pause"})
 
     def resume(self, rank: WorkerId) -> None:
-        """Let rounds wait for a rank again. For this process's rank, return once the sequencer has confirmed it.
+        """Let rounds wait for this process's rank again, and return once the sequencer has confirmed it.
 
         Without the confirmation the sequencer could get this after something that the rank sends later on another connection: the
         coordinator, for example, may already have paused the rank again.
@@ -401,22 +340,9 @@ class MultiHostRounds:
             Fenced: this rank does not take part any more.
             SequencerLost: the connection to the sequencer has ended.
         """
-        if rank != self.rank:
-            self._notify(rank, "resume")
-            return
+        assert rank == self.rank, f"rank {self.rank} resumes rank {rank} (expected itself)"
         with self._lock:
             self._request(lambda: self._node.notify({"k": "resume"}))
-
-    def follow(self, start: int) -> list[Entry]:
-        """At the sequencer: return the log from entry ``start`` on."""
-        with self._lock:
-            self._check()
-            return self._local_sequencer().follow(start)
-
-    def present(self, rank: WorkerId) -> bool:
-        """Return True if a rank takes part, as far as this process knows; the sequencer always knows."""
-        with self._lock:
-            return rank in (self._node.present if self._node.sequencer is None else self._node.sequencer.present)
 
     def close(self) -> None:
         """Close all connections: to the other processes this one is gone."""
@@ -426,17 +352,6 @@ class MultiHostRounds:
         self._node.memory.close()
 
     # Implementation.
-
-    def _local_sequencer(self) -> Sequencer:
-        assert self._node.sequencer is not None, (
-            f"only the sequencer, peer {self._sequencer_peer}, may do this for other ranks; this is peer {self._me}"
-        )
-        return self._node.sequencer
-
-    def _notify(self, rank: WorkerId, kind: str) -> None:
-        with self._lock:
-            self._check()
-            self._node.notify({"k": kind, "rank": rank})
 
     def _start_at(self, version: Version) -> None:
         self._version, self._delivered = version, range(version, version)
@@ -454,13 +369,13 @@ class MultiHostRounds:
 
     def _check(self) -> None:
         if self._connections.failure is not None:
-            raise JobError(f"the communication thread of rank {self._me} has failed") from self._connections.failure
+            raise JobError(f"the communication thread of rank {self.rank} has failed") from self._connections.failure
         if self._connections.ended:
-            raise JobError(f"rank {self._me} has closed its connections and does not take part any more")
+            raise JobError(f"rank {self.rank} has closed its connections and does not take part any more")
         if self._node.fenced is not None:
             raise Fenced(self._node.fenced)
-        if self._node.sequencer is None and not self._connections.is_connected(self._sequencer_peer):
-            raise SequencerLost(f"rank {self._me} has lost its connection to the sequencer, peer {self._sequencer_peer}")
+        if not self._connections.is_connected(SEQUENCER):
+            raise SequencerLost(f"rank {self.rank} has lost its connection to the sequencer")
 
     def _wait_for(self, what: Callable[[], bool], timeout_s: float | None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -474,16 +389,14 @@ class MultiHostRounds:
 
     def _on_message(self, peer: WorkerId, message: Message | None) -> None:
         """Called in the thread, under the lock."""
-        self._node.local_peers = self._connections.local_peers() - {SEQUENCER}
+        self._node.local_peers = self._connections.local_peers()
         before = self._node.awaited
         if message is not None:
             self._node.on_message(peer, message.header, message.payload, message.memory)
-            if self._node.fenced is not None and peer == self._sequencer_peer:
+            if self._node.fenced is not None and peer == SEQUENCER:
                 self._connections.drop(peer)  # the sequencer closes it too, and it must not be made anew
             if self._node.awaited == before:
                 return  # a rank that waits would wake up, and find nothing
-        else:
-            self._node.on_closed(peer)
         self._lock.notify_all()
 
     def _place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
@@ -497,7 +410,7 @@ class MultiHostRounds:
 
     def _on_connected(self, peer: WorkerId) -> None:
         """Called in the thread, under the lock."""
-        self._node.local_peers = self._connections.local_peers() - {SEQUENCER}
+        self._node.local_peers = self._connections.local_peers()
         if peer in self._node.local_peers and not self._node.has_memory:
             self._node.ask_state(peer)
         self._lock.notify_all()

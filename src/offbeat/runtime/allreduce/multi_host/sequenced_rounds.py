@@ -25,16 +25,16 @@ Where the process can have no successor, the supervisor ends the job. A rank tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from offbeat.core.allreduce.commands import Allocate, Answer, Exclude, Order, Prepare, ReportProgress, Start, Transfer
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.core.derived import Derived
-from offbeat.core.rank_log import Entry
+from offbeat.core.rank_log import Entry, Fenced, TooOld
 from offbeat.errors import ProtocolError
-from offbeat.runtime.allreduce.multi_host.messages import kinds_from
-from offbeat.runtime.allreduce.multi_host.requests import WHY_MAX, RankRequests
+from offbeat.runtime.allreduce.multi_host.messages import WHY_MAX, kinds_of
 from offbeat.transport.base import Connection, Message
 from offbeat.types import Seconds, Version, WorkerId, worker_ids
 
@@ -55,14 +55,20 @@ class SequencedRounds(Derived):
     def __init__(self, rule: RoundRule, ranks: int, slots: int, now: Callable[[], Seconds], seed: int = 0) -> None:
         self.slots = slots
         self._rule, self._ranks, self._now, self._seed = rule, ranks, now, seed
-        self._requests = RankRequests(self._send, self._drop)
+        self._sequencer: Sequencer | None = None
+        """None: the rounds have not begun."""
+        self._hosts: dict[WorkerId, str] = {}
+        """The host of each rank that another rank may admit."""
+        self._tickets: dict[WorkerId, int] = {}
+        """The ticket that authorises admitting the rank's current process."""
+        self._ticket_count = 0
         self._connections: dict[WorkerId, Connection] = {}
         self._queued: dict[WorkerId, list[dict[str, Any]]] = {}
         """Orders for ranks that are expected and have not called yet."""
         self._derive()
 
     def _derive(self) -> None:
-        self._kinds = kinds_from(self._ranks, self.slots, orders=False, leaders=False, decides=True)
+        self._kinds = kinds_of(self._ranks, self.slots).requests
 
     # What the coordinator decides.
 
@@ -71,7 +77,7 @@ class SequencedRounds(Derived):
         names = [hosts.get(rank, f"rank {rank}") for rank in worker_ids(self._ranks)]
         sequencer = Sequencer(self._rule, names, clock_ns=self._clock_ns, seed=self._seed, slots=self.slots, followed=True)
         sequencer.begin(sorted(hosts))
-        self._requests.sequencer = sequencer
+        self._sequencer = sequencer
         self._queued = {rank: [] for rank in hosts}
 
     def _clock_ns(self) -> int:
@@ -81,54 +87,56 @@ class SequencedRounds(Derived):
         """Let a new process of this rank call, from this host, and drop the connection of an earlier one."""
         self._drop(rank)
         self._queued[rank] = []
-        self._requests.hosts[rank] = host
+        self._hosts[rank] = host
 
     def enter(self, rank: WorkerId, version: Version) -> None:
         """Let a rank take part with the parameters of ``version``. Raises `TooOld` if the rank needs results that are gone."""
-        self._requests.dispatch(self._sequencer.enter(rank, version, self._requests.hosts.get(rank)))
+        self._dispatch(self._running.enter(rank, version, self._hosts.get(rank)))
         self.forget(rank)
 
     def ticket(self, rank: WorkerId) -> int:
         """Return a number that authorises another rank to admit `rank`'s current process. It voids the one before."""
-        return self._requests.ticket(rank)
+        self._ticket_count += 1
+        self._tickets[rank] = self._ticket_count
+        return self._ticket_count
 
     def admitted(self, rank: WorkerId) -> bool:
         """Return True if the rank's last ticket was used, or withdrawn."""
-        return rank not in self._requests.tickets
+        return rank not in self._tickets
 
     def forget(self, rank: WorkerId) -> None:
         """Withdraw the ticket of a rank whose process is gone."""
-        self._requests.tickets.pop(rank, None)
+        self._tickets.pop(rank, None)
 
     def order(self, rank: WorkerId, kind: str) -> None:
         """Remove, pause or resume a rank."""
-        if self._requests.sequencer is not None:
-            self._requests.on_request(rank, {"k": kind, "rank": rank})
+        if self._sequencer is not None:
+            self._on_request(rank, {"k": kind, "rank": rank})
 
     # What the coordinator sees.
 
     @property
-    def _sequencer(self) -> Sequencer:
-        assert self._requests.sequencer is not None, "the rounds have not begun"
-        return self._requests.sequencer
+    def _running(self) -> Sequencer:
+        assert self._sequencer is not None, "the rounds have not begun"
+        return self._sequencer
 
     @property
     def number(self) -> Version:
         """Return the number of the open round."""
-        return self._sequencer.number
+        return self._running.number
 
     @property
     def entries(self) -> int:
         """Return how many entries the log has had."""
-        return 0 if self._requests.sequencer is None else self._requests.sequencer.entries
+        return 0 if self._sequencer is None else self._sequencer.entries
 
     def follow(self, start: int) -> list[Entry]:
         """Return the log from entry ``start`` on."""
-        return [] if self._requests.sequencer is None else self._requests.sequencer.follow(start)
+        return [] if self._sequencer is None else self._sequencer.follow(start)
 
     def present(self, rank: WorkerId) -> bool:
         """Return True if a rank takes part."""
-        return self._requests.sequencer is not None and rank in self._requests.sequencer.present
+        return self._sequencer is not None and rank in self._sequencer.present
 
     # Connections of ranks.
 
@@ -138,7 +146,7 @@ class SequencedRounds(Derived):
         Raises:
             ProtocolError: the rounds have not begun.
         """
-        if self._requests.sequencer is None:
+        if self._sequencer is None:
             raise ProtocolError(f"rank {rank} sent 'rounds' before the rounds have begun (expected after its first release)")
         former = self._connections.pop(rank, None)
         if former is not None:
@@ -154,8 +162,8 @@ class SequencedRounds(Derived):
     def on_message(self, rank: WorkerId, message: Message) -> None:
         """Handle a message of a rank. Raises `ProtocolError` if the rank may not send it now; nothing has changed then."""
         kind = self._kinds.check(message.header, f"rank {rank}", len(message.payload), len(message.memory))
-        self._requests.check_now(rank, kind, message.header)
-        self._requests.on_request(rank, message.header)
+        self._check_now(rank, kind, message.header)
+        self._on_request(rank, message.header)
 
     def closed(self, rank: WorkerId, connection: Connection) -> None:
         """Note the end of a rank's connection. The rank takes part until the coordinator removes it."""
@@ -164,7 +172,92 @@ class SequencedRounds(Derived):
 
     def cut(self, rank: WorkerId, why: str) -> None:
         """Exclude a rank that has broken the protocol: rounds would wait for its arrival for ever."""
-        self._requests.on_request(rank, {"k": "cut", "rank": rank, "why": why[:WHY_MAX]})
+        self._on_request(rank, {"k": "cut", "rank": rank, "why": why[:WHY_MAX]})
+
+    # What ranks ask for, and the orders that follow.
+
+    def _check_now(self, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
+        """Check that a rank may send this message now. Changes nothing.
+
+        Raises:
+            ProtocolError: it may not.
+        """
+        sequencer = self._running
+        about, newest = header.get("rank", rank), sequencer.number
+        if about != rank and kind not in ("let", "cut"):
+            raise ProtocolError(f"rank {rank} sent {kind!r} for rank {about} (expected for itself)")
+        for name in ("n", "version", "upto"):
+            if header.get(name, 0) > newest:
+                raise ProtocolError(f"rank {rank} sent {kind!r} with {name} = {header[name]} (expected at most {newest})")
+        present = rank in sequencer.present
+        if kind == "enter" and present:
+            raise ProtocolError(f"rank {rank} sent 'enter' while it takes part (expected once)")
+        refusal = sequencer.refuses(rank, header.get("b")) if present and kind in ("arrive", "catch") else None
+        if refusal is not None:
+            raise ProtocolError(f"rank {rank} sent {kind!r}, but {refusal}")
+
+    def _on_request(self, rank: WorkerId, header: Mapping[str, Any]) -> None:
+        """Process a rank's message; ``rank`` in the header names another rank that it is about."""
+        sequencer, kind, rank = self._running, header["k"], header.get("rank", rank)
+        orders: list[Order]
+        try:
+            if kind == "arrive":
+                orders = sequencer.arrive(rank, header["b"], header["f"], header["w"], header.get("s", 0))
+            elif kind == "report":
+                orders = sequencer.report(rank, header["v"], header["upto"], header["held"], header["writes"])
+            elif kind == "enter":
+                orders = sequencer.enter(rank, header["version"], header["host"], asks=True)
+            elif kind == "let":
+                orders = self._admit(rank, header)
+            elif kind == "resume":
+                orders = sequencer.resume(rank, asks="rank" not in header)
+            elif kind == "catch":
+                orders = sequencer.catch_up(rank, header.get("n"))
+            elif kind == "has":
+                orders = sequencer.has(rank, header["n"])
+            elif kind == "read":
+                orders = sequencer.read(rank, header["n"])
+            elif kind == "cut":
+                orders = sequencer.leave(rank, f"another rank has ended its connection: {header['why']}")
+            else:
+                does = {"pause": sequencer.pause, "part": sequencer.part}
+                orders = sequencer.leave(rank) if kind == "leave" else does[kind](rank)
+        except (Fenced, TooOld) as error:
+            orders = [Exclude(rank, str(error))]
+        self._dispatch(orders)
+
+    def _dispatch(self, orders: Sequence[Order]) -> None:
+        """Send orders to the ranks that carry them out."""
+        for order in orders:
+            if isinstance(order, Start):
+                self._send(order.initiator, {"k": "go", "go": list(order)})
+            elif isinstance(order, Answer):
+                self._send(order.rank, {"k": "answer", "answer": list(order)})
+            elif isinstance(order, Transfer):
+                self._send(order.holder, {"k": "hand", "n": order.number, "v": order.view, "to": list(order.to)})
+            elif isinstance(order, Prepare):
+                for rank, start in zip(order.ranks, order.starts, strict=True):
+                    self._send(rank, {"k": "halt", "v": order.view, "f": order.floor, "s": start, "ranks": list(order.ranks)})
+            elif isinstance(order, Allocate):
+                self._send(order.rank, {"k": "hold"})
+            elif isinstance(order, ReportProgress):
+                for rank in order.ranks:
+                    self._send(rank, {"k": "say", "n": order.through})
+            else:
+                self._send(order.rank, {"k": "fence", "why": order.why})
+                self._drop(order.rank)
+
+    def _admit(self, rank: WorkerId, header: Mapping[str, Any]) -> list[Order]:
+        """Enter a rank that another rank admits, unless the ticket is void."""
+        sequencer = self._running
+        if self._tickets.get(rank) != header["ticket"]:
+            return []
+        orders: list[Order] = []
+        # A rank that waits for nothing but others' parameters stays where it was admitted first: in the rounds of parameters.
+        if header["pause"] or rank not in sequencer.present:
+            orders += sequencer.enter(rank, header["version"], self._hosts[rank])
+        del self._tickets[rank]
+        return orders + sequencer.pause(rank) if header["pause"] else orders
 
     def _send(self, rank: WorkerId, header: dict[str, Any]) -> None:
         connection = self._connections.get(rank)
