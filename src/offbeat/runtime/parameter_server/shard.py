@@ -504,8 +504,7 @@ class LiveShard:
         kept = measures if leads or measures == "differences" else "nothing"  # for differences the standby keeps the last sum, too
         total = replica.total(len(self._memory))
         parts = parts if leads else [(total, 1.0)]
-        sums: dict[str, Any] = {"total": total, "ready": partial(replica.advance, total)} if leads else {}
-        norms = shard.fold(parts, order["hyper"], scale=order["scale"], measures=kept, **sums)
+        norms = shard.fold(parts, order["hyper"], scale=order["scale"], measures=kept, total=total if leads else None)
         replica.done_with(total)
         return None if measures == "nothing" else SquaredNorms(*replica.ask(lambda: _plain(norms)))
 

@@ -67,8 +67,6 @@ class Replica(Survival):
         """Those that the transport has begun to receive, and of which no part has been handled."""
         self._free: deque[tuple[int, memoryview]] = deque()
         """Memory for sums, and the record that must be committed, or handled, before it is used again."""
-        self._gone = 0
-        """At the leader: bytes of the sum in the making that were sent."""
         self._results: deque[Any] = deque()
         self.results: list[Any] = []
         """At the leader: what was measured since the last record."""
@@ -92,7 +90,6 @@ class Replica(Survival):
             ProtocolError: the leader has sent something else.
         """
         if not self.replays:
-            self._gone = 0
             return self._memory(nbytes)
         if not self._came or len(self._came[0]) != nbytes:
             seen = f"{len(self._came[0])} bytes" if self._came else "none"
@@ -112,25 +109,18 @@ class Replica(Survival):
         self.count += 1
         if self.standby is not None:
             # As long as nothing waits for the standby, memory is used again before it has been sent.
-            self._send_pieces(memory, len(memory), lent=lent and self._commit.committed != UNBOUND)
+            self._send_pieces(memory, lent=lent and self._commit.committed != UNBOUND)
 
-    def advance(self, total: memoryview, nbytes: int) -> None:
-        """At the leader: send the standby the first bytes of a sum, of which the rest is still computed."""
-        if self.standby is not None and self._commit.committed != UNBOUND and nbytes < len(total):
-            self._send_pieces(total, nbytes, lent=True)
-            self._gone = nbytes
-
-    def _send_pieces(self, memory: memoryview, stop: int, *, lent: bool) -> None:
+    def _send_pieces(self, memory: memoryview, *, lent: bool) -> None:
         assert self.standby is not None
-        for start in range(self._gone, max(1, stop), PIECE_NBYTES):
-            piece = memory[start : min(start + PIECE_NBYTES, stop)]
+        for start in range(0, max(1, len(memory)), PIECE_NBYTES):
+            piece = memory[start : start + PIECE_NBYTES]
             self.standby.send({"kind": "bytes", "start": start, "nbytes": len(memory)}, payload=[piece], lent=lent)
-        self._gone = 0
 
     def give(self, blocks: Sequence[memoryview]) -> None:
         """At the leader: send the standby these bytes, which belong to no record."""
         for block in blocks:
-            self._send_pieces(block, len(block), lent=False)
+            self._send_pieces(block, lent=False)
 
     def given(self, count: int) -> list[memoryview]:
         """At the standby: return what `give` has sent. Raises `ProtocolError` if other bytes have come."""
