@@ -212,18 +212,17 @@ class Sequencer:
         self._wrote(EntryKind.RESUME, rank, version)
         return [Answer(rank, self.number, True, False, version)] if asks else []
 
-    def enter(self, rank: WorkerId, version: Version, host: str | None = None, *, asks: bool = False) -> list[Order]:
+    def enter(self, rank: WorkerId, version: Version, host: str | None = None) -> list[Order]:
         """Admit a rank that holds the parameters of ``version``.
 
-        It begins with an `Answer`, which comes when a new view is under way. Before that it must not write into its buffers: another rank
-        may still be reading a gradient that the process before it left there. A rank that others admit asks for the `Answer` with
-        `catch_up`, once it has the parameters of its last admission: of several answers, it could not tell which one is the last.
+        It begins with an `Answer`, for which it asks with `catch_up` once it has the parameters of its last admission, and which comes when
+        a new view is under way. Before that it must not write into its buffers: another rank may still be reading a gradient that the
+        process before it left there.
 
         Args:
             rank: does not take part yet; or has not begun, since the rank that admitted it died before the parameters for it had come.
             version: the version of its parameters.
             host: the name of its host; None: as before.
-            asks: True if the rank itself asks for this.
 
         Raises:
             TooOld: results that the rank would have to apply are gone; it must come with newer parameters.
@@ -244,7 +243,7 @@ class Sequencer:
             self._present.append(rank)
         self._came_with[rank] = version
         self._wrote(EntryKind.ENTER, rank, version)
-        self._entering.setdefault(rank, asks)
+        self._entering.setdefault(rank, False)
         for parting in self._parting.values():
             parting.missing.add(rank)
         return [*self._new_view(), *(ReportProgress((rank,), parting.through) for parting in self._parting.values())]

@@ -38,8 +38,6 @@ class Rank:
         """Whether its last donor's admission has come: the coordinator keeps the parameters until then."""
         self.begins = False
         """Whether it has the parameters of its last donor, and has asked for the answer with which it begins."""
-        self.like: Rank | None = None
-        """Whose parameters it has come with, and who waits to leave until it takes part."""
         self.through: Version | None = None
         self.results: dict[Version, torch.Tensor] = {}
 
@@ -188,8 +186,6 @@ class Network:
     def part(self, number: WorkerId) -> None:
         """A rank has come to the end of its script."""
         rank = self.ranks[number]
-        if any(other.like is rank and other.entering for other in self.ranks.values()):
-            return
         rank.node.notify({"k": "part"})
         rank.asked = rank.idle = rank.parting = True
         rank.look()
@@ -234,18 +230,13 @@ class Network:
             rank.look()
         assert dead.node not in self.nodes.values()
 
-    def enter(self, number: WorkerId, like: WorkerId, admit: bool) -> None:
-        """A new process is this rank, with what another one has now. It says so itself, or the other does, which goes on only then."""
+    def enter(self, number: WorkerId, like: WorkerId) -> None:
+        """A new process is this rank, with what another one has now, which admits it."""
         model = self.ranks[like]
         self.add(number, model.version)
         newcomer = self.ranks[number]
-        newcomer.results = dict(model.results)
         newcomer.asked = newcomer.entering = True
         parted, model.may_leave, model.parting = model.may_leave, False, False
-        if not admit:
-            newcomer.like = model
-            newcomer.node.enter(model.version, self.hosts[number])
-            return
         newcomer.idle, newcomer.given = True, False
         newcomer.admitted = lambda: self.seat.admitted(number)
         self._admit(newcomer, model)
@@ -288,7 +279,7 @@ class Network:
                 if rank.free and rank.node.fenced is None:
                     rank.node.notify({"k": "read", "n": rank.version})
                 if rank.free and not rank.idle and rank.node.fenced is None:
-                    rank.node.notify({"k": "pause"})
+                    self.seat.order(rank.number, "pause")
                     rank.idle = True
             self.deliver_all()
             for rank in self.ranks.values():

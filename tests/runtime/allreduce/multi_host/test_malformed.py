@@ -56,9 +56,8 @@ def test_what_fits_and_cannot_be_now_is_refused() -> None:
 
     for kind, field in (("read", "n"), ("has", "n"), ("let", "version"), ("report", "upto")):
         refused(SEQUENCER, kind, f"{field} = 1000 .expected at most 0", **dict[str, Any]({field: 1000}))
-    for kind in ("pause", "resume", "leave", "part", "catch"):
+    for kind in ("resume", "part", "catch"):
         refused(SEQUENCER, kind, "for rank 0 .expected for itself", rank=0)
-    refused(SEQUENCER, "enter", "takes part")
     for kind in ("done", "what", "memory"):
         refused(0, kind, "shares no memory with rank 0")
     refused(0, "piece", "expected one below 4", n=4)

@@ -77,9 +77,12 @@ def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: rand
         elif what < 0.08 and rank is None:
             donors = list(filter(network.can_give, network.ranks))
             if donors:
-                network.enter(number, draws.choice(donors), draws.random() < 0.5)
+                network.enter(number, draws.choice(donors))
         elif what < 0.11 and rank is not None and rank.free and rank.node.fenced is None and not rank.parting:
-            rank.node.notify({"k": "resume" if rank.idle else "pause"})
+            if rank.idle:
+                rank.node.notify({"k": "resume"})
+            else:
+                network.seat.order(number, "pause")
             rank.asked = rank.idle
             rank.idle = not rank.idle
         elif number in network.outside():
@@ -156,7 +159,8 @@ def test_a_newcomer_is_not_handed_what_it_has_come_with() -> None:
         while pairs := [pair for pair in network.waiting() if pair != (0, 1)]:
             network.deliver(pairs[0])
         assert network.ranks[0].version == version + 1
-    network.enter(2, 0, False)
+    network.enter(2, 0)
+    network.give(2)
     handed = []
     while pairs := network.waiting():
         handed += [header["n"] for header, _ in network.queues[pairs[0]] if header["k"] == "handed"]
@@ -239,7 +243,7 @@ def test_who_has_let_somebody_in_leaves_once_that_one_has_what_it_has() -> None:
     network.part(1)
     network.deliver_all()
     assert network.may_leave(0) and network.may_leave(1) and network.ranks[0].version == 0
-    network.enter(2, 0, admit=True)
+    network.enter(2, 0)
     network.leave(1)
     assert not network.may_leave(0)
     network.deliver_all()
@@ -258,7 +262,7 @@ def test_a_joiner_whose_donor_dies_begins_at_the_version_of_the_next(donors: lis
     network.die(3, 0)
     network.push(1)
     network.deliver_all()
-    network.enter(3, 1, admit=True)
+    network.enter(3, 1)
     network.deliver_all()
     joiner, dies = network.ranks[3], 1
     assert 3 in network.sequencer.present and joiner.admitted() and joiner.version == 1
@@ -290,8 +294,9 @@ def test_a_joiner_whose_donor_dies_begins_at_the_version_of_the_next(donors: lis
 class Replica(threading.Thread):
     """A rank in a thread of its own, with everything else as in a process of its own: pushes whole numbers and adds results up."""
 
-    def __init__(self, rank: int, job: list[MultiHostRounds], addresses: dict[int, Address], steps: int) -> None:
+    def __init__(self, rank: int, job: list[MultiHostRounds], addresses: dict[int, Address], steps: int, seat: Seat) -> None:
         super().__init__(daemon=True)
+        self.seat = seat
         self.rank, self.rounds, self.addresses, self.steps = rank, job[rank], addresses, steps
         self.pushed = torch.zeros(self.rounds.numel)
         self.model = torch.zeros(self.rounds.numel)
@@ -309,7 +314,7 @@ class Replica(threading.Thread):
         try:
             self.rounds.connect(self.addresses, DEADLINE_S, later=self.later)
             if self.later:
-                self.rounds.enter(self.version)
+                assert self.rounds.entered() == self.version
             for step in range(self.steps):
                 if step == self.steps // 2:
                     self.at_step.set()
@@ -326,7 +331,8 @@ class Replica(threading.Thread):
                     self.apply(self.rounds.results())
                 self.rounds.close()
             else:
-                self.rounds.pause()
+                with self.seat.lock:
+                    self.seat.group.pause(self.rank)
         except BaseException as error:
             self.failure = error
         self.at_step.set()
@@ -363,7 +369,7 @@ def started(
     addresses = {WorkerId(rank): rounds.listen() for rank, rounds in enumerate(job)}
     seat.begin({rank: address for rank, address in addresses.items() if present is None or rank in present})
     try:
-        yield job, [Replica(rank, job, addresses, steps) for rank in range(len(hosts))], seat
+        yield job, [Replica(rank, job, addresses, steps, seat) for rank in range(len(hosts))], seat
     finally:
         for rounds in job:
             rounds.close()
@@ -468,8 +474,12 @@ def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
         # The others go on without it, and with another one that has what rank 0 has.
         assert replicas[0].at_step.wait(DEADLINE_S)
         job[2] = MultiHostRounds(job[0].rule, 4, 20_000, rank=2, hub=SocketHub("secret", host="another"), call=seat.call)
-        second = Replica(2, job, {**replicas[0].addresses, 2: job[2].listen()}, 8)
+        second = Replica(2, job, {**replicas[0].addresses, 2: job[2].listen()}, 8, seat)
         second.model, second.version, second.later = replicas[0].model.clone(), replicas[0].version, True
+        with seat.lock:
+            assert seat.lock.wait_for(lambda: not seat.group.present(2), DEADLINE_S), "its death was not noticed"
+            seat.group.introduce(2, [list(second.addresses[2])])
+            seat.group.enter(2, second.version)
         second.start()
         assert second.at_step.wait(DEADLINE_S)
         replicas[0].go_on.set()

@@ -3,10 +3,10 @@
 A rank that leads its host runs the schedules (`Executor`); the other ranks of the host find gradients and results in shared memory, and get
 a message when a result is there.
 
-Messages, by ``k``; their fields are in ``messages.py``. To the sequencer: ``arrive``, ``catch``, ``read``, ``pause``, ``resume``,
-``enter``, ``let``, ``part``, ``leave``, ``report``, ``has`` and ``cut``. From the sequencer: ``answer``, ``go``, ``halt``, ``hand``,
-``hold``, ``say`` and ``fence``. Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host: ``done``, and ``what``, whose
-answer is ``memory`` and a ``done`` for each result.
+Messages, by ``k``; their fields are in ``messages.py``. To the sequencer: ``arrive``, ``catch``, ``read``, ``resume``, ``let``,
+``part``, ``report``, ``has`` and ``cut``. From the sequencer: ``answer``, ``go``, ``halt``, ``hand``, ``hold``, ``say`` and ``fence``.
+Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host: ``done``, and ``what``, whose answer is ``memory`` and a
+``done`` for each result.
 """
 
 from __future__ import annotations
@@ -118,12 +118,6 @@ class Node:
             self._busy[buffer] = UNKNOWN
             writes = self.memory.writes[self.me * BUFFERS + buffer]
         self.notify({"k": "arrive", "b": buffer, "f": factor, "w": writes, **({"s": samples} if samples else {})})
-
-    def enter(self, version: Version, host: str) -> None:
-        """Take part from this version on, on the host of this name. The sequencer sends an answer."""
-        self._busy = [None] * BUFFERS
-        self.ask_state(*self.local_peers)
-        self.notify({"k": "enter", "version": version, "host": host})
 
     def ask_state(self, *local_peers: WorkerId) -> None:
         """Ask ranks of this host for its memory and for the results they hold."""

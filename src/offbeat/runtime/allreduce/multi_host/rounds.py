@@ -114,7 +114,7 @@ class MultiHostRounds:
         Args:
             addresses: by rank, what `listen` returned there; without ranks that come later.
             timeout_s: how long to wait for the memory; None: until this rank is excluded.
-            later: True if the job is running. This rank then takes part after `enter`, or `entered` if another rank admits it.
+            later: True if the job is running. This rank then takes part after `entered`, once another rank has admitted it.
 
         Raises:
             JobError: the sequencer cannot be reached, or the memory did not come in time.
@@ -258,16 +258,6 @@ class MultiHostRounds:
 
     # Coming and going.
 
-    def enter(self, version: Version) -> None:
-        """Take part with the parameters of ``version``; this rank gets the results from there on.
-
-        Raises:
-            Fenced: this rank needs results that are gone.
-        """
-        with self._lock:
-            self._start_at(version)
-            self._request(lambda: self._node.enter(version, self._connections.hub.host))
-
     def admit(self, rank: WorkerId, version: Version, ticket: int, *, pause: bool = True) -> None:
         """Let another rank take part with the parameters of ``version``, which this rank has. Returns at once.
 
@@ -323,12 +313,6 @@ class MultiHostRounds:
                 return False
             self._draining, self._drain_version = False, None
             return True
-
-    def pause(self) -> None:
-        """Let rounds not wait for this rank: it has nothing to compute until the epoch ends. If all pause, pending gradients are folded."""
-        with self._lock:
-            self._check()
-            self._node.notify({"k": "pause"})
 
     def resume(self, rank: WorkerId) -> None:
         """Let rounds wait for this process's rank again, and return once the sequencer has confirmed it.

@@ -189,10 +189,8 @@ class SequencedRounds(Derived):
         for name in ("n", "version", "upto"):
             if header.get(name, 0) > newest:
                 raise ProtocolError(f"rank {rank} sent {kind!r} with {name} = {header[name]} (expected at most {newest})")
-        present = rank in sequencer.present
-        if kind == "enter" and present:
-            raise ProtocolError(f"rank {rank} sent 'enter' while it takes part (expected once)")
-        refusal = sequencer.refuses(rank, header.get("b")) if present and kind in ("arrive", "catch") else None
+        asks = kind in ("arrive", "catch") and rank in sequencer.present
+        refusal = sequencer.refuses(rank, header.get("b")) if asks else None
         if refusal is not None:
             raise ProtocolError(f"rank {rank} sent {kind!r}, but {refusal}")
 
@@ -205,8 +203,6 @@ class SequencedRounds(Derived):
                 orders = sequencer.arrive(rank, header["b"], header["f"], header["w"], header.get("s", 0))
             elif kind == "report":
                 orders = sequencer.report(rank, header["v"], header["upto"], header["held"], header["writes"])
-            elif kind == "enter":
-                orders = sequencer.enter(rank, header["version"], header["host"], asks=True)
             elif kind == "let":
                 orders = self._admit(rank, header)
             elif kind == "resume":
