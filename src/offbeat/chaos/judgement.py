@@ -22,7 +22,7 @@ SLACK_S: Final[Seconds] = 1.0
 STOPPED: Final = 143
 """Status of a job that ends by SIGTERM, as with ``--time``."""
 STANDBY_S: Final[Seconds] = 2.0
-"""Least seconds of silence after which a server with a standby, or the standby, is taken for frozen (docs/training.md)."""
+"""Least seconds of silence after which a server with a standby, or the standby, is taken for frozen (docs/servers.md)."""
 REASONS: Final = ("--max-restarts", "does not share memory", "may be on other machines", "no agent is left", "no other process could have")
 """Words of the reasons for which a server of a job does not go on."""
 SHOWN: Final = 3
@@ -163,7 +163,7 @@ def end_of(seen: Evidence) -> tuple[str, str]:
 
 
 def documented(seen: Evidence) -> str | None:
-    """Return why this job had to end after these faults, in the words of docs/training.md; None: it had not."""
+    """Return why this job had to end after these faults, in the words of docs/failures.md; None: it had not."""
     done = Counter((entry.fault.kind, entry.fault.target) for entry in seen.injected if entry.done)
     if done["kill", "supervisor"] or done["term", "supervisor"]:
         return "the supervisor was ended, and the job ends with it"

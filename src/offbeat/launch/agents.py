@@ -150,8 +150,8 @@ class AgentEngine(Engine):
         versions: of the software that all machines must have, as texts.
         publish: called with the supervisor's address once it listens.
         guests: True if each agent is a thread of its worker's process. A script that keeps Python's lock (imports of large libraries, code
-            in C) silences the thread, so that no agent is lost for its silence: the servers judge the worker, and whoever has started the
-            process replaces it.
+            in C) silences the thread, so that no agent is lost for its silence: the servers judge the worker, and the engine that has
+            started the process replaces it.
     """
 
     workers_elsewhere = True
