@@ -53,6 +53,11 @@ class Place(NamedTuple):
         rank, size, links = json.loads(environment.get(PROCESS, "[0, 1, []]"))
         return cls(rank, size, tuple(links))
 
+    @property
+    def worker_pid(self) -> int:
+        """Return the number of the process that the engine has started as this worker, by which the supervisor knows it."""
+        return os.getpid() if self.size == 1 else os.getppid()
+
     def part(self, batch: list[int]) -> list[int]:
         """Return this process's part of the worker's batch. All parts are equally long: the first samples are repeated for this.
 

@@ -101,6 +101,7 @@ def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     assert ended.status == 0, ended.err
     assert after[0].pid == before[0].pid
     assert f"process {rank} of the 2 of this worker killed by SIGKILL" in ended.err
+    assert "worker 1 is back after" in ended.out, "the supervisor hears how the worker stands"
     assert not any(process.is_running() for process in ranks), "the other process was ended too"
     ended.accounted(SIZE)
 

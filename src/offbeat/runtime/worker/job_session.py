@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from abc import abstractmethod
@@ -43,7 +42,7 @@ from offbeat.runtime.worker.process_state import schedulers_of, watch_schedulers
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.script_writes import ScriptWrites
 from offbeat.runtime.worker.siblings import Sibling, Siblings
-from offbeat.session import Barrier, LeasedRange, Session
+from offbeat.session import Barrier, LeasedRange, Place, Session
 from offbeat.tensors.flat import FlatModel
 from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
@@ -336,7 +335,7 @@ class JobSession(Session):
         self._calls = self.link.calls
         if number:  # an injected fault happens to a worker once, not once for each of its optimizers
             self._settings = replace(self._settings, slow=())
-        hello = {"kind": "hello", "worker": self.worker, "pid": os.getpid(), "sync": sync, "local_only": self._local_only}
+        hello = {"kind": "hello", "worker": self.worker, "pid": Place.of_process().worker_pid, "sync": sync, "local_only": self._local_only}
         if self.reduction != "mean":
             hello["reduction"] = self.reduction
         return {**hello, "number_of_optimizer": number} if number else hello
