@@ -117,18 +117,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             policy = rule(sync)
             self._wire = wire_format(wire)
             check_wrapped(optimizer, model)
-            if reduction not in REDUCTIONS or WorkerSettings.from_environment() is None:  # in a job the command line may choose the rule
+            # In a job the command line may choose another rule, for which the coordinator will check. Of a worker's processes only the
+            # leader has the settings.
+            in_job = self._place.rank > 0 or WorkerSettings.from_environment() is not None
+            if reduction not in REDUCTIONS or not in_job:
                 check_reduction(policy, reduction)
             layout = Layout.of(model, optimizer)
             self._known = KnownParameters(optimizer, model)
             spec, self._local_only = _spec_of(optimizer)
-            # Under a launcher the command line may have chosen a rule for which this optimizer works: the coordinator will check.
-            if (
-                self._local_only is not None
-                and not policy.local_optimizer
-                and not self._place.rank
-                and WorkerSettings.from_environment() is None
-            ):
+            if self._local_only is not None and not policy.local_optimizer and not in_job:
                 raise ConfigurationError(self._local_only)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.wrapped = optimizer
