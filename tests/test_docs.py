@@ -142,7 +142,7 @@ def test_every_word_of_the_vocabulary_is_in_the_glossary() -> None:
 
 
 def test_every_option_of_a_job_is_explained() -> None:
-    said = section((ROOT / "docs" / "training.md").read_text(encoding="utf-8"), "## `offbeat run`")
+    said = section((ROOT / "docs" / "run.md").read_text(encoding="utf-8"), "# `offbeat run`")
     assert set(re.findall(r"^\| `(--[\w-]+)", said, re.MULTILINE)) == options("run")
 
 

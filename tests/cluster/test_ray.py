@@ -110,7 +110,7 @@ def test_digits_outlive_a_process_an_actor_and_a_node(three_ray_nodes: RayCluste
     assert tests[-1] >= 0.96
 
 
-@pytest.mark.night  # as under torchrun; a gradient that only the lost node had ends the job (docs/training.md)
+@pytest.mark.night  # as under torchrun; a gradient that only the lost node had ends the job (docs/servers.md)
 def test_the_node_of_a_server_is_lost_and_its_standby_leads(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
     cluster = three_ray_nodes
     job = start_on("--timeout=5", "--servers=3", "--servers-on=nodes", "--replicas=1", DIGITS, "--until", str(enough))

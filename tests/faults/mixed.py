@@ -142,7 +142,7 @@ class Expected:
     must: list[str] = field(default_factory=list)
 
     def learn(self, faults: list[Fault], rule: str, place: str, servers: int) -> None:
-        """Take what docs/training.md says of deaths, for faults of one moment."""
+        """Take what docs/failures.md says of deaths, for faults of one moment."""
         served = isinstance(policies.rule(rule), ServerRule)
         dead = {(fault.role, fault.number): fault for fault in faults if fault.lethal and fault.at is not None}
         for (role, number), fault in dead.items():
