@@ -70,9 +70,6 @@ class Kept(NamedTuple):
     """Whether it goes on like an uninterrupted job, bit for bit."""
 
 
-_EXACT = "yes, with two workers and gradients of equal weight; see below"
-
-
 @singledispatch
 def kept(policy: Policy) -> Kept:
     """Return what a checkpoint keeps under a rule; it follows from the rule's family and from what the rule says of itself."""
@@ -90,7 +87,7 @@ def _under_a_server_rule(policy: ServerRule) -> Kept:
     if policy.scope == "shard":
         return Kept("each shard's newest; shards may be of different versions, as always under this rule", "exact", "no")
     if policy.in_step:
-        return Kept("one copy, exact", "exact", _EXACT)
+        return Kept("one copy, exact", "exact", "yes; see below")
     why = "no: which gradient comes when is a matter of timing, and those that were computed and not folded are lost"
     return Kept("one copy, exact", "exact", why)
 
@@ -98,7 +95,7 @@ def _under_a_server_rule(policy: ServerRule) -> Kept:
 @kept.register
 def _under_a_round_rule(policy: RoundRule) -> Kept:
     if policy.in_step:
-        return Kept("all replicas are equal, exact", "exact", _EXACT)
+        return Kept("all replicas are equal, exact", "exact", "yes, with two workers and gradients of equal weight; see below")
     return Kept(
         "the main process's replica, with all rounds that server 0 knew of; carried gradients are lost",
         "what is carried is dealt out again; a round that closes while the file is written may be",

@@ -154,7 +154,8 @@ class Auditor:
             assert key not in self._due
             return
         assert push.nonfinite is None, "a gradient that is not finite was folded"
-        assert self._due and self._due.pop(0) == key, "folded, but part of no fold"
+        assert key in self._due, "folded, but part of no fold"
+        self._due.remove(key)
         assert effect.version == self.version
         self.samples.folded(push)
 

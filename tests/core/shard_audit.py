@@ -105,7 +105,8 @@ class ShardAuditor:
         gradient = effect.worker, effect.incarnation, effect.clock
         assert effect.clock == 0 or gradient in self._sent, f"nobody has sent this: {effect}"
         if effect.fate is Fate.FOLDED:
-            assert self._due and self._due.pop(0) == (gradient, effect.shard), "folded, but part of no fold"
+            assert (gradient, effect.shard) in self._due, "folded, but part of no fold"
+            self._due.remove((gradient, effect.shard))
             assert effect.version == self._versions[effect.shard]
 
     def _fold(self, effect: Fold) -> None:

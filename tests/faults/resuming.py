@@ -105,6 +105,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--servers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
     draw, jobs = random.Random(args.seed), []
     with tempfile.TemporaryDirectory() as place:
@@ -118,7 +119,7 @@ def main() -> int:
             jobs.append(job)
             return job
 
-        common = ["--sync", "bsp", "--workers", "2", "--servers", str(args.servers)]
+        common = ["--sync", "bsp", "--workers", str(args.workers), "--servers", str(args.servers)]
         began = time.monotonic()
         whole = start(Path(place) / "whole" / "first", common)
         whole.wait("a push", lambda: any(record["kind"] == "fold" for record in whole.records()))

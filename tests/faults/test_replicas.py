@@ -60,7 +60,7 @@ def end_of(start: Start, folder: Path, options: tuple[str, ...], disturb: Callab
     """What the first worker has at the end of some steps of Adam under bsp, and how the job has ended."""
     folder.mkdir(exist_ok=True)
     saved = folder / "end.pt"
-    job = start("--workers", "2", "--sync", "bsp", *options, OUTLIVED, "--save", str(saved), "--steps", steps, "--optimizer", "Adam")
+    job = start("--workers", "3", "--sync", "bsp", *options, OUTLIVED, "--save", str(saved), "--steps", steps, "--optimizer", "Adam")
     disturb(job)
     ended = job.ended()
     job.journal.unlink()

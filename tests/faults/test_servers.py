@@ -29,7 +29,7 @@ OUTLIVED = str(SCRIPTS / "outlived.py")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """What the first worker has at the end of a job of two servers in which nobody dies."""
     folder = tmp_path_factory.mktemp("calm")
-    job = Job(folder, ("--workers", "2", "--servers", "2", "--sync", "bsp", OUTLIVED, "--save", str(folder / "end.pt"), *CALM))
+    job = Job(folder, ("--workers", "3", "--servers", "2", "--sync", "bsp", OUTLIVED, "--save", str(folder / "end.pt"), *CALM))
     try:
         one_process_each(job.ended())
         yield torch.load(folder / "end.pt", weights_only=True)
@@ -153,7 +153,7 @@ def killed(start: Start, folder: Path, victim: int, phase: str, *options: str) -
     saved, order = folder / "end.pt", folder / f"{victim}-{phase}"
     if phase == "initial":
         order.touch()
-    words = ("--workers", "2", "--servers", "2", "--sync", "bsp", "--slow", "any=0.02", *options, OUTLIVED, "--save", str(saved), *CALM)
+    words = ("--workers", "3", "--servers", "2", "--sync", "bsp", "--slow", "any=0.02", *options, OUTLIVED, "--save", str(saved), *CALM)
     job = start(*words, environment=orders_to_die(folder))
     if phase != "initial":
         job.record("fold")

@@ -32,7 +32,7 @@ def test_backup_golden_history() -> None:
     job = Hand(Backup(b=1), 3)
     assert job.push(2, 0) == []
     fold = only(Fold, job.push(0, 0))
-    assert fold.version == 1 and [(p.worker, p.weight) for p in fold.parts] == [(2, 0.5), (0, 0.5)]
+    assert fold.version == 1 and [(p.worker, p.weight) for p in fold.parts] == [(0, 0.5), (2, 0.5)]
     effects = job.push(1, 0)
     assert names(effects) == ["Settle 1", "Release 1"]
     settle = only(Settle, effects)

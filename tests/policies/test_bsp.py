@@ -41,8 +41,16 @@ def test_bsp_golden_history() -> None:
     assert names(job.push(1, 0)) == ["Fold", "Settle 2", "Settle 0", "Settle 1", "Release 1", "Release 2", "Release 0"]
     assert job.push(1, 1) == [] and job.push(2, 1) == []
     fold = only(Fold, job.push(0, 1))
-    assert fold.version == 2 and [(p.worker, p.clock, p.staleness) for p in fold.parts] == [(1, 2, 0), (2, 2, 0), (0, 2, 0)]
+    assert fold.version == 2 and [(p.worker, p.clock, p.staleness) for p in fold.parts] == [(0, 2, 0), (1, 2, 0), (2, 2, 0)]
     assert fold.reason == "all 3 active workers have pushed"
+
+
+def test_gradients_are_added_up_by_batch_whoever_has_which_and_whoever_comes_first() -> None:
+    job = Hand(BSP(), 3)
+    for worker in (1, 2, 0):
+        job.want(worker)
+    assert job.push(2, 0, leases=(1,)) == [] and job.push(0, 0, leases=(2,)) == []
+    assert [part.worker for part in only(Fold, job.push(1, 0, leases=(0,))).parts] == [1, 2, 0]
 
 
 def test_bsp_counts_who_not_how_many() -> None:

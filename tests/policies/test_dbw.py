@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ from tests.core.promises import FreshOnly
 from tests.policies.race import Race, norms, shifted, steady
 
 from offbeat.core.effects import Effect, Fold, Release, Settle
-from offbeat.core.events import Folded
+from offbeat.core.events import Folded, Pushed
 from offbeat.core.policy import Policy
 from offbeat.policies import BDBW, BSP, DBW
+from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.types import Fate
 
 PROMISES = {BDBW: FreshOnly}
@@ -49,6 +50,18 @@ def test_golden_history() -> None:
     assert names(effects) == ["Settle 1", "Release 1"]
     settle = only(Settle, effects)
     assert (settle.fate, settle.reason) == (Fate.DROPPED, "computed from an older version than 2")
+
+
+def test_each_norm_has_the_weight_of_its_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norms are in the order of the sum, which is not that of arrival."""
+    seen: list[Sequence[float]] = []
+    monkeypatch.setattr(GainEstimator, "add", lambda self, event, weights, scale: seen.append(weights) or True)
+    job = Job(DBW(warm_up=1), 2)
+    job(Pushed(1, 1, 0, 8, 1.0, ()))
+    fold = only(Fold, job(Pushed(0, 1, 0, 24, 1.0, ())))
+    job.measured(1)
+    assert [part.worker for part in fold.parts] == [0, 1]
+    assert seen == [tuple(part.weight for part in fold.parts)] == [(0.75, 0.25)]
 
 
 def test_time_decides_between_gains() -> None:

@@ -39,6 +39,7 @@ class Fold(NamedTuple):
 
     version: Version
     parts: tuple[Part, ...]
+    """In the order in which they are added up."""
     reason: str
     scale: float = 1.0
     """The factor of the learning rate in this step."""

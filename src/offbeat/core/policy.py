@@ -340,10 +340,20 @@ def by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:
     return tuple((c.samples if known else 1) / total for c in contributions)
 
 
-def weights_of(decision: Decision) -> tuple[float, ...]:
-    """Return the factor of each gradient in the fold of a decision.
+def place_in_sum(c: Contribution) -> tuple[tuple[LeaseId, ...], WorkerId, Clock]:
+    """Return the key by which the gradients of a fold are sorted before they are added up: by batch, and where they have none by worker.
+
+    So the bits of the sum depend neither on which gradient comes first nor on which worker was dealt which batch.
+    """
+    return c.leases, c.worker, c.clock
+
+
+def terms_of(decision: Decision) -> list[tuple[Contribution, float]]:
+    """Return the gradients in the fold of a decision with their factors, in the order in which they are added up.
 
     Gradients that are sums are added up: the rule's weights, which add up to 1, are then multiplied by the number of gradients.
     """
     weights = decision.weights or by_samples(decision.fold)
-    return tuple(weight * len(weights) for weight in weights) if decision.fold[0].sums else weights
+    if decision.fold[0].sums:
+        weights = tuple(weight * len(weights) for weight in weights)
+    return sorted(zip(decision.fold, weights, strict=True), key=lambda term: place_in_sum(term[0]))

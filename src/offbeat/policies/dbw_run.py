@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from offbeat.core.events import Folded
-from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View, by_samples
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View, by_samples, place_in_sum
 from offbeat.policies.bimonotone import Table
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_time import ArrivalTimes
@@ -119,7 +119,7 @@ class Run(ServerRule):
             self._times.add(waited, [c.arrived - self._round.published for c in parts])
         losses = [c.loss for c in parts if c.loss is not None]
         self._losses = fmean(losses) if losses else None, self._losses[0]
-        self._weights, self._scale = by_samples(parts), self.rule.scale(len(parts), n)
+        self._weights, self._scale = by_samples(sorted(parts, key=place_in_sum)), self.rule.scale(len(parts), n)
         self._before = self._round._replace(waited=waited), len(parts)
         self._round = VersionRound(view.version + 1, view.now, view.epoch, len(parts))
         self._rounds += 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from offbeat.core.derived import Derived
 from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed, Withdrawn
-from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, weights_of
+from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, terms_of
 from offbeat.types import NOT_JOINED, Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
@@ -290,11 +290,10 @@ class Ledger(Derived):
 
     def _fold(self, decision: Decision) -> None:
         before, self.version = self.version, self.version + 1
-        weights = weights_of(decision)
         gathered = self._gathered
         parts = [
             Part(c.worker, c.incarnation, c.clock, weight, before - c.version, gathered.get(c, 0.0) if gathered else 0.0)
-            for c, weight in zip(decision.fold, weights, strict=True)
+            for c, weight in terms_of(decision)
         ]
         self._effects.append(Fold(self.version, tuple(parts), decision.reason, decision.scale, sums=decision.fold[0].sums))
         for contribution in decision.fold:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from offbeat.core.effects import Effect, Fold, Part, Publish, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Pushed
-from offbeat.core.policy import Contribution, Decision, ServerRule, weights_of
+from offbeat.core.policy import Contribution, Decision, ServerRule, terms_of
 from offbeat.core.server.shard_pushes import Push, Pushes
 from offbeat.core.server.shard_view import Book, Roll, WorkerRecord
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
@@ -238,11 +238,8 @@ class ShardedLedger:
         if not decision.fold:
             return
         before, book.version = book.version, book.version + 1
-        weights = weights_of(decision)
-        held = [self._pushes.held(c, shard) for c in decision.fold]
         parts = tuple(
-            Part(c.worker, c.incarnation, c.clock, weight, before - version)
-            for c, weight, version in zip(decision.fold, weights, held, strict=True)
+            Part(c.worker, c.incarnation, c.clock, weight, before - self._pushes.held(c, shard)) for c, weight in terms_of(decision)
         )
         self._effects.append(Fold(book.version, parts, decision.reason, decision.scale, shard, sums=decision.fold[0].sums))
         for contribution in decision.fold:

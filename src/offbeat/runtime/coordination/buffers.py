@@ -82,7 +82,7 @@ class BufferBook:
 
     def mean(self, of: Iterable[WorkerId] | None = None) -> bytes | None:
         """Return the bytes of the mean of these workers' last buffers, by default of all; None if there are none."""
-        chosen = [self._last[worker] for worker in (self._last if of is None else of) if worker in self._last]
+        chosen = [self._last[worker] for worker in sorted(self._last if of is None else of) if worker in self._last]
         if not chosen:
             return None
         columns: Iterable[tuple[np.ndarray[Any, Any], ...]] = zip(*chosen, strict=True)
