@@ -87,7 +87,7 @@ def test_a_job_that_is_told_to_leave_makes_a_last_checkpoint(
     ended = job.ended()
     assert ended.status == 128 + number and ended.last_line == f"offbeat: stopped by {number.name}", ended.err
     taken = newest(folder)
-    assert taken is not None and taken.manifest["missing"] == []
+    assert taken is not None and taken.manifest["missing"] == [], ended.err
     assert "making a last checkpoint" in ended.err + ended.out
     left = {record["worker"] for record in ended.records if record["kind"] == "left"}
     assert left == {0, 1} and "Traceback" not in ended.err
