@@ -4,11 +4,15 @@ On one host, so the standby and its network traffic use the same processors as e
 the server (shm), or use TCP as they do on several machines (tcp); with replicas they use TCP. The runs alternate; ``to shm`` and ``to tcp``
 are medians of the ratios of the runs of one turn.
 
+With ``--rate 1gbit`` the workers, as many agents, and server 0 and its standby are on machines of their own, which are network namespaces
+joined by links of this rate (Linux, root): without replicas over TCP, and with them.
+
 With ``--deaths N`` one job is run instead, in which the leader of server 0 is killed N times, each time once its new standby could lead.
 The pause is the longest time between two folds around a takeover, the copy that around the moment at which the new standby could lead. With
 ``--apart`` two agents of this host start the processes, as if they were two machines.
 
     python -m benchmarks.replicas --json replicas.json
+    python -m benchmarks.replicas --rate 1gbit --turns 5
     python -m benchmarks.replicas --deaths 10 --apart
 """
 
@@ -29,9 +33,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from tests.cluster.hosts import Network
 from tests.faults.job import AGENT, RUN, SCRIPTS, Job
 
 from benchmarks.job import run, save
+from benchmarks.processor_time import ROLES, ProcessorTime
 from offbeat.chaos.procfs import MARK
 from offbeat.launch.environment import free_port
 
@@ -60,6 +66,51 @@ def measure(sync: str, workers: int, servers: int, steps: int, turns: int) -> di
     for name in ("shm", "tcp"):
         row[f"to_{name}"] = round(median(a / b for a, b in zip(rates["replicas"], rates[name], strict=True)), 2)
     return row
+
+
+WIDE = 5018
+"""The width of a model of 25.2 million parameters."""
+
+
+def between(sync: str, workers: int, rate: str, steps: int, turns: int) -> dict[str, Any]:
+    """One row, of jobs whose machines are joined by links of a rate: folds a second, and milliseconds of processor time a fold."""
+    seen: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
+    for turn in range(turns):
+        for replicas in (turn % 2, 1 - turn % 2):
+            seen[replicas].append(over_links(sync, workers, rate, steps, replicas))
+    rates, cpu = ({r: [one[i] for one in found] for r, found in seen.items()} for i in range(2))
+    ratios = [b / a for a, b in zip(rates[0], rates[1], strict=True)]
+    row: dict[str, Any] = {"sync": sync, "workers": workers, "rate": rate, "turns": turns, "to_tcp": round(median(ratios), 2)}
+    row |= {"ratios": [round(one, 2) for one in ratios], "tcp": round(median(rates[0]), 3), "replicas": round(median(rates[1]), 3)}
+    return row | {"tcp_cpu_ms": round(median(cpu[0])), "replicas_cpu_ms": round(median(cpu[1]))}
+
+
+def over_links(sync: str, workers: int, rate: str, steps: int, replicas: int) -> tuple[float, float]:
+    """Run one job, a worker on each machine. Returns its folds a second, and the processor milliseconds of a fold."""
+    with tempfile.TemporaryDirectory() as name, Network(workers) as hosts, ProcessorTime() as cost:
+        folder = Path(name)
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(16))
+        words = [f"--nnodes={workers}", f"--rdzv-endpoint={hosts[0].address}:7100", "--sync", sync, f"--replicas={replicas}"]
+        words += ["--max-restarts", "0", "--no-preload", OUTLIVED, "--save", str(folder / "end.pt"), "--steps", str(steps)]
+        words += ["--width", str(WIDE), "--optimizer", "SGD"]
+        jobs: list[Job] = []
+        try:
+            for host in hosts:
+                host.limit(rate)
+                (folder / host.name).mkdir()
+                environment = {"OFFBEAT_TOKEN_FILE": str(token), "OMP_NUM_THREADS": "1"}
+                jobs.append(Job(folder / host.name, words, command=AGENT, popen=host.popen, environment=environment))
+            ended = [job.ended(600.0) for job in jobs]
+        finally:
+            for job in jobs:
+                job.clean_up()
+        assert all(one.status == 0 for one in ended), ended[0].err
+    times = [record["t"] for record in ended[0].records if record["kind"] == "fold"]
+    begun = len(times) // 4  # while the first folds are made, memory is touched for the first time
+    spent = sum(cost.seconds(role, 0.0, float("inf")) for role in ROLES)
+    return (len(times) - 1 - begun) / (times[-1] - times[begun]), 1e3 * spent / len(times)
 
 
 @contextmanager
@@ -125,6 +176,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15, help="of each worker, per run (default: 15)")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--rules", nargs="+", default=["bsp", "asp"], metavar="RULE")
+    parser.add_argument("--rate", help="of the links that join the machines, for instance 1gbit (default: all on one machine)")
     parser.add_argument("--deaths", type=int, default=0, help="measure so many deaths of one server (default: 0)")
     parser.add_argument("--width", type=int, default=64, help="the width of the model of --deaths (default: 64)")
     parser.add_argument("--apart", action="store_true", help="with --deaths: two agents, as on two machines")
@@ -138,6 +190,11 @@ def main() -> None:
                 f"{args.rules[0]}, {len(died)} deaths: {what} for {median(seconds):.2f} s (median), at most {max(seconds):.2f} s"
             )
         save(args.json, [{"sync": args.rules[0], "width": args.width, "apart": args.apart, "deaths": died}])
+        return
+    if args.rate:
+        rows = [between(sync, args.workers, args.rate, args.steps, args.turns) for sync in args.rules]
+        Console().print_json(data=rows)
+        save(args.json, rows)
         return
     table = Table(title=f"{args.workers} workers, {args.servers} servers, 25.2 M parameters: samples per second", title_justify="left")
     for name in ("rule", "shm", "tcp", "replicas", "to shm", "to tcp", "CPU ms: shm", "tcp", "replicas"):

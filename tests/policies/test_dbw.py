@@ -55,7 +55,12 @@ def test_golden_history() -> None:
 def test_each_norm_has_the_weight_of_its_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The norms are in the order of the sum, which is not that of arrival."""
     seen: list[Sequence[float]] = []
-    monkeypatch.setattr(GainEstimator, "add", lambda self, event, weights, scale: seen.append(weights) or True)
+
+    def add(self: GainEstimator, event: Folded, weights: Sequence[float], scale: float) -> bool:
+        seen.append(weights)
+        return True
+
+    monkeypatch.setattr(GainEstimator, "add", add)
     job = Job(DBW(warm_up=1), 2)
     job(Pushed(1, 1, 0, 8, 1.0, ()))
     fold = only(Fold, job(Pushed(0, 1, 0, 24, 1.0, ())))

@@ -88,6 +88,10 @@ class ReplicatedServers(WithFleet):
         assert standbys is not None
         return standbys[self.fleet.addresses().index(address)]
 
+    def leads_at(self, address: Address) -> bool:
+        """Whether the process at this address leads a server."""
+        return address in self.fleet.addresses()
+
     def settle(self) -> None:
         super().settle()
         while self.deliver() or any(self._reaches_again(process) for process in self.leaders[1:]):
@@ -167,6 +171,13 @@ class ReplicatedHub(LinkedHub):
     def __init__(self, job: ReplicatedServers, turn: Callable[[], None], worker: WorkerId) -> None:
         super().__init__(job.network, turn, worker)
         self._job = job
+
+    def plain(self, address: Address) -> Connection:
+        """Connect to whoever listens there now. Every second worker is on the machine of the standbys."""
+        connection = super().plain(address)
+        assert self.worker is not None
+        connection.within_host = connection.other.within_host = bool(self.worker % 2) and not self._job.leads_at(address)  # type: ignore[attr-defined]
+        return connection
 
     def connect(self, address: Address) -> Connection:
         return self.links.connect_replicated(address, self._job.standby_of(address))

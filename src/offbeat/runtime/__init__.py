@@ -12,11 +12,14 @@ a gradient are sent ahead of the message, while the rest is computed):
 | server | supervisor | followed, standby_gone | its standby could lead from now on, or gets no records any more |
 | supervisor | server | stand_by, lead, alone, fenced, moved | who leads (``runtime/standby_server.py``) |
 | standby | its leader | follow, acknowledged | the first message, and how many records have come |
+| standby | its leader | serves | a worker is on this machine: it can get its parameters from here |
 | leader | its standby | bytes, record | what a record has changed, and the record |
 | leader | a later standby | bytes, state | before the first record: all that the server keeps (``recovery/plain_graph.py``) |
 | leader | worker | standby | the server has a new standby: wait there, too |
-| worker | standby | await | over a connection that is idle until the answer, leading |
+| worker | standby | await | over a connection for the answer, leading |
 | standby | worker | leading | it has taken over: go on with the link over this connection |
+| standby | worker | parameters (carry) | in place of the leader's, to a worker of the standby's machine |
+| worker | leader | again | the standby is gone: send what it was to send |
 | supervisor | server | job, process, lost, ended, noted, finish, records_taken | settings first, then starts and ends of processes |
 | supervisor | server 0 | checkpoint | make one now: the job is about to end |
 | supervisor | server | kept | before the settings: the memory that an earlier process has left |

@@ -44,7 +44,7 @@ class LeadingServer(Server):
         self._term = 1
         self._stream: StreamRecorder | None = None
         """Writes the records to the standby; None: the job has not begun."""
-        self._awaiting: dict[Connection, None] = {}
+        self._awaiting: dict[Connection, str] = {}
         """Idle connections over which links will go once this process leads."""
         self._job: Mapping[str, Any] | None = None
         """The job, until the standby has come."""
@@ -71,7 +71,7 @@ class LeadingServer(Server):
         term: int,
         away_s: Seconds,
         key: str,
-        awaiting: dict[Connection, None],
+        awaiting: dict[Connection, str],
         resuming: dict[Connection, Message],
     ) -> None:
         """Go on where the leader has stopped, with the service of its standby.
@@ -86,6 +86,7 @@ class LeadingServer(Server):
         """
         self._term, self._key, self._awaiting, self._resuming = term, key, awaiting, resuming
         self._stream = stream
+        stream.withdraws = lambda: self._may_withdraw
         self._has_returned(stream, away_s)
         stream.join(stream.supervisor, self._launcher)
         self._say_leading()
@@ -116,7 +117,7 @@ class LeadingServer(Server):
         try:
             if message.header["kind"] == "await":
                 AWAIT.check(message.header, connection.peer, len(message.payload), len(message.memory))
-                self._awaiting[connection] = None
+                self._awaiting[connection] = message.header["session"]
                 self._say_leading()
             else:
                 FROM_STANDBY.check(message.header, connection.peer, len(message.payload), len(message.memory))
@@ -194,6 +195,7 @@ class LeadingServer(Server):
         self._job = None
         self._launcher.send({"kind": "loading"})
         stream = self._stream = self.service.links = StreamRecorder(self._launcher, replays=False)
+        stream.withdraws = lambda: self._may_withdraw
         if connection is not None:
             stream.follow(connection)
         stream.begun(self.service.state.began, self.service.state.started, job["settings"], job["servers"])
@@ -209,7 +211,9 @@ class LeadingServer(Server):
         if isinstance(item, Message):
             try:
                 FROM_STANDBY.check(item.header, connection.peer, len(item.payload), len(item.memory))
-                if stream.acknowledged(item.header.get("at", -1), self.service.now()):
+                if item.header["kind"] == "serves":
+                    stream.serve(item.header["session"])
+                elif stream.acknowledged(item.header.get("at", -1), self.service.now()):
                     self._standby_ready, self._standby_reported = True, False
                     self._told.clear()
             except ProtocolError as error:

@@ -192,6 +192,8 @@ class Service:
                 self.stood_still(now, seconds)
             case ["returned", now, away_s]:
                 self.returned(now, away_s)
+            case ["served", session]:
+                links.sessions[session].served = True
             case ["withdrawn", now, session]:
                 self.withdrawn(now, links.sessions[session])
 

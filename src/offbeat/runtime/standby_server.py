@@ -64,8 +64,11 @@ class StandbyServer(ServerProcess):
         """What shows the leader that the supervisor has started this process, and where this process listens, in JSON."""
         self._own_settings: JobSettings | None = None
         """The job, with the place of this process's own journal."""
-        self._awaiting: dict[Connection, None] = {}
-        """Idle connections over which links will go once this process leads."""
+        self._awaiting: dict[Connection, str] = {}
+        """Connections over which links, of which these are the names, will go once this process leads."""
+        self._serves: set[Connection] = set()
+        """Those of this machine, whose workers get parameters from this process if the leader is elsewhere: its network has sent the sum
+        of the gradients here, and need not send the parameters too."""
 
     def run(self) -> None:
         """Stand by, and then lead until the supervisor ends the job. Raises what `Service.handle` raises."""
@@ -93,14 +96,15 @@ class StandbyServer(ServerProcess):
         elif connection is self._leader:
             self._from_leader(item)
         elif isinstance(item, Closed):
-            self._awaiting.pop(connection, None)
+            self._serve_no_more(connection)
             self._resuming.pop(connection, None)
         elif item.header.get("kind") == "resume":
             self._resuming[connection] = item  # the worker knows of the takeover, of which this process has not been told
         else:
             try:
                 AWAIT.check(item.header, connection.peer, len(item.payload), len(item.memory))
-                self._awaiting[connection] = None
+                self._awaiting[connection] = item.header["session"]
+                self._offer()
             except ProtocolError as error:
                 refuse(connection, error)
 
@@ -210,8 +214,29 @@ class StandbyServer(ServerProcess):
                 why = f"record {at} caused {type(error).__name__}"
                 raise JobError(f"the standby of server {number} cannot follow its leader: {why}") from error
             self._acknowledge(stream)
+            self._offer()
             if hears:
                 self.hear(0.0)
+
+    def _offer(self) -> None:
+        """Offer the leader to send the workers of this machine their parameters, each once its link is known here."""
+        leader, stream = self._leader, self._stream
+        if leader is None or leader.within_host or stream is None or len(self._serves) == len(self._awaiting):
+            return
+        for connection, session in self._awaiting.items():
+            link = stream.sessions.get(session)
+            if link is not None and connection.within_host and connection not in self._serves:
+                self._serves.add(connection)
+                link.go_aside(connection)
+                leader.send({"kind": "serves", "session": session})
+
+    def _serve_no_more(self, connection: Connection) -> None:
+        """Forget a connection that has ended. Its worker asks the leader for what has not come over it."""
+        session = self._awaiting.pop(connection, None)
+        if connection in self._serves and session is not None and self._stream is not None:
+            self._serves.discard(connection)
+            if (link := self._stream.sessions.get(session)) is not None:
+                link.go_aside(None)
 
     def _again(self, stream: StreamRecorder, record: list[Any]) -> None:
         if record[0] == "begin":

@@ -33,6 +33,10 @@ STANDBY: Final = Kinds({"standby": MessageSchema(fields({"address": text(1000)})
 """To the end that has called, without a number: the server has a new standby, which listens there."""
 CONFIRM: Final = Kinds({"confirm": MessageSchema(fields({"received": whole()}))})
 """To the other end, without a number: it need not keep its messages up to this one. Sent where no message has said so for long."""
+AGAIN: Final = Kinds({"again": MessageSchema(fields({"received": whole()}))})
+"""To a leader, without a number: its standby sends no more, and this end has received so many messages."""
+EARLY_MAX: Final = 64
+"""Most messages of a link that wait for an earlier one."""
 CONFIRM_EVERY: Final = 64
 """Messages after which it is sent."""
 _stamp = row(whole(), whole())
@@ -48,6 +52,8 @@ class _Kept(NamedTuple):
     """Of the record from which the message follows."""
     lent: bool = False
     """True if nobody changes the payload."""
+    served: bool = False
+    """True if the standby sends it, and not the leader."""
 
 
 class Link(Connection):
@@ -66,6 +72,13 @@ class Link(Connection):
         self.interface = ""
         self.beside = False
         """True if the other end is on the machine of this server, and the standby is on another: a loss of the machine takes both."""
+        self.served = False
+        """True if messages with a region reach the other end from the standby, which is on its machine, and not from the leader. Both know
+        from which record on."""
+        self.servable = True
+        """At a leader: False once the other end has lost its connection to the present standby."""
+        self.may_overtake = False
+        """True if a message may come before an earlier one: the standby's and the leader's go over two sockets."""
         self.closed = False
         self.sent = self.received = 0
         """Numbers of the newest message that this end has sent, and of the newest that it has received."""
@@ -85,7 +98,11 @@ class Link(Connection):
         """What the other end was told last to have been confirmed."""
         self._kept: deque[_Kept] = deque()
         self._regions: dict[str, tuple[memoryview, PartArrived | None]] = {}
+        self._early: dict[int, Message] = {}
+        """By number: messages that have come before an earlier one."""
         self._socket: Connection | None = None
+        self._aside: Connection | None = None
+        """Between the standby and the other end, while the standby serves."""
         self._ready = False
         """True once the other end has said, over the present socket, what it has received: earlier messages must not be overtaken."""
         self._offered = 0
@@ -96,12 +113,13 @@ class Link(Connection):
         return f"<link {self.session} to {self.peer}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the socket, which is this process's own. Regions that both ends map are bound anew."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_socket", "_ready", "_lock", "_offered")}
+        """Return all but the sockets, which are this process's own. Regions that both ends map are bound anew."""
+        own = ("_socket", "_aside", "_early", "_ready", "_lock", "_offered")
+        state = {name: value for name, value in vars(self).items() if name not in own}
         return {**state, "_regions": {}} if self.shares_memory else state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _socket=None, _ready=False, _lock=threading.RLock(), _offered=0)
+        vars(self).update(state, _socket=None, _aside=None, _early={}, _ready=False, _lock=threading.RLock(), _offered=0)
 
     @property
     def socket(self) -> Connection | None:
@@ -131,9 +149,9 @@ class Link(Connection):
         """Go on over a new connection, as soon as the other end does (see `resumed`)."""
         with self._lock:
             self._socket, self._ready, self.bytes_received = connection, False, 0
+            self._early.clear()
             if not self.shares_memory:
-                for name, (region, arrived) in self._regions.items():
-                    connection.bind(name, region, arrived)
+                self._bind_all(connection)
             self._told = self.confirmed
             connection.send({"kind": "resume", "session": self.session, "received": self._told})
 
@@ -141,6 +159,7 @@ class Link(Connection):
         """Send again what the other end, which has received so many messages, does not have."""
         with self._lock:
             self.forget(received)
+            self._kept = deque(kept._replace(served=False) for kept in self._kept)
             assert self._socket is not None, "the other end resumes over a socket"
             self._ready, self._offered = True, received
             self.advance()
@@ -155,7 +174,8 @@ class Link(Connection):
                     if self._commit is not None and self._commit.holds(kept.position):
                         return
                     self._offered = kept.number
-                    self._send(self._socket, kept)
+                    if not kept.served:
+                        self._send(self._socket, kept)
             if self.closed:
                 self._socket.close()
             else:
@@ -187,16 +207,22 @@ class Link(Connection):
         """
         stamp = message.header.pop(STAMP, None)
         if stamp is None:
-            if message.header.get("kind") != "confirm":
+            kinds = {"confirm": CONFIRM, "again": AGAIN}.get(message.header.get("kind", ""))
+            if kinds is None:
                 return message
-            CONFIRM.check(message.header, self.peer, len(message.payload), len(message.memory))
+            kinds.check(message.header, self.peer, len(message.payload), len(message.memory))
             self._delivered(message.header["received"])
+            if kinds is AGAIN:
+                self._serve_again()
             return None
         try:
             _stamp(stamp)
         except Unfit as unfit:
             raise ProtocolError(f"{self.peer} sent a message with {STAMP} = {shown(stamp)} (expected {unfit.expected})") from None
         number, received = stamp
+        if number > self.received + 1 and self.may_overtake and len(self._early) < EARLY_MAX:
+            self._early[number] = message
+            return None
         if number > self.received + 1:
             raise ProtocolError(f"{self.peer} sent message {number} after message {self.received} (expected none to be missing)")
         self._delivered(received)
@@ -206,6 +232,33 @@ class Link(Connection):
             return None
         self.note(number)
         return message
+
+    def take_early(self) -> Message | None:
+        """Return the next message if it has come before the last one that `take` has returned; None: it has not come yet."""
+        message = self._early.pop(self.received + 1, None)
+        if message is not None:
+            self.note(self.received + 1)
+        return message
+
+    def go_aside(self, connection: Connection | None) -> None:
+        """Let messages with a region come over another socket than the others, from the standby, or go over it; None: there is none."""
+        with self._lock:
+            self._aside = connection
+            if connection is not None:
+                self._bind_all(connection)
+
+    def _bind_all(self, connection: Connection) -> None:
+        for name, (region, arrived) in self._regions.items():
+            connection.bind(name, region, arrived)
+
+    def _serve_again(self) -> None:
+        """Send what the standby was to send and the other end has not received: the standby is gone, or does not reach it any more."""
+        with self._lock:
+            self.served = self.servable = False
+            kept, self._kept = self._kept, deque(kept._replace(served=False) for kept in self._kept)
+            for one in kept:
+                if one.served and one.number <= self._offered and self._socket is not None and self._ready:
+                    self._send(self._socket, one)
 
     def _delivered(self, received: int) -> None:
         """Note what the other end says that it has received, and confirm to it what this end has, before the message that has just come."""
@@ -252,8 +305,9 @@ class Link(Connection):
         """Bind a region over each socket. Where both ends map the memory that a region names, nothing is carried."""
         with self._lock:
             self._regions[name] = region, arrived
-            if self._socket is not None and not self.shares_memory:
-                self._socket.bind(name, region, arrived)
+            for connection in (self._socket, self._aside):
+                if connection is not None and not self.shares_memory:
+                    connection.bind(name, region, arrived)
 
     def send(
         self,
@@ -274,7 +328,10 @@ class Link(Connection):
                 position = self._commit.position
                 self._commit.sent += 1
             data: list[Buffer] = list(payload) if lent else [bytes(part) for part in payload]
-            self._kept.append(_Kept(self.sent, header, carry, data, tuple(memory), position, lent))
+            served = self.served and carry is not None
+            self._kept.append(_Kept(self.sent, header, carry, data, tuple(memory), position, lent, served))
+            if served and self._aside is not None:
+                self._aside.send({**header, STAMP: [self.sent, 0]}, carry=carry)
             self.advance()
 
     def send_aside(self, header: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from offbeat.runtime.standby_server import StandbyServer
 from offbeat.runtime.worker.links import Links
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.link import Link
-from offbeat.transport.memory import MemoryHub, MemoryNetwork
+from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.transport.output_commit import OutputCommit
 
 CLIENTS = 3
@@ -41,7 +41,7 @@ def expected(turn: int) -> int:
 class Summing(Service):
     """Waits until every client has pushed a number, adds the sum to its own, and tells every client."""
 
-    own: ClassVar[tuple[str, ...]] = ("value", "waiting", "regions")
+    own: ClassVar[tuple[str, ...]] = ("out", "waiting", "regions")
     """What a new standby gets: in place of a journal, which this server has none of."""
 
     def handed_on(self, *, journal: bool) -> ServerState:
@@ -55,7 +55,7 @@ class Summing(Service):
 
     def begin(self, settings: JobSettings, servers: Sequence[Address]) -> None:
         self.settings, self.servers = settings, servers
-        self.value = 0
+        self.out = memoryview(bytearray(8))
         self.waiting: dict[Connection, memoryview] = {}
         self.regions: dict[Connection, memoryview] = {}
 
@@ -65,6 +65,7 @@ class Summing(Service):
         elif isinstance(item, Message) and item.header["kind"] == "hello":
             self.regions[connection] = memoryview(bytearray(8))
             connection.bind("push", self.regions[connection])
+            connection.bind("pull", self.out)
             connection.send({"kind": "welcome"})
         elif isinstance(item, Message):
             self.waiting[connection] = self.regions[connection]
@@ -77,31 +78,41 @@ class Summing(Service):
         total = replica.total(8)
         if not replica.replays:
             total[:] = sum(int.from_bytes(region, "big") for region in self.waiting.values()).to_bytes(8, "big")
-        self.value += int.from_bytes(total, "big")
+        self.out[:] = (int.from_bytes(self.out, "big") + int.from_bytes(total, "big")).to_bytes(8, "big")
         replica.done_with(total)
         for connection in self.waiting:
             assert isinstance(connection, Link)
             connection.release_carried()
-            connection.send({"kind": "parameters", "value": self.value})
+            connection.send({"kind": "parameters"}, carry="pull")
         self.waiting.clear()
 
 
+class Near(MemoryHub):
+    """A hub on the machine of everybody with whom it speaks, as far as anybody can see."""
+
+    def connect(self, address: Address) -> Connection:
+        connection = super().connect(address)
+        connection.within_host = connection.other.within_host = True  # type: ignore[attr-defined]
+        return connection
+
+
 class Client:
-    """Pushes a number in each turn, and checks what comes back."""
+    """Pushes a number in each turn, and checks what comes back. The last one is on the machine of the standby."""
 
     def __init__(self, number: int, network: MemoryNetwork, leader: Address, standby: Address | None) -> None:
         self.number, self.turn = number, -1
-        self.links = Links(MemoryHub(network, "token"))
-        self.region = bytearray(8)
+        self.links = Links((Near if number == CLIENTS - 1 else MemoryHub)(network, "token"))
+        self.region, self.pull = bytearray(8), bytearray(8)
         self.link = self.links.connect_replicated(leader, standby)
         self.link.bind("push", memoryview(self.region))
+        self.link.bind("pull", memoryview(self.pull))
         self.link.send({"kind": "hello"})
 
     def look(self) -> None:
         for _, item in self.links.poll(0.0):
             assert isinstance(item, Message), item
             if item.header["kind"] == "parameters":
-                assert item.header["value"] == expected(self.turn)
+                assert int.from_bytes(self.pull, "big") == expected(self.turn)
             self.turn += 1
             self.region[:] = pushed(self.number, self.turn).to_bytes(8, "big")  # what was there is used up
             self.link.send({"kind": "push"}, carry="push")
@@ -235,6 +246,47 @@ def test_each_leader_gets_a_new_standby_which_leads_next(seed: int, deaths: int)
 def some_turn(chance: random.Random, cluster: Cluster, leader: int, standby: int) -> None:
     what = chance.randrange(2 + CLIENTS)
     cluster.turn((leader, standby)[what]) if what < 2 else cluster.clients[what - 2].look()
+
+
+def test_a_worker_on_the_standbys_machine_gets_its_parameters_from_there() -> None:
+    cluster = Cluster()
+    for _ in range(20 * ROUNDS):
+        cluster.turn(0)
+        cluster.turn(1)
+        for client in cluster.clients:
+            client.look()
+    far, near = cluster.clients[0], cluster.clients[-1]
+    assert near.turn >= ROUNDS and near.link.socket is not None and far.link.socket is not None
+    assert near.link.received - far.link.received in (0, 1), "it has each message"
+    assert far.link.socket.bytes_received - near.link.socket.bytes_received > 8 * ROUNDS, "and from the leader those without a region"
+
+
+@examples(200, quick=40)
+@given(st.integers(0, 2**32), st.booleans())
+def test_what_a_standby_was_to_send_the_leader_sends_if_it_does_not(seed: int, dies: bool) -> None:
+    """The standby dies, or its connection to the worker breaks while both live, at any moment."""
+    chance, cluster = random.Random(seed), Cluster()
+    for _ in range(60 + chance.randrange(80)):
+        some_turn(chance, cluster, 0, 1)
+    near = cluster.clients[-1]
+    assert near.link.may_overtake
+    if dies:
+        cluster.hubs[1].close()
+        cluster.at[0].send({"kind": "alone"})
+    else:
+        [between] = near.links._standbys
+        assert isinstance(between, MemoryConnection) and between.other is not None
+        with cluster.network.changed:
+            for end in (between.other, between):
+                end.deliver(Closed("reset by peer"))
+                end.other = None
+    turns = max(client.turn for client in cluster.clients)
+    for _ in range(10 * ROUNDS):
+        for server in range(1 if dies else 2):
+            cluster.turn(server)
+        for client in cluster.clients:
+            client.look()
+    assert all(client.turn > turns + ROUNDS for client in cluster.clients), [client.turn for client in cluster.clients]
 
 
 def test_a_leader_whose_standby_is_gone_sends_nothing_until_it_may_go_on_alone() -> None:

@@ -201,6 +201,9 @@ class StreamRecorder(SessionLinks):
         replays: True at the standby, until it leads.
     """
 
+    withdraws: Callable[[], bool] = staticmethod(lambda: False)
+    """Returns True if the job can go on without a gradient that only its worker and this process have."""
+
     def __init__(self, supervisor: Connection, *, replays: bool) -> None:
         self.commit = OutputCommit()
         super().__init__(supervisor)
@@ -220,7 +223,7 @@ class StreamRecorder(SessionLinks):
 
     def _beside(self, connection: Connection) -> bool:
         standby = self.survival.standby
-        return standby is not None and connection.within_host and not standby.within_host
+        return standby is not None and connection.within_host and not standby.within_host and not self.withdraws()
 
     # At the leader.
 
@@ -266,6 +269,7 @@ class StreamRecorder(SessionLinks):
         for link in self.sessions.values():
             # Gradients that have come and are in no version yet are in the state.
             link.release_carried()
+            link.servable = True
             link.beside = link.socket is not None and self._beside(link.socket)
         whole = {"links": self._own, "sessions": self.sessions, "server": state}
         try:
@@ -284,6 +288,15 @@ class StreamRecorder(SessionLinks):
         A standby that did not have the server's state yet cannot lead.
         """
         self.survival.standby = self._behind = None
+        for link in self.sessions.values():
+            link.served = False
+
+    def serve(self, session: str) -> None:
+        """Let the standby send a worker of its machine the messages with a region, from this record on: it has what they say."""
+        link = self.sessions.get(session)
+        if link is not None and not link.closed and link.servable and not link.served:
+            link.served = True
+            self.write(["served", session])
 
     @property
     def is_alone(self) -> bool:
@@ -385,6 +398,8 @@ class StreamRecorder(SessionLinks):
         """Write records from now on, and note which regions must be sent again."""
         self.survival.replays = False
         for link in self.sessions.values():
+            link.served = False
+            link.go_aside(None)
             link.lacks_carried = link.kept_carried is not None
 
     @property

@@ -10,9 +10,11 @@ FROM_STANDBY: Final = Kinds(
     {
         "follow": MessageSchema(fields({"number": whole(0, 1 << 16), "key": text(100), "address": text(1000)})),
         "acknowledged": MessageSchema(fields({"at": whole()})),
+        "serves": MessageSchema(fields({"session": text(100)})),
     }
 )
-"""From a standby to its leader: the first message, with the address of the standby, and how many records it has."""
+"""From a standby to its leader: the first message, with the address of the standby; how many records it has; and that a worker is on its
+machine, to which it can send parameters."""
 
 FROM_LEADER: Final = Kinds(
     {

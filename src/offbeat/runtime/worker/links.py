@@ -12,7 +12,7 @@ from weakref import WeakSet
 from offbeat.errors import JobError
 from offbeat.runtime.job.settings import read_addresses
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub, Message
-from offbeat.transport.link import LEADING, RESUME, STANDBY, Link
+from offbeat.transport.link import LEADING, RESUME, STAMP, STANDBY, Link
 from offbeat.types import Seconds
 
 RETRY_S: Final[Seconds] = 0.02
@@ -112,6 +112,8 @@ class Links:
             connection = self._hub.connect(standby)
         except JobError:
             return False
+        link.may_overtake = True
+        link.go_aside(connection)
         connection.send({"kind": "await", "session": link.session})
         self._standbys[connection] = link
         self._standby_at[link] = standby
@@ -126,6 +128,7 @@ class Links:
             del self._standbys[connection]
             self._former.add(connection)
             connection.close()
+            self._ask_leader(link)
         self._wait_for(link, standby)
 
     def is_replicated(self, link: Link) -> bool:
@@ -188,7 +191,9 @@ class Links:
             link = self._at.get(connection)
             if connection in self._former:
                 continue  # it had come before this end has closed the connection
-            if connection in self._standbys:
+            if connection in self._standbys and isinstance(item, Message) and STAMP in item.header:
+                self._take(self._standbys[connection], item, arrived)
+            elif connection in self._standbys:
                 self._from_standby(connection, item)
             elif link is None:
                 if isinstance(item, Closed):
@@ -214,9 +219,21 @@ class Links:
             elif item.header.get("kind") == "standby":
                 STANDBY.check(item.header, link.peer, len(item.payload), len(item.memory))
                 self._on_new_standby(link, item.header["address"])
-            elif (message := link.take(item)) is not None:
-                arrived.append((link, message))
+            else:
+                self._take(link, item, arrived)
         return arrived
+
+    def _take(self, link: Link, item: Message, arrived: Arrivals) -> None:
+        """Let a message that has come over a link, or from its standby, be among those that have arrived, and those that waited for it."""
+        message = link.take(item)
+        while message is not None:
+            arrived.append((link, message))
+            message = link.take_early()
+
+    def _ask_leader(self, link: Link) -> None:
+        """Let the leader send what its standby, which is gone, has not: parameters, if this worker is on the machine of the standby."""
+        link.go_aside(None)
+        link.send_aside({"kind": "again", "received": link.received})
 
     def _from_standby(self, connection: Connection, item: Message | Closed) -> None:
         """Go over this connection from now on, if the standby leads: also if the former leader is only frozen."""
@@ -225,7 +242,9 @@ class Links:
         if isinstance(item, Closed):
             if link in self._cut:
                 self._cut[link] = 0.0, self._cut[link][1]
+            self._ask_leader(link)
             return
+        link.go_aside(None)
         LEADING.check(item.header, connection.peer, len(item.payload), len(item.memory))
         former = link.socket
         if former is not None:
