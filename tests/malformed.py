@@ -126,7 +126,11 @@ FROM_SUPERVISOR: dict[str, dict[str, Any]] = {
     "fenced": {"term": 2},
     "moved": {"servers": "[]"},
 }
-FROM_STANDBY: dict[str, dict[str, Any]] = {"follow": {"number": 0, "key": "c4", **WHERE}, "acknowledged": {"at": 1}}
+FROM_STANDBY: dict[str, dict[str, Any]] = {
+    "follow": {"number": 0, "key": "c4", **WHERE},
+    "acknowledged": {"at": 1},
+    "serves": {"session": "3f"},
+}
 FROM_LEADER: dict[str, dict[str, Any]] = {
     "record": {"at": 1, "done": [0, 0]},
     "bytes": {"start": 0, "nbytes": 0},
@@ -135,7 +139,7 @@ FROM_LEADER: dict[str, dict[str, Any]] = {
 AWAIT = {"await": {"session": "3f"}}
 LEADING = {"leading": {"term": 2}}
 STANDBY = {"standby": WHERE}
-CONFIRM = {"confirm": {"received": 0}}
+HEARD = {"confirm": {"received": 0}, "again": {"received": 0}}
 RESUME = {"resume": {"session": "3f", "received": 0}}
 """The first message of a link over a socket, from either end."""
 SUMMARY = Tally.of(

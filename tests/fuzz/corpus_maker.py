@@ -24,7 +24,7 @@ from offbeat.runtime.allreduce.multi_host.messages import FIRST, kinds_of
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.recovery.replica_messages import FROM_LEADER, FROM_STANDBY
-from offbeat.transport.link import AWAIT, CONFIRM, RESUME
+from offbeat.transport.link import AWAIT, HEARD, RESUME
 from offbeat.transport.schema import Kinds
 from offbeat.transport.stream import StreamConnection
 
@@ -41,8 +41,8 @@ TABLES: dict[str, tuple[Sequence[Kinds], Sequence[Mapping[str, Any]]]] = {
     "from-supervisor": ((messages.FROM_SUPERVISOR,), (malformed.FROM_SUPERVISOR,)),
     "from-leader": ((FROM_LEADER,), (malformed.FROM_LEADER,)),
     "from-standby": (
-        (FROM_STANDBY, AWAIT, RESUME, CONFIRM),
-        (malformed.FROM_STANDBY, malformed.AWAIT, malformed.RESUME, malformed.CONFIRM),
+        (FROM_STANDBY, AWAIT, RESUME, HEARD),
+        (malformed.FROM_STANDBY, malformed.AWAIT, malformed.RESUME, malformed.HEARD),
     ),
     "to-supervisor": ((messages.TO_SUPERVISOR,), (malformed.TO_SUPERVISOR,)),
     "to-worker": ((messages.TO_WORKER,), (malformed.TO_WORKER,)),
@@ -159,7 +159,7 @@ def recorded() -> Sent:
 
 def chosen(sent: Sent, kinds: Sequence[Kinds], examples: Sequence[Mapping[str, Any]]) -> list[bytes]:
     """The frames of one conversation: of each kind a few, with different fields."""
-    key = "k" if any("piece" in table or ("hello" in table and len(table.kinds) == 1) for table in kinds) else "kind"
+    key = kinds[0].key
     found: Sent = [({key: kind.split()[0], **fields}, b"") for table in examples for kind, fields in table.items()]
     found += [(header, payload) for header, payload in sent if key in header and len(payload) <= PAYLOAD_NBYTES_MAX]
     count: Counter[str] = Counter()

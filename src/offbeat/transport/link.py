@@ -31,10 +31,9 @@ LEADING: Final = Kinds({"leading": MessageSchema(fields({"term": whole()}))})
 """The answer, when the standby leads."""
 STANDBY: Final = Kinds({"standby": MessageSchema(fields({"address": text(1000)}))})
 """To the end that has called, without a number: the server has a new standby, which listens there."""
-CONFIRM: Final = Kinds({"confirm": MessageSchema(fields({"received": whole()}))})
-"""To the other end, without a number: it need not keep its messages up to this one. Sent where no message has said so for long."""
-AGAIN: Final = Kinds({"again": MessageSchema(fields({"received": whole()}))})
-"""To a leader, without a number: its standby sends no more, and this end has received so many messages."""
+HEARD: Final = Kinds({kind: MessageSchema(fields({"received": whole()})) for kind in ("confirm", "again")})
+"""To the other end, without a number. ``confirm``: it need not keep its messages up to this one, which no message has said for long.
+``again``, to a leader: its standby sends no more, and this end has received so many messages."""
 EARLY_MAX: Final = 64
 """Most messages of a link that wait for an earlier one."""
 CONFIRM_EVERY: Final = 64
@@ -207,12 +206,11 @@ class Link(Connection):
         """
         stamp = message.header.pop(STAMP, None)
         if stamp is None:
-            kinds = {"confirm": CONFIRM, "again": AGAIN}.get(message.header.get("kind", ""))
-            if kinds is None:
+            if message.header.get("kind") not in ("confirm", "again"):
                 return message
-            kinds.check(message.header, self.peer, len(message.payload), len(message.memory))
+            kind = HEARD.check(message.header, self.peer, len(message.payload), len(message.memory))
             self._delivered(message.header["received"])
-            if kinds is AGAIN:
+            if kind == "again":
                 self._serve_again()
             return None
         try:

@@ -272,7 +272,7 @@ class Kinds:
     """
 
     def __init__(self, kinds: Mapping[str, MessageSchema], *, key: str = "kind") -> None:
-        self.kinds, self._key = dict(kinds), key
+        self.kinds, self.key = dict(kinds), key
 
     def __contains__(self, kind: object) -> bool:
         return isinstance(kind, str) and kind in self.kinds
@@ -289,7 +289,7 @@ class Kinds:
         Raises:
             ProtocolError: there is no such kind, or a field, the payload or the memory does not fit.
         """
-        name = header.get(self._key)
+        name = header.get(self.key)
         kind = self.kinds.get(name) if type(name) is str else None
         if kind is None:
             raise ProtocolError(f"{peer} sent a message of unknown kind {named(name)} (expected {among(self.kinds)})")

@@ -20,7 +20,7 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.recovery.replica_messages import FROM_LEADER, FROM_STANDBY
 from offbeat.tensors.optimizers import check_changed, hyperparameters, spec_of
 from offbeat.transport.base import Message
-from offbeat.transport.link import AWAIT, CONFIRM, LEADING, RESUME, STANDBY
+from offbeat.transport.link import AWAIT, HEARD, LEADING, RESUME, STANDBY
 from offbeat.transport.schema import Kinds
 from offbeat.transport.shm import MemoryBlock
 
@@ -39,7 +39,7 @@ TABLES: dict[str, tuple[Kinds, dict[str, dict[str, Any]]]] = {
     "await": (AWAIT, malformed.AWAIT),
     "leading": (LEADING, malformed.LEADING),
     "standby": (STANDBY, malformed.STANDBY),
-    "confirm": (CONFIRM, malformed.CONFIRM),
+    "heard": (HEARD, malformed.HEARD),
     "from standby": (FROM_STANDBY, malformed.FROM_STANDBY),
     "from leader": (FROM_LEADER, malformed.FROM_LEADER),
     "from agent": (agent_messages.FROM_AGENT, malformed.FROM_AGENT),
