@@ -44,7 +44,7 @@ class LeadingServer(Server):
         self._term = 1
         self._stream: StreamRecorder | None = None
         """Writes the records to the standby; None: the job has not begun."""
-        self._awaiting: dict[Connection, str] = {}
+        self._awaiting: dict[Connection, None] = {}
         """Idle connections over which links will go once this process leads."""
         self._job: Mapping[str, Any] | None = None
         """The job, until the standby has come."""
@@ -71,7 +71,7 @@ class LeadingServer(Server):
         term: int,
         away_s: Seconds,
         key: str,
-        awaiting: dict[Connection, str],
+        awaiting: dict[Connection, None],
         resuming: dict[Connection, Message],
     ) -> None:
         """Go on where the leader has stopped, with the service of its standby.
@@ -117,7 +117,7 @@ class LeadingServer(Server):
         try:
             if message.header["kind"] == "await":
                 AWAIT.check(message.header, connection.peer, len(message.payload), len(message.memory))
-                self._awaiting[connection] = message.header["session"]
+                self._awaiting[connection] = None
                 self._say_leading()
             else:
                 FROM_STANDBY.check(message.header, connection.peer, len(message.payload), len(message.memory))

@@ -33,7 +33,7 @@ from offbeat.runtime.recovery.replica_messages import FROM_LEADER
 from offbeat.runtime.server_process import STATUS_PERIOD_S, ServerProcess
 from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Closed, Connection, Hub, Message
-from offbeat.transport.link import AWAIT
+from offbeat.transport.link import AWAIT, Link
 from offbeat.types import Seconds
 
 log = logging.getLogger(__name__)
@@ -64,11 +64,13 @@ class StandbyServer(ServerProcess):
         """What shows the leader that the supervisor has started this process, and where this process listens, in JSON."""
         self._own_settings: JobSettings | None = None
         """The job, with the place of this process's own journal."""
-        self._awaiting: dict[Connection, str] = {}
-        """Connections over which links, of which these are the names, will go once this process leads."""
-        self._serves: set[Connection] = set()
-        """Those of this machine, whose workers get parameters from this process if the leader is elsewhere: its network has sent the sum
-        of the gradients here, and need not send the parameters too."""
+        self._awaiting: dict[Connection, None] = {}
+        """Connections over which links will go once this process leads."""
+        self._near: dict[Connection, str] = {}
+        """Those of workers on this machine, with the name of a link that is not known here yet, or while the leader is on this machine."""
+        self._serves: dict[Connection, Link] = {}
+        """Those of workers on this machine that get parameters from here: the leader's network has brought the sum of the gradients, and
+        need not bring the parameters too."""
 
     def run(self) -> None:
         """Stand by, and then lead until the supervisor ends the job. Raises what `Service.handle` raises."""
@@ -96,15 +98,20 @@ class StandbyServer(ServerProcess):
         elif connection is self._leader:
             self._from_leader(item)
         elif isinstance(item, Closed):
-            self._serve_no_more(connection)
+            self._awaiting.pop(connection, None)
+            self._near.pop(connection, None)
+            if (link := self._serves.pop(connection, None)) is not None:
+                link.go_aside(None)  # the worker asks the leader for what has not come
             self._resuming.pop(connection, None)
         elif item.header.get("kind") == "resume":
             self._resuming[connection] = item  # the worker knows of the takeover, of which this process has not been told
         else:
             try:
                 AWAIT.check(item.header, connection.peer, len(item.payload), len(item.memory))
-                self._awaiting[connection] = item.header["session"]
-                self._offer()
+                self._awaiting[connection] = None
+                if connection.within_host:
+                    self._near[connection] = item.header["session"]
+                    self._offer()
             except ProtocolError as error:
                 refuse(connection, error)
 
@@ -221,22 +228,14 @@ class StandbyServer(ServerProcess):
     def _offer(self) -> None:
         """Offer the leader to send the workers of this machine their parameters, each once its link is known here."""
         leader, stream = self._leader, self._stream
-        if leader is None or leader.within_host or stream is None or len(self._serves) == len(self._awaiting):
+        if not self._near or leader is None or leader.within_host or stream is None:
             return
-        for connection, session in self._awaiting.items():
-            link = stream.sessions.get(session)
-            if link is not None and connection.within_host and connection not in self._serves:
-                self._serves.add(connection)
+        for connection, session in list(self._near.items()):
+            if (link := stream.sessions.get(session)) is not None:
+                del self._near[connection]
+                self._serves[connection] = link
                 link.go_aside(connection)
                 leader.send({"kind": "serves", "session": session})
-
-    def _serve_no_more(self, connection: Connection) -> None:
-        """Forget a connection that has ended. Its worker asks the leader for what has not come over it."""
-        session = self._awaiting.pop(connection, None)
-        if connection in self._serves and session is not None and self._stream is not None:
-            self._serves.discard(connection)
-            if (link := self._stream.sessions.get(session)) is not None:
-                link.go_aside(None)
 
     def _again(self, stream: StreamRecorder, record: list[Any]) -> None:
         if record[0] == "begin":

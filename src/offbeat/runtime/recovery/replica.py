@@ -201,14 +201,13 @@ class StreamRecorder(SessionLinks):
         replays: True at the standby, until it leads.
     """
 
-    withdraws: Callable[[], bool] = staticmethod(lambda: False)
-    """Returns True if the job can go on without a gradient that only its worker and this process have."""
-
     def __init__(self, supervisor: Connection, *, replays: bool) -> None:
         self.commit = OutputCommit()
         super().__init__(supervisor)
         self.survival = Replica(self.commit)
         self.survival.replays = replays
+        self.withdraws: Callable[[], bool] = lambda: False
+        """Returns True if the job can go on without a gradient that only its worker and this process have."""
         self._batch: list[bytes] = []
         self._acknowledged = 0
         """The newest record that the standby has."""
