@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import resource
 import secrets
 import subprocess
 import tempfile
@@ -37,7 +38,6 @@ from tests.cluster.hosts import Network
 from tests.faults.job import AGENT, RUN, SCRIPTS, Job
 
 from benchmarks.job import run, save
-from benchmarks.processor_time import ROLES, ProcessorTime
 from offbeat.chaos.procfs import MARK
 from offbeat.launch.environment import free_port
 
@@ -73,7 +73,7 @@ WIDE = 5018
 
 
 def between(sync: str, workers: int, rate: str, steps: int, turns: int) -> dict[str, Any]:
-    """One row, of jobs whose machines are joined by links of a rate: folds a second, and milliseconds of processor time a fold."""
+    """One row, of jobs whose machines are joined by links of a rate: folds a second, and processor seconds of the whole job."""
     seen: dict[int, list[tuple[float, float]]] = {0: [], 1: []}
     for turn in range(turns):
         for replicas in (turn % 2, 1 - turn % 2):
@@ -82,12 +82,13 @@ def between(sync: str, workers: int, rate: str, steps: int, turns: int) -> dict[
     ratios = [b / a for a, b in zip(rates[0], rates[1], strict=True)]
     row: dict[str, Any] = {"sync": sync, "workers": workers, "rate": rate, "turns": turns, "to_tcp": round(median(ratios), 2)}
     row |= {"ratios": [round(one, 2) for one in ratios], "tcp": round(median(rates[0]), 3), "replicas": round(median(rates[1]), 3)}
-    return row | {"tcp_cpu_ms": round(median(cpu[0])), "replicas_cpu_ms": round(median(cpu[1]))}
+    return row | {"tcp_cpu_s": round(median(cpu[0]), 1), "replicas_cpu_s": round(median(cpu[1]), 1)}
 
 
 def over_links(sync: str, workers: int, rate: str, steps: int, replicas: int) -> tuple[float, float]:
-    """Run one job, a worker on each machine. Returns its folds a second, and the processor milliseconds of a fold."""
-    with tempfile.TemporaryDirectory() as name, Network(workers) as hosts, ProcessorTime() as cost:
+    """Run one job, a worker on each machine. Returns its folds a second, and its processor seconds."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as name, Network(workers) as hosts:
         folder = Path(name)
         token = folder / "token"
         token.touch(mode=0o600)
@@ -109,8 +110,9 @@ def over_links(sync: str, workers: int, rate: str, steps: int, replicas: int) ->
         assert all(one.status == 0 for one in ended), ended[0].err
     times = [record["t"] for record in ended[0].records if record["kind"] == "fold"]
     begun = len(times) // 4  # while the first folds are made, memory is touched for the first time
-    spent = sum(cost.seconds(role, 0.0, float("inf")) for role in ROLES)
-    return (len(times) - 1 - begun) / (times[-1] - times[begun]), 1e3 * spent / len(times)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return (len(times) - 1 - begun) / (times[-1] - times[begun]), spent
 
 
 @contextmanager

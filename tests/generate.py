@@ -60,7 +60,7 @@ def links() -> str:
 
 
 class Kept(NamedTuple):
-    """What a resumed job has of the one that wrote a checkpoint: a line of the table in docs/checkpoints.md."""
+    """What a resumed job has of the one that wrote a checkpoint: a line of the table in docs/saving.md."""
 
     state: str
     """Of parameters and optimizer state."""
@@ -138,7 +138,7 @@ PLACES = {
         (r"(?<=have-in-common\)\n).*?(?=\* \[Obsolete work)", links),
         (rf"(?<={re.escape(BIAS_HEAD)}){LINES}", biases),
     ),
-    ROOT / "docs" / "checkpoints.md": ((rf"(?<={re.escape(KEPT_HEAD)}){LINES}", checkpoints),),
+    ROOT / "docs" / "saving.md": ((rf"(?<={re.escape(KEPT_HEAD)}){LINES}", checkpoints),),
     ROOT / "docs" / "choosing.md": ((rf"(?<={re.escape(HEAD)}){LINES}", rows),),
 }
 """By the file: where each text stands, and what makes it."""
