@@ -59,7 +59,7 @@ def heeded(numbers: Iterable[int]) -> list[int]:
 def sit_out() -> None:
     """Let notices and Ctrl-C pass by: somebody else decides when this process ends. A program that it starts gets the defaults back."""
     for number in heeded((*NOTICES, signal.SIGINT)):
-        if (before := signal.signal(number, _pass)) is not _pass:
+        if (before := signal.signal(number, pass_by)) is not pass_by:
             _before[number] = before
 
 
@@ -69,7 +69,7 @@ def heed_again() -> None:
         signal.signal(*_before.popitem())
 
 
-def _pass(number: int, frame: object) -> None:
+def pass_by(number: int, frame: object) -> None:
     """Do nothing."""
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 
 from torch.utils.data._utils import signal_handling
 
@@ -23,6 +25,14 @@ def guard_loaders() -> None:
     """Let the loaders' processes that this process forks from now on ignore notices and Ctrl-C, unless their parent sends them."""
     if hasattr(signal, "sigwaitinfo") and _set_handlers is not None:
         setattr(signal_handling, HOOK, _guarded)
+
+
+def is_loaders_fork() -> bool:
+    """Return True in a process that a loader has just forked, and that has not come to its own function yet."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.data.dataloader":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _guarded() -> None:

@@ -14,8 +14,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from offbeat.runtime.job.notices import INTERRUPT, LEAVE, NOTICES
-from offbeat.runtime.worker.loader_processes import guard_loaders
+from offbeat.runtime.job.notices import INTERRUPT, LEAVE, NOTICES, pass_by, sit_out
+from offbeat.runtime.worker.loader_processes import guard_loaders, is_loaders_fork
 
 
 def follow(
@@ -101,7 +101,13 @@ def _unless_handled(number: int, ours: Callable[..., None], act: Callable[[int, 
 
 
 def _forget() -> None:
-    """Undo the handlers in a fork that the script makes: the job does not know it, and it must end by SIGTERM."""
+    """Undo the handlers in a fork that the script makes: the job does not know it, and it must end by SIGTERM.
+
+    A loader's process lets notices pass by from its first moment, in which `guard_loaders` has no hook.
+    """
+    if is_loaders_fork():
+        sit_out()
     for number, before in _heeded.items():
-        signal.signal(number, before)
+        if signal.getsignal(number) is not pass_by:
+            signal.signal(number, before)
     _heeded.clear()
