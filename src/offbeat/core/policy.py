@@ -354,6 +354,6 @@ def terms_of(decision: Decision) -> list[tuple[Contribution, float]]:
     Gradients that are sums are added up: the rule's weights, which add up to 1, are then multiplied by the number of gradients.
     """
     weights = decision.weights or by_samples(decision.fold)
-    if decision.fold[0].sums:
-        weights = tuple(weight * len(weights) for weight in weights)
-    return sorted(zip(decision.fold, weights, strict=True), key=lambda term: place_in_sum(term[0]))
+    factor = len(weights) if decision.fold[0].sums else 1
+    terms = ((c, weight * factor) for c, weight in zip(decision.fold, weights, strict=True))
+    return sorted(terms, key=lambda term: place_in_sum(term[0]))

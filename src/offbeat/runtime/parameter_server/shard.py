@@ -491,10 +491,8 @@ class LiveShard:
             return None
         assert self._shard is not None
         if self._replica is not None:
-            norms = self._fold_replicated(self._shard, self._replica, parts, order)
-        else:
-            norms = self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, ready=ready)
-        return norms
+            return self._fold_replicated(self._shard, self._replica, parts, order)
+        return self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, ready=ready)
 
     def _fold_replicated(
         self, shard: Shard, replica: Replica, parts: list[tuple[Memory, float]], order: Mapping[str, Any]

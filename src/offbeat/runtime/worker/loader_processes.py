@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
+import traceback
 from collections.abc import Callable
-from types import FrameType
 
 from torch.utils.data._utils import signal_handling
 
@@ -29,10 +28,7 @@ def guard_loaders() -> None:
 
 def is_loaders_fork() -> bool:
     """Return True in a process that a loader has just forked, and that has not come to its own function yet."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.data.dataloader":
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_globals.get("__name__") == "torch.utils.data.dataloader" for frame, _ in traceback.walk_stack(None))
 
 
 def _guarded() -> None:
