@@ -80,7 +80,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         wire: how gradients and parameters travel between hosts: ``"float32"``, ``"bf16"`` in half of the bytes, or ``"int8"`` in a quarter
             of them; see docs/wire.md. Within a host nothing is encoded. ``--wire`` on the command line replaces it.
         reduction: what a gradient is of its samples' gradients, which the loss decides. Under ``"mean"`` a fold weighs gradients by their
-            numbers of samples; under ``"sum"`` (losses with ``reduction="sum"``) it adds them up. See docs/samples.md.
+            numbers of samples; under ``"sum"`` (losses with ``reduction="sum"``) it adds them up. See docs/optimizers.md.
         nonfinite: for a gradient with infinity or NaN: ``"reject"`` it, so that the fold does not contain it, or ``"stop"`` the job.
 
     Raises:
