@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-cluster test-night lint types format bench clean
+.PHONY: help demo test test-all test-cluster test-night lint types format docs bench clean
 SHELL := /bin/bash
 
 VENV := .venv
@@ -69,6 +69,10 @@ types: $(READY)  ## mypy --strict
 
 format: $(READY)  ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+docs: $(READY)  ## the documentation as a site: out/site/index.html
+	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS) -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo out/site/index.html
 
 bench: $(READY)  ## measure this machine; see benchmarks/
 	@$(BIN)/python -m benchmarks.dataplane && $(BIN)/python -m benchmarks.step

@@ -157,6 +157,11 @@ def test_every_experiment_is_listed_with_its_readme() -> None:
     assert {name for name in find() if f"[{name}]({name}/README.md)" not in said} == set()
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    named = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} <= named
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
