@@ -72,5 +72,5 @@ class ScriptWrites:
             self._over = True
             warn(
                 f"the script has written to {name} other than by optimizer.step(), and the optimizer alone changes the job's "
-                f"parameters: {consequence}. For what to do instead see 'Parameters that the script changes' in docs/training.md"
+                f"parameters: {consequence}. For what to do instead see 'Parameters that the script changes' in docs/optimizers.md"
             )
