@@ -17,10 +17,17 @@ from offbeat.policies import RULES, rule
 ROOT = Path(__file__).parents[1]
 
 
+def sections() -> dict[str, str]:
+    """Return the page of ``docs/`` that has the section of each rule, by the rule's word, in the order of pages and sections."""
+    pages = ("rules-servers.md", "dbw.md", "rules-averaging.md", "rules-without-servers.md", "rules.md")
+    texts = {page: (ROOT / "docs" / page).read_text(encoding="utf-8") for page in pages}
+    return {word: page for page, text in texts.items() for word in re.findall(r"^## (\w+)$", text, re.MULTILINE) if word in RULES}
+
+
 def words() -> list[str]:
-    """Return the rules' words in the order of their sections in docs/rules.md; those without a section come last."""
-    sections = re.findall(r"^## (\w+)$", (ROOT / "docs" / "rules.md").read_text(encoding="utf-8"), re.MULTILINE)
-    return sorted(RULES, key=lambda word: sections.index(word) if word in sections else len(sections))
+    """Return the rules' words in the order of their sections; those without a section come last."""
+    order = [*sections()]
+    return sorted(RULES, key=lambda word: order.index(word) if word in order else len(order))
 
 
 def names() -> str:
@@ -46,9 +53,10 @@ def links() -> str:
     """Return the list of the rules' sections, those with servers first."""
     served = [word for word in words() if issubclass(RULES[word], ServerRule)]
     others = [word for word in words() if word not in served]
+    pages = {word: page.replace("rules.md", "") for word, page in sections().items()}
     return "".join(
         fill(
-            f"* {before}" + ", ".join(f"[{word}](#{word})" for word in some),
+            f"* {before}" + ", ".join(f"[{word}]({pages.get(word, '')}#{word})" for word in some),
             140,
             subsequent_indent="  ",
             break_long_words=False,
@@ -134,10 +142,8 @@ BIAS_HEAD = "| rule | slowest worker | what only it has | long batches |\n|---|-
 LINES = r"(\|[^\n]*\|\n)*"
 PLACES = {
     ROOT / "src" / "offbeat" / "policies" / "__init__.py": ((r"(?<=    # rules: begin\n).*?(?=    # rules: end\n)", names),),
-    ROOT / "docs" / "rules.md": (
-        (r"(?<=have-in-common\)\n).*?(?=\* \[Obsolete work)", links),
-        (rf"(?<={re.escape(BIAS_HEAD)}){LINES}", biases),
-    ),
+    ROOT / "docs" / "rules.md": ((r"(?<=have-in-common\)\n).*?(?=\* \[Obsolete work)", links),),
+    ROOT / "docs" / "bias.md": ((rf"(?<={re.escape(BIAS_HEAD)}){LINES}", biases),),
     ROOT / "docs" / "saving.md": ((rf"(?<={re.escape(KEPT_HEAD)}){LINES}", checkpoints),),
     ROOT / "docs" / "choosing.md": ((rf"(?<={re.escape(HEAD)}){LINES}", rows),),
 }

@@ -17,6 +17,7 @@ import pytest
 import typer
 from experiments.__main__ import app as experiments_app
 from experiments.__main__ import find
+from tests.generate import sections
 from typer.testing import CliRunner
 
 import offbeat
@@ -107,7 +108,7 @@ def section(text: str, heading: str) -> str:
 
 @pytest.mark.parametrize("word", RULES)
 def test_every_rule_has_a_section_with_its_settings_and_their_defaults(word: str) -> None:
-    said = section((ROOT / "docs" / "rules.md").read_text(encoding="utf-8"), f"## {word}")
+    said = section((ROOT / "docs" / sections()[word]).read_text(encoding="utf-8"), f"## {word}")
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| .+ \|$", said, re.MULTILINE)
     settings = fields(RULES[word])  # type: ignore[arg-type]
     assert {name for name, _ in rows} == {f.name for f in settings}

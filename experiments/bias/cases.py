@@ -1,4 +1,4 @@
-"""The rules with typical settings, and what slow workers and long batches weigh under each: the claims, and the table of docs/rules.md."""
+"""The rules with typical settings, and what slow workers and long batches weigh under each: the claims, and the table of docs/bias.md."""
 
 from __future__ import annotations
 
@@ -82,5 +82,5 @@ def in_words(case: Case) -> str:
 
 
 def rows() -> str:
-    """Return the lines of the table in docs/rules.md."""
+    """Return the lines of the table in docs/bias.md."""
     return "".join(f"| `{case.name}` | {case.slowest:.2f} | {in_words(case)} | {case.long:.2f} |\n" for case in CASES)

@@ -91,7 +91,7 @@ def details(name: str, width: int) -> list[str]:
     for setting in settings:
         lines += _hanging(f"  {setting.name}  ", f"{setting.kind}; {setting.default}", width)
         lines += _hanging("      ", setting.meaning, width)
-    lines += ["", f"For instance: --sync '{kind.about.examples[0]}'. All about it: docs/rules.md, section {kind.called()}."]
+    lines += ["", f"For instance: --sync '{kind.about.examples[0]}'. All about it is where docs/rules.md lists {kind.called()}."]
     return lines
 
 
