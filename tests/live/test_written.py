@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,13 @@ from offbeat.runtime.parameter_server.exchange import Exchange
 TRAINED = 10
 
 
-def loaded_before_and_after(worker: Worker, sync: str, value: float, *, sampler: bool = True, samples: int = 8) -> tuple[float, float]:
+def loaded_before_and_after(
+    worker: Worker, sync: str, value: float, *, sampler: bool = True, samples: int = 8, first: Callable[[], object] = lambda: None
+) -> tuple[float, float]:
     """Adam's state is loaded before wrapping, the parameters after it, and no ``load_state_dict`` of the optimizer is called.
 
-    Without a sampler the first call after that is the first step, whose gradient was computed from what the script has loaded.
+    Without a sampler the first call after that is the first step, whose gradient was computed from what the script has loaded. ``first`` is
+    called before that.
     """
     model = nn.Linear(1, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
@@ -38,6 +42,7 @@ def loaded_before_and_after(worker: Worker, sync: str, value: float, *, sampler:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.data.fill_(value)  # not counted by autograd
+    first()
     for _ in wrapped.batch_sampler(range(samples), batch_size=2) if sampler else range(4):
         wrapped.zero_grad()
         model(torch.ones(1, 1)).sum().backward()
@@ -61,6 +66,20 @@ def test_the_job_begins_with_parameters_that_were_loaded_after_wrapping(sync: st
         for weight, steps in running.run(lambda worker: loaded_before_and_after(worker, sync, 0.25, sampler=sampler)):
             assert weight == pytest.approx(0.25, abs=1e-3), "the initial parameters of before"
             assert steps > TRAINED, "the optimizer's state of before the wrapping"
+
+
+def test_a_worker_may_come_to_its_first_step_when_another_one_has_made_all_of_its_own() -> None:
+    """The optimizer's state at the servers is no longer that with which the job has begun, and is not what the worker has loaded."""
+    made = threading.Event()
+
+    def script(worker: Worker) -> float:
+        first = made.is_set if worker.number else partial(wait, made)
+        weight, _ = loaded_before_and_after(worker, "asp", 0.25, sampler=False, first=first)
+        made.set()
+        return weight
+
+    with Job(2) as job:
+        assert job.run(script) == pytest.approx([0.25, 0.25], abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -176,9 +176,9 @@ class WorkerSession(JobSession):
         if self.steps or self._in_place or self._exchange.grouped or not self._loads():
             return
         if self.resumes:
-            state = self._exchange.state_dict()
-            self._loaded = checksum(self._exchange.flat.parameters, state)
-            self._exchange.initialise(state if self.servers_step and state["state"] else None, provided=False)
+            # The optimizer's state stays as it is at the servers. It does not count: other workers may have made steps by now.
+            self._loaded = checksum(self._exchange.flat.parameters, {"state": {}})
+            self._exchange.initialise(None, provided=False)
         self._refresh_parameters()
 
     def _detach(self) -> None:
