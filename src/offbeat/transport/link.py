@@ -26,7 +26,7 @@ STAMP: Final = "at"
 RESUME: Final = Kinds({"resume": MessageSchema(fields({"session": text(100), "received": whole()}))})
 """The first message over a new socket of a link, from each end."""
 AWAIT: Final = Kinds({"await": MessageSchema(fields({"session": text(100)}))})
-"""To a standby, over a connection that is idle until the standby leads: this link would go over it then."""
+"""To a standby: this link would go over this connection if the standby led. Until then messages with a region may come over it."""
 LEADING: Final = Kinds({"leading": MessageSchema(fields({"term": whole()}))})
 """The answer, when the standby leads."""
 STANDBY: Final = Kinds({"standby": MessageSchema(fields({"address": text(1000)}))})
@@ -70,7 +70,8 @@ class Link(Connection):
         self.shares_memory = shares_memory
         self.interface = ""
         self.beside = False
-        """True if the other end is on the machine of this server, and the standby is on another: a loss of the machine takes both."""
+        """True if the other end is on the machine of this server, the standby is on another, and the job cannot go on without a
+        gradient that a loss of the machine would take."""
         self.served = False
         """True if messages with a region reach the other end from the standby, which is on its machine, and not from the leader. Both know
         from which record on."""

@@ -65,7 +65,7 @@ class SessionLinks:
         return link
 
     def _beside(self, connection: Connection) -> bool:
-        """Return True if a loss of this machine takes the other end of the connection, and not the standby."""
+        """Return True if a loss of this machine takes the other end of the connection, whose gradient the standby then needs."""
         return False
 
     def make(self, session: str, peer: str) -> Link:

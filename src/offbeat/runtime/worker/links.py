@@ -44,7 +44,7 @@ class Links:
         self._replicated: set[Link] = set()
         """Links to servers with a standby, which says when it leads."""
         self._standbys: dict[Connection, Link] = {}
-        """By idle connection to a standby: the link that goes over it once the standby leads."""
+        """By connection to a standby: the link that goes over it once the standby leads."""
         self._standby_at: dict[Link, Address] = {}
         """Where the standby of this link's server listens."""
         self._former: WeakSet[Connection] = WeakSet()
@@ -107,7 +107,7 @@ class Links:
         return link
 
     def _wait_for(self, link: Link, standby: Address) -> bool:
-        """Keep an idle connection to the standby, which says over it that it leads. Returns False if it cannot be reached."""
+        """Keep a connection to the standby, which says over it that it leads. Returns False if it cannot be reached."""
         try:
             connection = self._hub.connect(standby)
         except JobError:
@@ -120,7 +120,7 @@ class Links:
         return True
 
     def _on_new_standby(self, link: Link, text: str) -> None:
-        """Keep an idle connection to the standby that a server has got, in place of one to an earlier standby."""
+        """Keep a connection to the standby that a server has got, in place of one to an earlier standby."""
         (standby,) = read_addresses(text)
         # Also if the address is that of the earlier one: a new process may have its port.
         self._standby_at.pop(link, None)
