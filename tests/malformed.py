@@ -133,7 +133,7 @@ FROM_STANDBY: dict[str, dict[str, Any]] = {
 }
 FROM_LEADER: dict[str, dict[str, Any]] = {
     "record": {"at": 1, "done": [0, 0]},
-    "bytes": {"start": 0, "nbytes": 0},
+    "bytes": {"start": 0, "nbytes": 0, "fold": {"hyper": None, "scale": 1.0, "released": [0]}},
     "state": {"at": 1, "now": 0.5, "done": [0, 0], "blocks": 1},
 }
 AWAIT = {"await": {"session": "3f"}}

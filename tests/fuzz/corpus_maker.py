@@ -92,7 +92,10 @@ RECORDS: list[bytes] = [
         (1, [0, 0], ["closed", 0.5, "3f", "end of stream"]),
         (1, [0, 0], ["message", 0.5, "supervisor", 1, 0, {"kind": "lost", "worker": 1, "reason": "gone"}, b""]),
     )
-] + [encoded({"kind": "bytes", "start": 0, "nbytes": 64}, bytes(64)), encoded({"kind": "bytes", "start": 0, "nbytes": 128}, bytes(64))]
+] + [
+    encoded({"kind": "bytes", "start": 0, "nbytes": 64}, bytes(64)),
+    encoded({"kind": "bytes", "start": 0, "nbytes": 128, "fold": {"hyper": None, "scale": 1.0, "released": [0, 1]}}, bytes(64)),
+]
 """Of a leader to its standby."""
 HANDSHAKE: list[dict[str, Any]] = [
     {"_nonce": b"n" * 32},

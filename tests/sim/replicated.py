@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
+from unittest.mock import patch
 
 from tests.sim.dying_servers import Death, deadly
 from tests.sim.stepped import Timings
@@ -27,8 +28,10 @@ from offbeat.transport.base import Address, Connection
 from offbeat.transport.link import Link
 from offbeat.types import Seconds, WorkerId
 
-POINTS: Final = {"flush": StreamRecorder, "_send": Replica, "send": Link}
-"""The record of what was handled, bytes of memory for the standby, and a message."""
+POINTS: Final = {"flush": StreamRecorder, "_send": Replica, "send_ahead": Replica, "send": Link}
+"""The record of what was handled, bytes of memory for the standby, the first bytes of a sum in the making, and a message."""
+PIECE_NBYTES: Final = 8
+"""So that a sum comes in several messages, although the model is small."""
 
 
 Process: TypeAlias = LeadingServer | StandbyServer
@@ -76,7 +79,7 @@ class ReplicatedServers(WithFleet):
         return cast(list[ServerProcess], self.fleet.leaders())
 
     def run(self) -> list[Record]:
-        with deadly(POINTS, self.point):
+        with deadly(POINTS, self.point), patch("offbeat.runtime.recovery.replica.PIECE_NBYTES", PIECE_NBYTES):
             return super().run()
 
     def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 from hypothesis import Phase, given
@@ -20,6 +21,9 @@ from offbeat.errors import JobError
 from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
 from offbeat.policies import RULES
+from offbeat.runtime.parameter_server.fold_ahead import FoldAhead
+from offbeat.runtime.parameter_server.shard import LiveShard
+from offbeat.runtime.recovery.replica import Coming
 from offbeat.types import WireFormat
 
 PSP: Final = [*RULES["psp"].about.examples]
@@ -66,6 +70,32 @@ def test_journal_and_parameters_are_those_of_a_job_in_which_no_leader_has_died(
     assert seen(job) == seen(undisturbed)
     logs = [[record for record in log[1:] if record["kind"] != "lost" or record["incarnation"] is None] for log in (live, calm)]
     compare(*(sorted(comparable(log), key=lambda record: (record["t"], str(record))) for log in logs))
+
+
+@pytest.mark.parametrize(("sync", "servers"), [("bsp", 1), ("bsp", 2), ("asp", 1), ("backup(b=1)", 1)])
+def test_a_standby_folds_as_the_sum_comes_and_forgets_it_if_the_leader_dies_meanwhile(sync: str, servers: int, tmp_path: Path) -> None:
+    script = scripted(sync, LAWS[0], "", FREE, servers=servers)
+    undisturbed, calm = ran(script, tmp_path, [])
+    folds: list[bool] = []
+    begun: list[Coming] = []
+    is_of, begin = FoldAhead.is_of, LiveShard._begin_ahead
+
+    def noted_is_of(ahead: FoldAhead, *about: Any) -> bool:
+        folds.append(is_of(ahead, *about))
+        return folds[-1]
+
+    def noted_begin(shard: LiveShard, coming: Coming) -> FoldAhead:
+        begun.append(coming)
+        return begin(shard, coming)
+
+    with patch.object(FoldAhead, "is_of", noted_is_of), patch.object(LiveShard, "_begin_ahead", noted_begin):
+        job, live = ran(script, tmp_path, [("send_ahead", 3 + number % 2) for number in range(8)])
+    assert job.died["send_ahead"] > 2
+    assert folds and all(folds), "what was made ahead is what the record told to make"
+    assert len(begun) > len(folds), "not all of it was told"
+    assert any(0 < coming.come < len(coming.total) for coming in begun)
+    assert seen(job) == seen(undisturbed)
+    compare(*(list(comparable(log[1:])) for log in (live, calm)))
 
 
 @pytest.mark.parametrize("point", [15, 16])

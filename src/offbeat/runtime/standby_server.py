@@ -18,7 +18,7 @@ import dataclasses
 import logging
 import os
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -169,6 +169,7 @@ class StandbyServer(ServerProcess):
         stream = self._stream = service.links = StreamRecorder(self._launcher, replays=True)
         self._leader = self._hub.connect(service.servers[service.number])
         self._leader.place_with(stream.survival.place)
+        stream.survival.gets_ahead = not self._leader.within_host
         self._leader.send({"kind": "follow", "number": service.number, "key": self._key, "address": self._address})
 
     def _join(self, stream: StreamRecorder, header: Mapping[str, Any]) -> None:
@@ -207,23 +208,32 @@ class StandbyServer(ServerProcess):
 
     def _catch_up(self, stream: StreamRecorder, *, hears: bool) -> None:
         """Handle the records that have come, and those that come meanwhile if this process still ``hears``."""
-        number = self.service.number
         while self._queue:
             at, done, payload = self._queue.popleft()
-            try:
+            with self._following(at):
                 for record in stream.received(at, payload):
                     self._again(stream, record)
                 stream.handled(done)
-            except OffbeatError as error:
-                raise JobError(f"the standby of server {number} cannot follow its leader: {error}") from error
-            except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
-                log.error("the standby of server %d could not handle record %d: %r", number, at, error)
-                why = f"record {at} caused {type(error).__name__}"
-                raise JobError(f"the standby of server {number} cannot follow its leader: {why}") from error
             self._acknowledge(stream)
             self._offer()
             if hears:
                 self.hear(0.0)
+        if hears:
+            with self._following(stream.commit.position):
+                stream.survival.fold_ahead()
+
+    @contextlib.contextmanager
+    def _following(self, at: int) -> Iterator[None]:
+        """Raise `JobError` if the block, which is about this record, fails."""
+        number = self.service.number
+        try:
+            yield
+        except OffbeatError as error:
+            raise JobError(f"the standby of server {number} cannot follow its leader: {error}") from error
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
+            log.error("the standby of server %d could not handle record %d: %r", number, at, error)
+            why = f"record {at} caused {type(error).__name__}"
+            raise JobError(f"the standby of server {number} cannot follow its leader: {why}") from error
 
     def _offer(self) -> None:
         """Offer the leader to send the workers of this machine their parameters, each once its link is known here."""

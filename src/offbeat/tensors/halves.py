@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from offbeat.tensors.layout import Memory
 
 
@@ -25,6 +27,15 @@ class Halves:
         self.views = views
         self.half = 0
         """The number of the half that is `now`."""
+        self._spare = False
+        """True if only this process has a second half."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"views": (self.now,), "half": 0, "_spare": False} if self._spare else vars(self)
+
+    def add_spare(self, view: Memory) -> None:
+        """Add a second half. A process that goes on elsewhere gets the half that is read, and not this one."""
+        self.views, self._spare = (*self.views, view), True
 
     @property
     def now(self) -> Memory:

@@ -29,6 +29,9 @@ BLOCKS_PER_BATCH = 2
 """Blocks for each lane between two reports of how far a fold has come: 4 MiB of float32."""
 
 
+Measures: TypeAlias = Literal["nothing", "norms", "differences"]
+
+
 class SquaredNorms(NamedTuple):
     """Squared Euclidean norms over one span; those of a whole model are the sums over its spans."""
 
@@ -116,7 +119,7 @@ class Shard:
         hyperparameters: Sequence[Hyperparameters] | None = None,
         *,
         scale: float = 1.0,
-        measures: Literal["nothing", "norms", "differences"] = "nothing",
+        measures: Measures = "nothing",
         ready: Callable[[int], None] | None = None,
         total: Memory | None = None,
     ) -> SquaredNorms | None:
@@ -137,10 +140,29 @@ class Shard:
         Raises:
             ProtocolError: a gradient of another size, or settings that this optimizer refuses. Nothing has changed then.
         """
+        folding = self.begin_fold(gradients, hyperparameters, scale=scale, measures=measures, total=total, at_once=ready is None)
+        while folding.next is not None:
+            folding.step()
+            if ready is not None:
+                ready(folding.made)
+        return folding.norms()
+
+    def begin_fold(
+        self,
+        gradients: Sequence[tuple[Memory, float]],
+        hyperparameters: Sequence[Hyperparameters] | None = None,
+        *,
+        scale: float = 1.0,
+        measures: Measures = "nothing",
+        total: Memory | None = None,
+        at_once: bool = False,
+    ) -> Folding:
+        """Begin a fold whose gradients may still be on their way; ``at_once``: it is made in one step. The rest is as in `fold`."""
         assert gradients, "fold() without contributions"
         for memory, _ in gradients:
             if memory.nbytes != self.span.nbytes:
                 raise ProtocolError(f"a gradient of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
+        before = self._groups, self._scale
         if hyperparameters is not None and hyperparameters != self._groups:
             self._configure(checked(self.spec.name, hyperparameters), scale)
         elif scale != self._scale:
@@ -150,23 +172,13 @@ class Shard:
         last = self._lasts() if measures == "differences" else None
         sums_at = None if total is None else {dtype: self._typed(total, dtype) for dtype in self._dtypes()}
         work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._halves.half, last, sums_at)
-        sums: list[list[float]] = []
-        with single_threaded():
-            for units in self._batches(at_once=ready is None):
-                sums += self._run(work._replace(units=iter(units)))
-                if ready is not None and units:
-                    _, (end, *_) = units[-1]
-                    ready((end.first + end.numel) * end.parameter.itemsize)
-        if not norms:
-            return None
-        totals = [sum(column) for column in zip(*sums, strict=True)]
-        return SquaredNorms(tuple(totals[:-2]), totals[-2], totals[-1] if last is not None and compares else None)
+        return Folding(self._run, work, self._batches(at_once), compares, lambda: self._configure(*before))
 
-    def _batches(self, *, at_once: bool) -> Iterator[list[_Unit]]:
+    def _batches(self, at_once: bool) -> Iterator[list[_Unit]]:
         """Yield the units in order of place: all of them, or as many at a time as keep each lane busy."""
         count = len(self._units) if at_once else BLOCKS_PER_BATCH * len(self._lanes)
         numbered = list(enumerate(self._units))
-        return (numbered[start : start + count] for start in range(0, max(1, len(numbered)), max(1, count)))
+        return (numbered[start : start + count] for start in range(0, len(numbered), max(1, count)))
 
     def _run(self, work: _Work) -> list[list[float]]:
         """Have all lanes work until no unit is left. Returns what each lane has measured."""
@@ -298,6 +310,55 @@ class _Work(NamedTuple):
     """The sum of the previous fold in each half, to be compared and replaced; None: differences are not measured."""
     total: dict[torch.dtype, torch.Tensor] | None
     """Where the sum is written to; None: nowhere."""
+
+
+class Folding:
+    """A fold in the making: `step` makes the next part of the new version. Nothing else may be done with the shard before the last one.
+
+    Args:
+        run: works on units, and returns what each lane has measured.
+        work: the fold, without units.
+        batches: the units of each step.
+        compares: True if there was a g before.
+        undo: takes back the settings that this fold has brought.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[_Work], list[list[float]]],
+        work: _Work,
+        batches: Iterator[list[_Unit]],
+        compares: bool,
+        undo: Callable[[], None],
+    ) -> None:
+        self._run, self._work, self._batches, self._compares, self.undo = run, work, batches, compares, undo
+        self._sums: list[list[float]] = []
+        self.made = 0
+        """How many bytes are new, from the span's first on."""
+        self._units = next(batches, None)
+
+    @property
+    def next(self) -> int | None:
+        """Return how many bytes of the gradients the next step needs, and how many are new after it; None: there is none."""
+        if self._units is None:
+            return None
+        _, (block, *_) = self._units[-1]
+        return (block.first + block.numel) * block.parameter.itemsize
+
+    def step(self) -> None:
+        """Make the next part."""
+        assert self._units is not None and self.next is not None
+        with single_threaded():
+            self._sums += self._run(self._work._replace(units=iter(self._units)))
+        self.made, self._units = self.next, next(self._batches, None)
+
+    def norms(self) -> SquaredNorms | None:
+        """Return what was measured, after the last step."""
+        if not self._work.norms:
+            return None
+        totals = [sum(column) for column in zip(*self._sums, strict=True)] or [0.0] * (len(self._work.weights) + 2)
+        differs = self._work.last is not None and self._compares
+        return SquaredNorms(tuple(totals[:-2]), totals[-2], totals[-1] if differs else None)
 
 
 class _Lane:

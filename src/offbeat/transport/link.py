@@ -103,6 +103,8 @@ class Link(Connection):
         self._socket: Connection | None = None
         self._aside: Connection | None = None
         """Between the standby and the other end, while the standby serves."""
+        self._ahead = 0
+        """How many bytes of the region that is sent next have gone over it."""
         self._ready = False
         """True once the other end has said, over the present socket, what it has received: earlier messages must not be overtaken."""
         self._offered = 0
@@ -114,12 +116,12 @@ class Link(Connection):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the sockets, which are this process's own. Regions that both ends map are bound anew."""
-        own = ("_socket", "_aside", "_early", "_ready", "_lock", "_offered")
+        own = ("_socket", "_aside", "_ahead", "_early", "_ready", "_lock", "_offered")
         state = {name: value for name, value in vars(self).items() if name not in own}
         return {**state, "_regions": {}} if self.shares_memory else state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _socket=None, _aside=None, _early={}, _ready=False, _lock=threading.RLock(), _offered=0)
+        vars(self).update(state, _socket=None, _aside=None, _ahead=0, _early={}, _ready=False, _lock=threading.RLock(), _offered=0)
 
     @property
     def socket(self) -> Connection | None:
@@ -242,7 +244,7 @@ class Link(Connection):
     def go_aside(self, connection: Connection | None) -> None:
         """Let messages with a region come over another socket than the others, from the standby, or go over it; None: there is none."""
         with self._lock:
-            self._aside = connection
+            self._aside, self._ahead = connection, 0
             if connection is not None:
                 self._bind_all(connection)
 
@@ -330,7 +332,9 @@ class Link(Connection):
             served = self.served and carry is not None
             self._kept.append(_Kept(self.sent, header, carry, data, tuple(memory), position, lent, served))
             if served and self._aside is not None:
-                self._aside.send({**header, STAMP: [self.sent, 0]}, carry=carry)
+                gone = self._ahead == len(self._regions[carry][0]) if carry is not None else True
+                self._aside.send({**header, STAMP: [self.sent, 0]}, carry=None if gone else carry)
+                self._ahead = 0
             self.advance()
 
     def send_aside(self, header: Mapping[str, Any]) -> None:
@@ -346,7 +350,19 @@ class Link(Connection):
         connection.send(header, carry=carry, payload=kept.payload, memory=kept.memory, lent=kept.lent)
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
-        raise AssertionError(f"nothing is sent ahead to {self.peer} over a link: what is sent again is sent as a whole")
+        """Send a part of a region from the standby, if it serves and all parts before have gone; `send` sends the rest, or all of it.
+
+        Nothing is sent ahead over another socket: what is sent again is sent as a whole.
+        """
+        with self._lock:
+            if self.served and self._aside is not None and start == self._ahead:
+                self._aside.send_ahead(name, start, stop)
+                self._ahead = stop
+
+    def recall_ahead(self) -> None:
+        """Note that what was sent ahead is not what `send` sends."""
+        with self._lock:
+            self._ahead = 0
 
     def close(self) -> None:
         with self._lock:

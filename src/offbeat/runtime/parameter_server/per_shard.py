@@ -204,7 +204,9 @@ class BlockShard(LiveShard):
     def wake_at(self) -> Seconds | None:
         return self._delayed[0][0] if self._delayed else None
 
-    def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
+    def _fold(
+        self, order: Mapping[str, Any], releases: Sequence[Mapping[str, Any]], ready: Callable[[int], None] | None
+    ) -> SquaredNorms | None:
         assert self._shard is not None, "rules of shard scope exchange gradients"
         self._begin_version()
         parts = [(self._gradients.pop((worker, number)), weight) for worker, number, weight in order["parts"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
@@ -12,11 +13,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from offbeat.core.policy import ServerRule
-from offbeat.errors import ProtocolError
+from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.parameter_server.deliveries import Delivery, in_place
 from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ParameterChanges, ShardEncoding
+from offbeat.runtime.parameter_server.fold_ahead import FoldAhead
 from offbeat.runtime.recovery.keeper import Keeper
-from offbeat.runtime.recovery.replica import Replica
+from offbeat.runtime.recovery.replica import Coming, Replica
 from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
@@ -106,6 +108,9 @@ class LiveShard:
         else:
             starts = range(span.start, memory.nbytes - layout.nbytes + span.start + 1, half_nbytes(layout))
         self._halves = Halves(*(memory.view[start : start + span.nbytes] for start in starts))
+        self._add_spare_half()
+        self._ahead: FoldAhead | None = None
+        """At a standby: the fold that the leader is making; None: it makes none, as far as is known."""
         self._state_name = "" if keeper is None else keeper.name_for(f"state of server {number}")
         self._state_block: SharedMemory | None = None
         """That of `ShardMemory`; a snapshot keeps the blocks that it refers to."""
@@ -151,6 +156,17 @@ class LiveShard:
             self._averaging = AveragingShard(self._layout, span, self._halves, averaging, kept)
         made = self._shard if self._shard is not None else self._averaging
         self._outlives = made.kept if made is not None else None
+        if self._replica is not None and len(self._halves.views) > 1:
+            self._replica.followers.append(self)
+
+    def _add_spare_half(self) -> None:
+        """Let a standby have memory in which it makes a fold before its record has come, if it could make one, and there is memory."""
+        averages, compares = self._policy.averaging is not None, self._policy.measures == "differences"
+        if self._replica is None or not self._replica.gets_ahead or self.orders_of_shard or averages or compares:
+            return
+        with suppress(ConfigurationError):
+            spare = PrivateBlock.allocate(self._span.nbytes, f"second half of the parameters of server {self._number}")
+            self._halves.add_spare(spare.view)
 
     @property
     def _memory(self) -> memoryview:
@@ -185,6 +201,7 @@ class LiveShard:
     def __setstate__(self, state: dict[str, Any]) -> None:
         whole = state.pop("whole", None)
         vars(self).update(state)
+        self._add_spare_half()
         self._make()
         if whole is not None:
             self._holder.load_whole_state(whole)
@@ -365,9 +382,9 @@ class LiveShard:
                 case "gather":
                     self._gather(order["worker"], order["weight"])
                 case "fold":
-                    releases = takewhile(lambda order: order["do"] == "release", orders[number + 1 :])
-                    deliveries = self._begin_deliveries(list(releases))
-                    norms = self._fold(order, _advance_all(deliveries))
+                    releases = list(takewhile(lambda order: order["do"] == "release", orders[number + 1 :]))
+                    deliveries = self._begin_deliveries(releases)
+                    norms = self._fold(order, releases, _advance_all(deliveries))
                     if norms is not None:
                         measured.append(ShardMeasurements(order["version"], norms))
                 case "release":
@@ -453,10 +470,12 @@ class LiveShard:
         halves.half = half
         return _Sum(halves, empty)
 
-    def _fold(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
-        """Make a new version. ``ready`` is as in `Shard.fold`."""
+    def _fold(
+        self, order: Mapping[str, Any], releases: Sequence[Mapping[str, Any]], ready: Callable[[int], None] | None
+    ) -> SquaredNorms | None:
+        """Make a new version. ``releases`` follow it; ``ready`` is as in `Shard.fold`."""
         self._begin_version()
-        measured = self._once(partial(self._make_version, order, ready), self._halves)
+        measured = self._once(partial(self._make_version, order, releases, ready), self._halves)
         for worker, _ in order["sums"]:
             self._sums[worker].empty = True
         if measured is None:
@@ -478,7 +497,9 @@ class LiveShard:
         """Return True after the first fold since the job began, or resumed."""
         return self.folded and not self._restored
 
-    def _make_version(self, order: Mapping[str, Any], ready: Callable[[int], None] | None) -> SquaredNorms | None:
+    def _make_version(
+        self, order: Mapping[str, Any], releases: Sequence[Mapping[str, Any]], ready: Callable[[int], None] | None
+    ) -> SquaredNorms | None:
         for slot in self._slots.values():
             self._bind(slot)  # buckets leave while the fold goes on
         parts: list[tuple[Memory, float]] = [(self._decode(self._slots[worker]), weight) for worker, weight in order["parts"]]
@@ -491,20 +512,74 @@ class LiveShard:
             return None
         assert self._shard is not None
         if self._replica is not None:
-            return self._fold_replicated(self._shard, self._replica, parts, order)
+            if self._replica.replays:
+                return self._fold_again(self._shard, self._replica, order)
+            return self._fold_replicated(self._shard, self._replica, parts, order, [release["worker"] for release in releases])
         return self._shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, ready=ready)
 
     def _fold_replicated(
-        self, shard: Shard, replica: Replica, parts: list[tuple[Memory, float]], order: Mapping[str, Any]
+        self, shard: Shard, replica: Replica, parts: list[tuple[Memory, float]], order: Mapping[str, Any], released: list[WorkerId]
     ) -> SquaredNorms | None:
-        """Step with the sum of these parts, at the standby with the leader's sum: the same bytes, so the same step."""
-        leads, measures = not replica.replays, self._policy.measures
-        kept = measures if leads or measures == "differences" else "nothing"  # for differences the standby keeps the last sum, too
+        """At a leader: step with the sum of these parts, and send it to the standby as it is made."""
         total = replica.total(len(self._memory))
-        parts = parts if leads else [(total, 1.0)]
-        norms = shard.fold(parts, order["hyper"], scale=order["scale"], measures=kept, total=total if leads else None)
+        about = {"hyper": order["hyper"], "scale": order["scale"], "released": released}
+        ready = (lambda nbytes: replica.send_ahead(total, nbytes, about)) if replica.sends_ahead else None
+        norms = shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, total=total, ready=ready)
         replica.done_with(total)
-        return None if measures == "nothing" else SquaredNorms(*replica.ask(lambda: _plain(norms)))
+        return self._measured(replica, norms)
+
+    def _measured(self, replica: Replica, norms: SquaredNorms | None) -> SquaredNorms | None:
+        return None if self._policy.measures == "nothing" else SquaredNorms(*replica.ask(lambda: _plain(norms)))
+
+    # At a standby.
+
+    def _fold_again(self, shard: Shard, replica: Replica, order: Mapping[str, Any]) -> SquaredNorms | None:
+        """Step with the leader's sum: the same bytes, so the same step."""
+        total = replica.total(len(self._memory))
+        ahead = self._ahead
+        if ahead is not None and ahead.is_of(order, total):
+            self._ahead = None
+            ahead.advance(len(total))
+        else:
+            self.abandon()
+            measures = self._policy.measures  # for differences the last sum is kept here, too
+            kept = measures if measures == "differences" else "nothing"
+            shard.fold([(total, 1.0)], order["hyper"], scale=order["scale"], measures=kept)
+        replica.done_with(total)
+        return self._measured(replica, None)
+
+    def fold_ahead(self, coming: Coming) -> None:
+        """Make the leader's fold as far as its sum has come, in the half that nobody reads. Raises `ProtocolError` if it cannot be made."""
+        if self._ahead is None or self._ahead.coming.total is not coming.total:
+            self.abandon()
+            self._ahead = self._begin_ahead(coming)
+        self._ahead.advance(coming.come)
+
+    def _begin_ahead(self, coming: Coming) -> FoldAhead:
+        assert self._shard is not None, "with two halves a standby folds gradients"
+        fold = coming.fold
+        self.check_orders([fold])
+        self._halves.turn()
+        try:
+            folding = self._shard.begin_fold([(coming.total, 1.0)], fold["hyper"], scale=fold["scale"])
+            near = {worker: slot for worker, slot in self._slots.items() if worker in fold["released"] and _gets_whole_from_here(slot)}
+            for slot in near.values():
+                self._bind(slot)
+        finally:
+            self._halves.turn()
+        return FoldAhead(coming, folding, {worker: self._delivery(slot) for worker, slot in near.items()})
+
+    def abandon(self) -> None:
+        """Forget the fold that the leader was making. What the workers of this machine have of it is of no version."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        ahead.folding.undo()
+        for slot in (self._slots[worker] for worker in ahead.deliveries if worker in self._slots):
+            if isinstance(slot.connection, Link):
+                slot.connection.recall_ahead()
+            slot.sent = None
+            self._bind(slot)
 
     def _begin_deliveries(self, releases: Sequence[Mapping[str, Any]]) -> dict[WorkerId, Delivery]:
         """Return the deliveries of these releases that can begin before the fold has ended, by worker."""
@@ -596,6 +671,11 @@ def _saves_nothing(order: Mapping[str, Any], copy: Callable[[], ShardCopy]) -> N
 def passed_on(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a release that the worker gets. Those that begin with ``_`` are the transport's own."""
     return {key: value for key, value in order.items() if key not in ("do", "worker", "anew") and not key.startswith("_")}
+
+
+def _gets_whole_from_here(slot: _Slot) -> bool:
+    """Return True if a standby sends this worker parameters as they are in the shard's memory."""
+    return slot.pull is None and slot.encoding is None and isinstance(slot.connection, Link) and slot.connection.served
 
 
 def _travels_in_buckets(slot: _Slot, order: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -34,8 +34,29 @@ NEAR: Final = 8
 CATCH_UP_S: Final[Seconds] = 10.0
 """Longest time for which a standby that has the state may lack more: this process keeps for it what it has not taken yet."""
 T = TypeVar("T")
+Fold: TypeAlias = Mapping[str, Any]
+"""Of a fold, what a standby needs beside the sum: ``hyper``, ``scale``, and the workers that are ``released`` with the new version."""
 CARRYING: Final = ("push", "initial")
 """Kinds of a worker's messages with a region that is not in the record."""
+
+
+class Coming(NamedTuple):
+    """A sum that comes from the leader, before the record that tells of the fold."""
+
+    fold: Fold
+    total: memoryview
+    come: int
+    """How many of its bytes are there."""
+
+
+class Follower(Protocol):
+    """A shard of a standby."""
+
+    def fold_ahead(self, coming: Coming) -> None:
+        """Use what has come of a sum."""
+
+    def abandon(self) -> None:
+        """Forget what was made of a sum: no record will tell of its fold."""
 
 
 class Replica(Survival):
@@ -61,6 +82,14 @@ class Replica(Survival):
         """Those of which a part has come."""
         self._come = 0
         """The size of this part."""
+        self._of_fold: Coming | None = None
+        """At the standby: the sum that comes, if its fold is the next change of memory; None: there is none."""
+        self.gets_ahead = False
+        """True at a standby to which the leader sends the first bytes of a sum ahead."""
+        self.followers: list[Follower] = []
+        """At the standby: the shards that can use a sum before all of it has come."""
+        self._gone = 0
+        """At the leader: how many bytes of the sum in the making were sent."""
         self._placing = EMPTY
         """Those that the transport is about to receive, or the last that it has received."""
         self._placed: deque[memoryview] = deque()
@@ -89,6 +118,7 @@ class Replica(Survival):
         Raises:
             ProtocolError: the leader has sent something else.
         """
+        self._gone, self._of_fold = 0, None
         if not self.replays:
             return self._memory(nbytes)
         if not self._came or len(self._came[0]) != nbytes:
@@ -96,31 +126,45 @@ class Replica(Survival):
             raise ProtocolError(f"the leader sent {seen} where {nbytes} bytes of memory were to come")
         return self._came.popleft()
 
+    @property
+    def sends_ahead(self) -> bool:
+        """Return True at a leader that sends the first bytes of a sum while it computes the rest: to another machine.
+
+        On one machine, where all processes wait for the processors and none for the network, steps took a tenth longer with it.
+        """
+        return self.standby is not None and not self.standby.within_host and self._commit.committed != UNBOUND
+
+    def send_ahead(self, total: memoryview, nbytes: int, fold: Fold) -> None:
+        """At the leader: send the standby the first bytes of a sum, and what it makes of it."""
+        self._send_pieces(total[:nbytes], self._gone, len(total), lent=True, fold=fold)
+        self._gone = nbytes
+
     def done_with(self, total: memoryview) -> None:
         """At the leader: send the sum to the standby; at the standby: note that it has been used."""
         if self.replays:
             self.count += 1
             self._free.append((0, total))
         else:
-            self._send(total, lent=True)
+            self._send(total, gone=self._gone, lent=True)
             self._free.append((self._commit.position, total))
 
-    def _send(self, memory: memoryview, *, lent: bool) -> None:
+    def _send(self, memory: memoryview, *, lent: bool, gone: int = 0) -> None:
         self.count += 1
-        if self.standby is not None:
+        if self.standby is not None and (not gone or gone < len(memory)):
             # As long as nothing waits for the standby, memory is used again before it has been sent.
-            self._send_pieces(memory, lent=lent and self._commit.committed != UNBOUND)
+            self._send_pieces(memory, gone, len(memory), lent=lent and self._commit.committed != UNBOUND)
 
-    def _send_pieces(self, memory: memoryview, *, lent: bool) -> None:
+    def _send_pieces(self, memory: memoryview, start: int, whole: int, *, lent: bool, fold: Fold | None = None) -> None:
+        """Send memory, which is the first of ``whole`` bytes or all, from ``start`` on."""
         assert self.standby is not None
-        for start in range(0, max(1, len(memory)), PIECE_NBYTES):
-            piece = memory[start : start + PIECE_NBYTES]
-            self.standby.send({"kind": "bytes", "start": start, "nbytes": len(memory)}, payload=[piece], lent=lent)
+        for at in range(start, max(1, len(memory)), PIECE_NBYTES):
+            about = {} if fold is None or at else {"fold": fold}
+            self.standby.send({"kind": "bytes", "start": at, "nbytes": whole, **about}, payload=[memory[at : at + PIECE_NBYTES]], lent=lent)
 
     def give(self, blocks: Sequence[memoryview]) -> None:
         """At the leader: send the standby these bytes, which belong to no record."""
         for block in blocks:
-            self._send_pieces(block, lent=False)
+            self._send_pieces(block, 0, len(block), lent=False)
 
     def given(self, count: int) -> list[memoryview]:
         """At the standby: return what `give` has sent. Raises `ProtocolError` if other bytes have come."""
@@ -173,20 +217,36 @@ class Replica(Survival):
         """
         start, nbytes, payload = message.header["start"], message.header["nbytes"], message.payload
         stop = start + len(payload)
-        if start != self._come or stop > nbytes or nbytes > BYTES_MAX or (start and nbytes != len(self._coming)):
+        if start != (self._come if start else 0) or stop > nbytes or nbytes > BYTES_MAX or (start and nbytes != len(self._coming)):
             raise ProtocolError(f"the leader sent bytes {start} to {stop} of {nbytes} out of order (expected byte {self._come})")
-        if start == 0:
+        if start == 0:  # those before may be of a fold that has failed
             placed = bool(self._placed) and payload.obj is self._placed[0].obj
             try:
                 self._coming = self._placed.popleft() if placed else self._memory(nbytes)
             except ConfigurationError as error:
                 raise ProtocolError(f"the leader sent bytes for which there is no memory: {error}") from error
+            if not self._came:
+                fold = message.header.get("fold")
+                self._of_fold = None if fold is None else Coming(fold, self._coming, 0)
         if payload.obj is not self._coming.obj:
             self._coming[start:stop] = payload  # this transport does not ask for a place
         self._come = stop
+        if self._of_fold is not None and self._of_fold.total is self._coming:
+            self._of_fold = self._of_fold._replace(come=stop)
         if stop == nbytes:
             self._came.append(self._coming)
             self._coming, self._come = EMPTY, 0
+
+    def fold_ahead(self) -> None:
+        """Let the shard, if it is the only one, use what has come of the sum of a fold. All records before it have been handled."""
+        if self._of_fold is not None and len(self.followers) == 1:
+            self.followers[0].fold_ahead(self._of_fold)
+
+    def lead(self) -> None:
+        """At the standby: send bytes from now on. No record will come that needs those of the leader that are left."""
+        self.replays, self._of_fold = False, None
+        for follower in self.followers:
+            follower.abandon()
 
     def on_results(self, results: list[Any]) -> None:
         """Keep what the leader has measured while it handled the record that comes next."""
@@ -395,7 +455,7 @@ class StreamRecorder(SessionLinks):
 
     def lead(self) -> None:
         """Write records from now on, and note which regions must be sent again."""
-        self.survival.replays = False
+        self.survival.lead()
         for link in self.sessions.values():
             link.served = False
             link.go_aside(None)

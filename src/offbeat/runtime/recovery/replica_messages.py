@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from offbeat.transport.schema import Kinds, MessageSchema, fields, number, row, text, whole
+from offbeat.transport.schema import Kinds, MessageSchema, fields, many, number, plain, row, text, whole
 
 FROM_STANDBY: Final = Kinds(
     {
@@ -16,12 +16,14 @@ FROM_STANDBY: Final = Kinds(
 """From a standby to its leader: the first message, with the address of the standby; how many records it has; and that a worker is on its
 machine, to which it can send parameters."""
 
+_FOLD: Final = fields({"hyper": plain(), "scale": number(-1e38, 1e38), "released": many(whole(), 1 << 20)})
 FROM_LEADER: Final = Kinds(
     {
         "record": MessageSchema(fields({"at": whole(1), "done": row(whole(), whole())}), payload=True),
-        "bytes": MessageSchema(fields({"start": whole(), "nbytes": whole()}), payload=True),
+        "bytes": MessageSchema(fields({"start": whole(), "nbytes": whole()}, {"fold": _FOLD}), payload=True),
         "state": MessageSchema(fields({"at": whole(), "now": number(0.0), "done": row(whole(), whole()), "blocks": whole(1)})),
     }
 )
-"""From a leader to its standby: what the leader was told and has done, as msgpack; and before it, the bytes that this has changed.
-To a standby that comes later, before the first record: everything, of which the bytes have come before."""
+"""From a leader to its standby: what the leader was told and has done, as msgpack; and before it the bytes that this has changed, with the
+first bytes of a sum also what the leader makes of it. To a standby that comes later, before the first record: everything, of which the
+bytes have come before."""
