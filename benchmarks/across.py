@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 from tests.cluster.hosts import Host, Network
 from tests.runtime.allreduce.multi_host.seat import Seat, call_of
+from tests.runtime.allreduce.one_step import step
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from benchmarks.job import PYTHONPATH, save
@@ -127,11 +128,11 @@ def be_rank(args: argparse.Namespace, rank: WorkerId) -> None:
             rounds = joined(store, args, name, nbytes, rank)
             included: list[bool] = []
 
-            def step(rounds: MultiHostRounds = rounds, included: list[bool] = included) -> None:
-                included.append(rounds.allreduce(rounds.send()).included)
+            def one(rounds: MultiHostRounds = rounds, included: list[bool] = included) -> None:
+                included.append(step(rounds, rounds.send()).included)
                 rounds.read()
 
-            ways: list[Callable[[], object]] = [step, partial(dist.all_reduce, peer), lambda: None]
+            ways: list[Callable[[], object]] = [one, partial(dist.all_reduce, peer), lambda: None]
             (ours, cpu_s), (beside, gloo_cpu_s), (_, idle_cpu_s) = timed(args, rank, barrier, ways)
             mine = [1e3 * mean(ours), 1e3 * median(ours), 1e3 * mean(beside), 1e3 * median(beside)]
             mine += [1e3 * (cpu_s - idle_cpu_s), 1e3 * (gloo_cpu_s - idle_cpu_s)]

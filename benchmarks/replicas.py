@@ -9,11 +9,13 @@ joined by links of this rate (Linux, root): without replicas over TCP, and with 
 
 With ``--deaths N`` one job is run instead, in which the leader of server 0 is killed N times, each time once its new standby could lead.
 The pause is the longest time between two folds around a takeover, the copy that around the moment at which the new standby could lead. With
-``--apart`` two agents of this host start the processes, as if they were two machines.
+``--apart`` two agents of this host start the processes, as if they were two machines. With ``--rate`` they are two machines, the job is run
+``--turns`` times, and its end is compared with that of a job in which nobody died.
 
     python -m benchmarks.replicas --json replicas.json
     python -m benchmarks.replicas --rate 1gbit --turns 5
     python -m benchmarks.replicas --deaths 10 --apart
+    python -m benchmarks.replicas --rate 1gbit --deaths 3 --turns 6 --width 1200 --steps 150
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import random
 import resource
 import secrets
 import subprocess
@@ -32,19 +35,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+import torch
 from rich.console import Console
 from rich.table import Table
 from tests.cluster.hosts import Network
 from tests.faults.job import AGENT, RUN, SCRIPTS, Job
 
 from benchmarks.job import run, save
+from offbeat.chaos import procfs
 from offbeat.chaos.procfs import MARK
+from offbeat.journal.records import Record
 from offbeat.launch.environment import free_port
+from offbeat.types import Seconds
 
 OUTLIVED = str(SCRIPTS / "outlived.py")
 
 CASES = (("shm", 0), ("tcp", 0), ("shm", 1))
 """How the processes are connected, and the replicas."""
+DRAWN_S = 0.3, 1.2
+"""Least and most seconds before a death, with ``--rate``."""
 APART_S = 1.0
 """Seconds without a fault before each death, and after the last."""
 
@@ -88,31 +98,63 @@ def between(sync: str, workers: int, rate: str, steps: int, turns: int) -> dict[
 def over_links(sync: str, workers: int, rate: str, steps: int, replicas: int) -> tuple[float, float]:
     """Run one job, a worker on each machine. Returns its folds a second, and its processor seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = ["--sync", sync, f"--replicas={replicas}", "--max-restarts", "0", "--no-preload"]
+    with machines(words, workers, rate, ["--steps", str(steps), "--width", str(WIDE), "--optimizer", "SGD"]) as (jobs, _):
+        records = finished(jobs)
+    times = [record["t"] for record in records if record["kind"] == "fold"]
+    begun = len(times) // 4  # while the first folds are made, memory is touched for the first time
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return (len(times) - 1 - begun) / (times[-1] - times[begun]), spent
+
+
+@contextmanager
+def machines(options: list[str], workers: int, rate: str, script: list[str]) -> Iterator[tuple[list[Job], Path]]:
+    """Start a job on machines that are joined by links of this rate: the job on each, and where the first worker saves the end."""
     with tempfile.TemporaryDirectory() as name, Network(workers) as hosts:
         folder = Path(name)
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(16))
-        words = [f"--nnodes={workers}", f"--rdzv-endpoint={hosts[0].address}:7100", "--sync", sync, f"--replicas={replicas}"]
-        words += ["--max-restarts", "0", "--no-preload", OUTLIVED, "--save", str(folder / "end.pt"), "--steps", str(steps)]
-        words += ["--width", str(WIDE), "--optimizer", "SGD"]
+        words = [f"--nnodes={workers}", f"--rdzv-endpoint={hosts[0].address}:7100", *options, OUTLIVED]
         jobs: list[Job] = []
         try:
             for host in hosts:
                 host.limit(rate)
                 (folder / host.name).mkdir()
                 environment = {"OFFBEAT_TOKEN_FILE": str(token), "OMP_NUM_THREADS": "1"}
-                jobs.append(Job(folder / host.name, words, command=AGENT, popen=host.popen, environment=environment))
-            ended = [job.ended(600.0) for job in jobs]
+                arguments = [*words, "--save", str(folder / "end.pt"), *script]
+                jobs.append(Job(folder / host.name, arguments, command=AGENT, popen=host.popen, environment=environment))
+            yield jobs, folder / "end.pt"
         finally:
             for job in jobs:
                 job.clean_up()
-        assert all(one.status == 0 for one in ended), ended[0].err
-    times = [record["t"] for record in ended[0].records if record["kind"] == "fold"]
-    begun = len(times) // 4  # while the first folds are made, memory is touched for the first time
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return (len(times) - 1 - begun) / (times[-1] - times[begun]), spent
+
+
+def finished(jobs: list[Job]) -> list[Record]:
+    """Wait for the end of a job. Returns its journal."""
+    ended = [job.ended(600.0) for job in jobs]
+    assert all(one.status == 0 for one in ended), ended[0].err
+    return ended[0].records
+
+
+def deaths_over_links(count: int, rate: str, width: int, steps: int) -> tuple[Seconds, list[torch.Tensor]]:
+    """Kill the leader of server 0 so many times in one ``bsp`` job on two machines, at drawn moments, each time once its new standby could
+    lead. Returns the longest time between two folds, and the parameters at the end."""
+    chance = random.Random(count)
+    script = ["--steps", str(steps), "--width", str(width)]
+    with machines(["--sync", "bsp", "--replicas=1", "--max-restarts", "0"], 2, rate, script) as (jobs, end):
+        jobs[0].record("fold", version=3)
+        after = 0.0
+        for _ in range(count):
+            time.sleep(chance.uniform(*DRAWN_S))
+            roles = [(pid, role) for job in jobs for pid, (role, _) in procfs.roles(list(procfs.marked(job.mark))).items()]
+            servers = {pid: psutil.Process(pid).create_time() for pid, role in roles if role in ("server", "standby")}
+            psutil.Process(min(servers, key=servers.__getitem__)).kill()  # a standby is younger than its leader
+            led = jobs[0].record("process", number=0, what="taken over", after=after)
+            after = jobs[0].record("process", role="standby", number=0, what="follows", after=led["t"])["t"]
+        folds = [record["t"] for record in finished(jobs) if record["kind"] == "fold"]
+        return max(b - a for a, b in itertools.pairwise(folds)), torch.load(end)["model"]
 
 
 @contextmanager
@@ -184,6 +226,16 @@ def main() -> None:
     parser.add_argument("--apart", action="store_true", help="with --deaths: two agents, as on two machines")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.deaths and args.rate:
+        _, undisturbed = deaths_over_links(0, args.rate, args.width, args.steps)
+        for _ in range(args.turns):
+            gap, end = deaths_over_links(args.deaths, args.rate, args.width, args.steps)
+            equal = all(map(torch.equal, undisturbed, end))
+            print(
+                f"bsp, {args.deaths} deaths: at most {gap:.2f} s between two folds, {'equal' if equal else 'UNEQUAL'} at the end",
+                flush=True,
+            )
+        return
     if args.deaths:
         died = deaths(args.deaths, args.servers, args.rules[0], workers=args.workers, width=args.width, apart=args.apart)
         for name, what in (("pause", "paused at takeovers"), ("copy", "paused for a new standby"), ("alone", "had no standby")):

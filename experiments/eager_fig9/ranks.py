@@ -121,8 +121,11 @@ def offbeat_rank(case: Case, rank: WorkerId, gate: Gate, where: str) -> list[tup
     rounds.enter(rank, 0)
 
     def call() -> tuple[bool, list[torch.Tensor]]:
-        outcome = rounds.allreduce(rounds.send())
-        return outcome.included, [result for _, result in outcome.results]
+        rounds.send()
+        arrival = rounds.arrive()
+        rounds.wait()
+        results = rounds.results()
+        return bool(results) and results[-1][0] >= arrival.number, [result for _, result in results]
 
     found = timed(case, rank, gate, rounds.send, call)
     rounds.leave(rank)

@@ -34,7 +34,7 @@ from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
 from offbeat.launch.engine import Engine
 from offbeat.launch.group import grouped
-from offbeat.launch.leader_stores import RayStore, store_client
+from offbeat.launch.leader_stores import store_client
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.outcome import Display, Outcome
@@ -257,7 +257,7 @@ def run(
             notice=None if notice_command is None else NoticeCommand(notice_command),
             log_dir=log_dir,
             followers=followers,
-            store=store_client(leaders, RayStore.of_job if ray is not None and replicas else None),
+            store=store_client(leaders, None),
             display=progress,
         )
         outcome = supervisor.run()

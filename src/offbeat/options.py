@@ -70,7 +70,7 @@ Leaders = Annotated[
     str | None,
     typer.Option(
         callback=_known_store,
-        help="etcd://HOST\\[:PORT]/JOB: the store that decides who leads; or none.  \\[default: with --replicas, torchrun's or Ray's own]",
+        help="etcd://HOST\\[:PORT]/JOB: the store that decides who leads; or none.  \\[default: with --replicas, torchrun's own]",
     ),
 ]
 MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")]

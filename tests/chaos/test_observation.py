@@ -101,14 +101,6 @@ def test_when_nobody_was_there() -> None:
     assert observation.nobody() == [(2.0, 4.0), (5.0, float("inf"))]
 
 
-def test_versions_go_up_by_one_for_each_shard_and_optimizer() -> None:
-    restarted = {"kind": "process", "t": 3.0, "role": "server", "number": 0, "what": "restarted", "detail": ""}
-    good = [fold(1.0, 1), fold(1.0, 1, shard=1), fold(1.0, 1, optimizer=1), fold(2.0, 2), restarted, fold(4.0, 3)]
-    assert seen(*good).gaps_in_versions == []
-    assert seen(fold(1.0, 1), fold(2.0, 3)).gaps_in_versions == ["version 3 follows version 1 at 2.0 s"]
-    assert seen(fold(1.0, 2), fold(2.0, 2)).gaps_in_versions == ["version 2 follows version 2 at 2.0 s"]
-
-
 def test_epochs_and_replicas() -> None:
     def epoch(folded: int) -> dict[str, Any]:
         report = {"indices": 64, "folded": folded, "dropped": 0, "rejected": 0, "unused": 2}

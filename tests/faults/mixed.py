@@ -301,7 +301,7 @@ class Trial:
         if (ended.records[-1]["kind"] == "end") == full:
             self.problems.append(f"the last record is {ended.records[-1]}")
         tally, seen = ended.tally(), Observation.of(ended.records)
-        self.problems += [*tally.problems(), *seen.gaps_in_versions]
+        self.problems += tally.problems()
         self.problems += [f"an epoch does not account for every index: {text}" for text in seen.unaccounted]
         figures = tally.summary()
         if not ended.records[-1].get("cut", False):  # then server 0 is gone, and what it would have settled

@@ -1,4 +1,4 @@
-"""Stores keep what was written first: torchrun's here, etcd's in tests/cluster/test_leaders.py, and Ray's in test_ray.py there."""
+"""Stores keep what was written first: torchrun's here, and etcd's in tests/cluster/test_leaders.py."""
 
 from __future__ import annotations
 

@@ -118,7 +118,6 @@ def judge(seen: Evidence) -> Verdict:
         _happened(seen.injected),
         _fates(seen.tally, complete=journal),
         _indices(seen.observation),
-        _versions(seen.observation),
         _replicas(seen),
         _waiting(seen),
         Check("nothing left", not seen.left, _listed(seen.left, "no process, segment or socket")),
@@ -237,8 +236,8 @@ def _fates(tally: Tally, *, complete: bool) -> Check:
     problems = tally.problems()
     summary = tally.summary()
     fates = ", ".join(f"{count:,} {fate}" for fate, count in summary["fates"].items() if count)
-    figures = f"{summary['blocks']:,} pushes: {fates}" if complete else f"until the disk was full: {fates}"
-    return Check("one fate for each push", not problems, _listed(problems, figures))
+    figures = f"{summary['blocks']:,} pushes: {fates}; {summary['version']:,} versions"
+    return Check("the books", not problems, _listed(problems, figures if complete else f"until the disk was full: {figures}"))
 
 
 def _indices(seen: Observation) -> Check:
@@ -246,11 +245,6 @@ def _indices(seen: Observation) -> Check:
         f"{seen.epochs:,} epochs with {seen.indices:,} indices; unused {seen.unused:,}, {seen.unused_last:,} of them in the last epoch"
     )
     return Check("each index accounted for", not seen.unaccounted if seen.epochs else None, _listed(seen.unaccounted, figures))
-
-
-def _versions(seen: Observation) -> Check:
-    figures = f"{len(seen.folds):,} folds, each the next version"
-    return Check("versions monotonic", not seen.gaps_in_versions if seen.folds else None, _listed(seen.gaps_in_versions, figures))
 
 
 def _replicas(seen: Evidence) -> Check:

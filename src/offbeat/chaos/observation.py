@@ -42,7 +42,6 @@ class Observation:
         """By worker: when it became present or away."""
         self.epochs, self.indices, self.unused, self.unused_last = 0, 0, 0, 0
         self.unaccounted: list[str] = []
-        self.gaps_in_versions: list[str] = []
         self.replicas = 0
         """How many times two replicas of one version were compared."""
         self.unequal: list[str] = []
@@ -51,7 +50,6 @@ class Observation:
         self.server_returns: dict[str, list[Seconds]] = {}
         """By server, such as ``server 0``: when its next process went on after a death."""
         self.end: Record = {}
-        self._versions: dict[tuple[int, int | None], int] = {}
         self._replicas: dict[tuple[int, float], float] = {}
 
     @classmethod
@@ -70,10 +68,8 @@ class Observation:
                 self.workers = record["workers"]
             case "release" if first and self.first_release is None:
                 self.first_release = record["t"]
-            case "fold":
-                if first:
-                    self.folds.append(record["t"])
-                self._follow(record)
+            case "fold" if first:
+                self.folds.append(record["t"])
             case "state_changed" if first:
                 self.changes.setdefault(record["worker"], []).append((record["t"], record["state"] == "alive"))
             case "process" if record["role"] == "standby":
@@ -86,13 +82,6 @@ class Observation:
                 self._compare(record)
             case "end":
                 self.end = record
-
-    def _follow(self, record: Record) -> None:
-        key = record.get("optimizer", 0), record.get("shard")
-        before, version = self._versions.get(key), record["version"]
-        if before is not None and version != before + 1:
-            self.gaps_in_versions.append(f"version {version} follows version {before} at {record['t']} s")
-        self._versions[key] = version
 
     def _account(self, record: Record) -> None:
         report = record["report"]

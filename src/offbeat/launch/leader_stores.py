@@ -1,4 +1,4 @@
-"""The stores that clusters have: torchrun's, Ray's, and etcd. Each keeps what was written first (`leadership.LeaderStore`)."""
+"""The stores that clusters have: torchrun's, and etcd. Each keeps what was written first (`leadership.LeaderStore`)."""
 
 from __future__ import annotations
 
@@ -94,45 +94,6 @@ class TorchrunStore:
 
     def close(self) -> None:
         self._store = None
-
-
-class RayStore:
-    """The store of a Ray cluster's head node (GCS). This process is connected to the cluster (``ray.init``)."""
-
-    name = "Ray's store"
-
-    def claim(self, key: str, value: str) -> str:
-        def ask(kv: Any) -> str:
-            is_there = kv._internal_kv_put(key, value, overwrite=False, namespace=b"offbeat")
-            return str(kv._internal_kv_get(key, namespace=b"offbeat").decode()) if is_there else value
-
-        return self._asked(ask)
-
-    def find(self, key: str) -> str | None:
-        def ask(kv: Any) -> str | None:
-            found = kv._internal_kv_get(key, namespace=b"offbeat")
-            return None if found is None else found.decode()
-
-        return self._asked(ask)
-
-    def _asked(self, ask: Callable[[Any], T]) -> T:
-        from ray.exceptions import RayError
-        from ray.experimental import internal_kv
-
-        try:
-            return ask(internal_kv)
-        except (RayError, RuntimeError, OSError, AssertionError) as error:
-            raise StoreError(str(error)) from None
-
-    def close(self) -> None:
-        """Do nothing: the connection is the process's."""
-
-    @classmethod
-    def of_job(cls) -> tuple[LeaderStore, str]:
-        """Return the store, and Ray's name for the job of this process."""
-        import ray
-
-        return cls(), str(ray.get_runtime_context().get_job_id())
 
 
 class EtcdStore:

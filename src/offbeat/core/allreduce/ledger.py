@@ -11,18 +11,18 @@ same events in the same order, and after each that has closed a round, that it h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
 from offbeat.core.allreduce.policy import WIDTH, RoundRule
 from offbeat.core.allreduce.rounds import Rounds
+from offbeat.core.books import Books, Standing
 from offbeat.core.derived import Derived
-from offbeat.core.effects import Effect, Fold, Part, Release, Settle, Undone
+from offbeat.core.effects import Effect, Fold, Part, Settle, Undone
 from offbeat.core.events import Abandoned, Folded, Pushed, Voided, Withdrawn
 from offbeat.core.policy import Contribution
-from offbeat.types import NOT_JOINED, Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
+from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 ROOM = 16
 """Ranks, at the start; the table grows when others come."""
@@ -30,15 +30,7 @@ REMEMBERED = 512
 """Folds of which a ledger that follows still knows the parts: more than ranks may be behind."""
 
 
-@dataclass(slots=True)
-class _Standing:
-    """Hold a rank's numbers. They are kept while the rank is dead or paused."""
-
-    incarnation: Incarnation = NOT_JOINED
-    clock: Clock = 0
-
-
-class RoundLedger(Derived):
+class RoundLedger(Books, Derived):
     """The books of one job of the allreduce family.
 
     Each method that changes something returns the effects, in the order in which they are to be carried out.
@@ -68,7 +60,7 @@ class RoundLedger(Derived):
     def __init__(self, rule: RoundRule, seed: int = 0, *, follows: bool = False) -> None:
         self.rounds = Rounds(rule, ROOM, seed, follows=follows)
         self._follows = follows
-        self._standings: dict[WorkerId, _Standing] = {}
+        self._standings: dict[WorkerId, Standing] = {}
         self._active: dict[WorkerId, None] = {}
         self._waiting: dict[WorkerId, None] = {}
         self._pending: dict[tuple[WorkerId, int], Contribution] = {}
@@ -94,27 +86,9 @@ class RoundLedger(Derived):
         """Ranks, dead ones too, with contributions that have no fate yet."""
         return {worker for worker, _ in self._pending}
 
-    def begin_at(self, version: Version) -> None:
-        """Do nothing: each group of ranks counts its steps from 0, also in a job that resumes from a checkpoint."""
-
-    def version_at(self, shard: int) -> Version:
-        """Return the version: there are no shards."""
-        return self.version
-
-    def clock(self, worker: WorkerId) -> Clock:
-        return self._standings[worker].clock
-
-    def begins(self, event: Pushed) -> bool:
-        """Return True if this is the first arrival of a push; here each push arrives once."""
-        return True
-
     def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
         """The samples of what this rank has pending: if it enters anew, that is dropped."""
         return tuple(lease for (rank, _), c in self._pending.items() if rank == worker for lease in c.leases)
-
-    def fates(self, effects: Iterable[Effect]) -> list[Settle]:
-        """The fates among these effects of this ledger's, which the samples of the contributions share."""
-        return [effect for effect in effects if isinstance(effect, Settle)]
 
     # What happens.
 
@@ -125,12 +99,12 @@ class RoundLedger(Derived):
         """
         self.now, self._last = now, None
         self._make_room(worker)
-        standing = self._standings.setdefault(worker, _Standing())
+        standing = self._standings.setdefault(worker, Standing())
         others = [self._standings[other].clock for other in self._active if other != worker]
         standing.incarnation, standing.clock = incarnation, min(others, default=self._slowest)
         for part in self.rounds.enter(worker, self.version):
             if (c := self._pending.pop(part, None)) is not None:  # None: it went with its host, and was dropped then
-                self._settle(c, Fate.DROPPED, "its rank has come back before the round closed and contributes anew")
+                self._fate(c, Fate.DROPPED, "its rank has come back before the round closed and contributes anew")
         self._active[worker] = None
         self._waiting.pop(worker, None)
         self._release(worker, f"takes part from version {self.version} on")
@@ -142,26 +116,14 @@ class RoundLedger(Derived):
         worker, standing, rounds = event.worker, self._standings[event.worker], self.rounds
         assert worker in self._active and worker not in self._waiting, f"rank {worker} arrived without having been released"
         standing.clock += 1
-        c = Contribution(
-            worker,
-            event.incarnation,
-            standing.clock,
-            event.version,
-            event.samples,
-            now,
-            event.compute_s,
-            event.loss,
-            event.leases,
-            event.steps,
-            event.sums,
-        )
+        c = self._contribution(event, standing.clock, now)
         buffer = None
         if refusal is None:
             buffer = rounds.free_buffer(worker)
             assert buffer is not None, f"rank {worker} arrived with a third gradient for round {rounds.number}"
             self._pending[worker, buffer] = c
         else:
-            self._settle(c, Fate.REJECTED, refusal)
+            self._fate(c, Fate.REJECTED, refusal)
         arrival = rounds.arrive(worker, buffer, event.version, 0 if event.sums else event.samples)
         self._last = worker
         waits = rounds.waits(worker) or not arrival.late  # or did until just now
@@ -205,7 +167,7 @@ class RoundLedger(Derived):
                 parts.remove(c)
         else:
             for part in [part for part in self._pending if part[0] == event.worker]:
-                self._settle(self._pending.pop(part), Fate.DROPPED, reason)
+                self._fate(self._pending.pop(part), Fate.DROPPED, reason)
         return self._flush()
 
     def voided(self, event: Voided, now: Seconds) -> list[Effect]:
@@ -253,18 +215,11 @@ class RoundLedger(Derived):
         self._go_on(worker, reason)
         return self._flush()
 
-    def wake(self, now: Seconds) -> list[Effect]:
-        """Nothing here depends on the time."""
-        return []
-
-    def wake_at(self) -> Seconds | None:
-        return None
-
     def close(self, now: Seconds, reason: str) -> list[Effect]:
         """The job is over: whatever has no fate yet is dropped."""
         self.now = now
         for contribution in self._pending.values():
-            self._settle(contribution, Fate.DROPPED, reason)
+            self._fate(contribution, Fate.DROPPED, reason)
         self._pending.clear()
         return self._flush()
 
@@ -310,20 +265,9 @@ class RoundLedger(Derived):
         if self.rounds.read(worker):
             self._fold(f"as rank {worker} has caught up")
 
-    def _release(self, worker: WorkerId, reason: str) -> None:
-        standing = self._standings[worker]
-        self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason))
-
-    def _settle(self, c: Contribution, fate: Fate, reason: str) -> None:
-        self._effects.append(Settle(c.worker, c.incarnation, c.clock, fate, reason, self.version, c.samples))
-
     def _make_room(self, worker: WorkerId) -> None:
         if worker >= self.rounds.ranks:
             before = self.rounds.table
             table = np.zeros((1 + max(worker + 1, 2 * self.rounds.ranks), WIDTH), dtype=np.int64)
             table[: len(before)] = before
             self.rounds.use(table)
-
-    def _flush(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects

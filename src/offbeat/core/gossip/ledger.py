@@ -11,27 +11,18 @@ steps that other ranks have made, each on its own replica, since its rank contin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
+from offbeat.core.books import Books, Standing
 from offbeat.core.derived import Derived
-from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Part, Release, Settle, Share, Source, WrittenOff
-from offbeat.core.events import Abandoned, Folded, Pushed
+from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Part, Share, Source, WrittenOff
+from offbeat.core.events import Abandoned, Pushed
 from offbeat.core.gossip.push_sum import Gossip, GossipMessage, GossipRule, Mixture
 from offbeat.core.policy import Contribution
-from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
+from offbeat.types import Fate, Incarnation, Seconds, Version, WorkerId
 
 
-@dataclass(slots=True)
-class _Standing:
-    incarnation: Incarnation
-    clock: Clock
-    """Number of steps made, and one more while it waits for slower ranks."""
-    on: WorkerId | None = None
-    """The first worker for which it waits."""
-
-
-class GossipLedger(Derived):
+class GossipLedger(Books, Derived):
     """Keep the contributions, clocks and versions of one job. Each method that changes the ledger returns effects, in order.
 
     Args:
@@ -44,7 +35,7 @@ class GossipLedger(Derived):
     def __init__(self, policy: GossipRule, seed: int = 0) -> None:
         self.exchange = policy.exchange
         self.gossip = Gossip(policy, seed)
-        self._standings: dict[WorkerId, _Standing] = {}
+        self._standings: dict[WorkerId, Standing] = {}
         self._pending: dict[WorkerId, Contribution] = {}
         """Contributions not folded yet, of ranks that mix before their step and wait for the mix."""
         self._waiting: dict[WorkerId, None] = {}
@@ -68,30 +59,6 @@ class GossipLedger(Derived):
         """Workers with contributions that have no fate yet."""
         return self._pending.keys()
 
-    def begin_at(self, version: Version) -> None:
-        """Do nothing: each group of ranks counts its steps from 0, also in a job that resumes from a checkpoint."""
-
-    def version_at(self, shard: int) -> Version:
-        """Return the version: there are no shards."""
-        return self.version
-
-    def clock(self, worker: WorkerId) -> Clock:
-        return self._standings[worker].clock
-
-    # What the coordinator asks.
-
-    def begins(self, event: Pushed) -> bool:
-        """Return whether this is the first record of a push."""
-        return True
-
-    def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
-        """Return the leases of the worker's pending contribution, which is dropped if the worker enters again."""
-        return self._pending[worker].leases if worker in self._pending else ()
-
-    def fates(self, effects: Iterable[Effect]) -> list[Settle]:
-        """Return the fates among effects of this ledger; the samples of a contribution share its fate."""
-        return [effect for effect in effects if isinstance(effect, Settle)]
-
     # Who takes part.
 
     def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
@@ -100,7 +67,7 @@ class GossipLedger(Derived):
             self._take_out(worker, "its worker has come back and begins anew")
         source = next((rank for rank in (*self.gossip.active, *self.gossip.present) if rank != worker), None) if self.version else None
         steps = self.gossip.enter(worker)
-        self._standings[worker] = _Standing(incarnation, steps)
+        self._standings[worker] = Standing(incarnation, steps)
         reason = "begins with the initial parameters" if source is None else f"begins with the model of worker {source}"
         self._effects.append(Adopt(worker, incarnation, steps, source, reason))
         self._share_kept(worker)
@@ -133,9 +100,6 @@ class GossipLedger(Derived):
         self._release(worker, reason)
         return self._flush()
 
-    def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
-        """Do nothing: no decision of this family depends on it."""
-
     # Contributions.
 
     def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
@@ -143,11 +107,9 @@ class GossipLedger(Derived):
         worker, standing = event.worker, self._standings[event.worker]
         assert worker not in self._waiting, f"worker {worker} pushed without having been admitted"
         standing.clock += 1
-        c = Contribution(
-            worker, event.incarnation, standing.clock, event.version, event.samples, now, event.compute_s, event.loss, event.leases
-        )
+        c = self._contribution(event, standing.clock, now)
         if refusal is not None:
-            self._settle(c, Fate.REJECTED, refusal)
+            self._fate(c, Fate.REJECTED, refusal)
         if self.exchange == "average":
             if refusal is None:
                 self._pending[worker] = c
@@ -165,21 +127,10 @@ class GossipLedger(Derived):
         self._release(event.worker, "has given up its computation")
         return self._flush()
 
-    def folded(self, event: Folded, now: Seconds) -> list[Effect]:
-        """Ignore measurements of a fold: no rule of this family reads them."""
-        return []
-
-    def wake(self, now: Seconds) -> list[Effect]:
-        return []
-
-    def wake_at(self) -> Seconds | None:
-        """Return None: no decision of this family depends on time."""
-        return None
-
     def close(self, now: Seconds, reason: str) -> list[Effect]:
         """End the job: drop all contributions without a fate."""
         for c in list(self._pending.values()):
-            self._settle(self._pending.pop(c.worker), Fate.DROPPED, reason)
+            self._fate(self._pending.pop(c.worker), Fate.DROPPED, reason)
         return self._flush()
 
     # Mixing, releases and fates.
@@ -251,28 +202,17 @@ class GossipLedger(Derived):
         before, self.version = self.version, self.version + 1
         part = Part(c.worker, c.incarnation, c.clock, 1.0, before - c.version)
         self._effects.append(Fold(self.version, (part,), reason))
-        self._settle(c, Fate.FOLDED, reason)
-
-    def _settle(self, c: Contribution, fate: Fate, reason: str) -> None:
-        self._effects.append(Settle(c.worker, c.incarnation, c.clock, fate, reason, self.version, c.samples))
+        self._fate(c, Fate.FOLDED, reason)
 
     def _take_out(self, worker: WorkerId, reason: str) -> None:
         pending = self._pending.pop(worker, None)
         if pending is not None:
-            self._settle(pending, Fate.DROPPED, reason)
+            self._fate(pending, Fate.DROPPED, reason)
         self._waiting.pop(worker, None)
         loss = self.gossip.leave(worker)
         if loss is not None and self.exchange == "push":
             standing = self._standings[worker]
             self._effects.append(WrittenOff(worker, standing.incarnation, loss.mass, _sources(loss.messages), reason))
-
-    def _release(self, worker: WorkerId, reason: str) -> None:
-        standing = self._standings[worker]
-        self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason))
-
-    def _flush(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects
 
 
 class FollowedGossipLedger(GossipLedger):
@@ -284,7 +224,7 @@ class FollowedGossipLedger(GossipLedger):
     def enter(self, worker: WorkerId, incarnation: Incarnation, now: Seconds, *, more: bool = False) -> list[Effect]:
         """Add a worker, with the steps of the slowest worker, or with its own if it has made more."""
         self.gossip.leave(worker)
-        self._standings[worker] = _Standing(incarnation, self.gossip.enter(worker))
+        self._standings[worker] = Standing(incarnation, self.gossip.enter(worker))
         self._release(worker, "takes part from now on")
         return self._flush()
 
@@ -309,13 +249,11 @@ class FollowedGossipLedger(GossipLedger):
         worker, standing = event.worker, self._standings[event.worker]
         self.gossip.stepped(worker)
         standing.clock += 1
-        c = Contribution(
-            worker, event.incarnation, standing.clock, event.version, event.samples, now, event.compute_s, event.loss, event.leases
-        )
+        c = self._contribution(event, standing.clock, now)
         if refusal is None:
             self._fold(c, f"step {standing.clock} of its own rank")
         else:
-            self._settle(c, Fate.REJECTED, refusal)
+            self._fate(c, Fate.REJECTED, refusal)
         self._release(worker, "goes on when it has mixed")
         return self._flush()
 

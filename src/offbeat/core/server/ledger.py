@@ -7,29 +7,17 @@ workers are alive nor which samples they hold: `core.job.coordinator` tells it w
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
+from offbeat.core.books import Books, Standing
 from offbeat.core.derived import Derived
-from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, Settle
+from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release
 from offbeat.core.events import Abandoned, Folded, Pushed, Withdrawn
 from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, terms_of
-from offbeat.types import NOT_JOINED, Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
+from offbeat.types import Clock, Epoch, Fate, Incarnation, Seconds, Version, WorkerId
 
 
-@dataclass(slots=True)
-class _Standing:
-    """Hold a worker's numbers. They are kept while the worker is dead or paused."""
-
-    incarnation: Incarnation = NOT_JOINED
-    clock: Clock = 0
-    pushed_at: Seconds | None = None
-    interval: Seconds | None = None
-    told: bool = False
-    """True if the worker has been sent an `Interrupt` for its present computation."""
-
-
-class Ledger(Derived):
+class Ledger(Books, Derived):
     """Keep the contributions, clocks and versions of one job with servers. The rule reads them through the `View` interface.
 
     Each method that changes the ledger returns effects, in the order in which the caller carries them out.
@@ -45,7 +33,7 @@ class Ledger(Derived):
 
     def __init__(self, policy: ServerRule) -> None:
         self._policy = policy.start()
-        self._standings: dict[WorkerId, _Standing] = {}
+        self._standings: dict[WorkerId, Standing] = {}
         self._active: dict[WorkerId, None] = {}
         self._pending: dict[WorkerId, Contribution] = {}
         self._gathered: dict[Contribution, float] = {}
@@ -95,9 +83,6 @@ class Ledger(Derived):
     def slowest_worker(self) -> WorkerId:
         return min(self._active, key=lambda worker: (self._standings[worker].clock, worker))
 
-    def clock(self, worker: WorkerId) -> Clock:
-        return self._standings[worker].clock
-
     def pushed_at(self, worker: WorkerId) -> Seconds | None:
         return self._standings[worker].pushed_at
 
@@ -110,24 +95,6 @@ class Ledger(Derived):
     def begin_at(self, version: Version) -> None:
         """Begin with this version, before any worker enters."""
         self.version = version
-
-    def version_at(self, shard: int) -> Version:
-        """Return the version of a shard: all have the same."""
-        return self.version
-
-    # Questions of the coordinator, which it also asks `core.server.per_shard_ledger`, where a push arrives shard by shard.
-
-    def begins(self, event: Pushed) -> bool:
-        """Return True if this is the first arrival of a push; here each push arrives once."""
-        return True
-
-    def recalled(self, worker: WorkerId) -> tuple[LeaseId, ...]:
-        """Return the leases of the worker's pending contribution, which is dropped if the worker enters again."""
-        return self._pending[worker].leases if worker in self._pending else ()
-
-    def fates(self, effects: Iterable[Effect]) -> list[Settle]:
-        """Return the fates among effects of this ledger; the samples of a contribution share its fate."""
-        return [effect for effect in effects if isinstance(effect, Settle)]
 
     # Events.
 
@@ -146,8 +113,8 @@ class Ledger(Derived):
         self.now = now
         old = self._pending.get(worker)
         if old is not None:
-            self._settle(old, Fate.DROPPED, "its worker has come back before the fold and contributes anew", self.version)
-        standing = self._standings.setdefault(worker, _Standing())
+            self._settle(old, Fate.DROPPED, "its worker has come back before the fold and contributes anew")
+        standing = self._standings.setdefault(worker, Standing())
         standing.incarnation = incarnation
         standing.pushed_at = standing.interval = None
         standing.clock = self._slowest
@@ -161,26 +128,14 @@ class Ledger(Derived):
         worker, standing = event.worker, self._standings[event.worker]
         assert worker in self._active and worker not in self._waiting, f"worker {worker} pushed without having been admitted"
         self._tick(worker, standing, now)
-        contribution = Contribution(
-            worker,
-            event.incarnation,
-            standing.clock,
-            event.version,
-            event.samples,
-            now,
-            event.compute_s,
-            event.loss,
-            event.leases,
-            event.steps,
-            event.sums,
-        )
+        contribution = self._contribution(event, standing.clock, now)
         self._waiting[worker] = None
         self._ask[worker] = None
         if refusal is None:
             self._pending[worker] = contribution
             self._missing -= 1
         else:
-            self._fate(contribution, Fate.REJECTED, refusal, self.version)
+            self._fate(contribution, Fate.REJECTED, refusal)
         return self._advance()
 
     def abandon(self, event: Abandoned, now: Seconds) -> list[Effect]:
@@ -201,7 +156,7 @@ class Ledger(Derived):
         """Drop the pending contribution of a worker, whose gradient is lost."""
         self.now = now
         if event.worker in self._pending:
-            self._settle(self._pending[event.worker], Fate.DROPPED, "its gradient was lost with the server's former leader", self.version)
+            self._settle(self._pending[event.worker], Fate.DROPPED, "its gradient was lost with the server's former leader")
         return self._flush()
 
     def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
@@ -247,7 +202,7 @@ class Ledger(Derived):
         """Drop the contributions that have no fate at the end of the job."""
         self.now = now
         for contribution in [*self._gathered, *self._pending.values()]:
-            self._settle(contribution, Fate.DROPPED, reason, self.version)
+            self._settle(contribution, Fate.DROPPED, reason)
         return self._flush()
 
     # The two questions to the rule: what to fold, and whom to admit.
@@ -276,7 +231,7 @@ class Ledger(Derived):
     def _carry_out(self, decision: Decision) -> None:
         assert decision.fold or decision.drop or decision.gather, "a decision folds, gathers or drops something"
         for contribution in decision.drop:
-            self._settle(contribution, Fate.DROPPED, decision.reason, self.version)
+            self._settle(contribution, Fate.DROPPED, decision.reason)
         for contribution in decision.gather:
             self._gather(contribution, decision.reason)
         if decision.fold:
@@ -297,7 +252,7 @@ class Ledger(Derived):
         ]
         self._effects.append(Fold(self.version, tuple(parts), decision.reason, decision.scale, sums=decision.fold[0].sums))
         for contribution in decision.fold:
-            self._settle(contribution, Fate.FOLDED, decision.reason, self.version)
+            self._settle(contribution, Fate.FOLDED, decision.reason)
         if self._obsolete_work != "push_and_wait":
             self._overtake()
 
@@ -311,12 +266,12 @@ class Ledger(Derived):
                 reason = f"version {self.version} has overtaken what this worker computes"
                 self._effects.append(Interrupt(worker, standing.incarnation, self.version, at_once, reason))
 
-    def _settle(self, contribution: Contribution, fate: Fate, reason: str, version: Version) -> None:
+    def _settle(self, contribution: Contribution, fate: Fate, reason: str) -> None:
         if self._gathered and contribution in self._gathered:
             del self._gathered[contribution]
         else:
             self._take(contribution)
-        self._fate(contribution, fate, reason, version)
+        self._fate(contribution, fate, reason)
 
     def _take(self, contribution: Contribution) -> None:
         """Remove a contribution from the pending ones: it has left its worker's memory."""
@@ -328,18 +283,11 @@ class Ledger(Derived):
         if worker in self._waiting:
             self._ask[worker] = None
 
-    def _fate(self, c: Contribution, fate: Fate, reason: str, version: Version) -> None:
-        self._effects.append(Settle(c.worker, c.incarnation, c.clock, fate, reason, version, c.samples))
-
     def _release(self, worker: WorkerId, reason: str) -> None:
         standing = self._standings[worker]
         standing.told = False
         plan = self._policy.plan(self, worker)
         self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason, plan))
-
-    def _flush(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects
 
     # Clocks. The number of active workers at each clock is kept, so that the slowest is known without a search.
 
@@ -361,7 +309,7 @@ class Ledger(Derived):
         if self._active:
             self._slowest = min(self._census)
 
-    def _tick(self, worker: WorkerId, standing: _Standing, now: Seconds) -> None:
+    def _tick(self, worker: WorkerId, standing: Standing, now: Seconds) -> None:
         self._census[standing.clock + 1] = self._census.get(standing.clock + 1, 0) + 1
         self._uncount(standing.clock)
         standing.clock += 1

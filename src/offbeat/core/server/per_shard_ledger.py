@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from offbeat.core.books import Books, Standing
 from offbeat.core.effects import Effect, Fold, Part, Publish, Release, Settle
-from offbeat.core.events import Abandoned, Folded, Pushed
+from offbeat.core.events import Abandoned, Pushed
 from offbeat.core.policy import Contribution, Decision, ServerRule, terms_of
 from offbeat.core.server.shard_pushes import Push, Pushes
-from offbeat.core.server.shard_view import Book, Roll, WorkerRecord
+from offbeat.core.server.shard_view import Book, Roll
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
-class ShardedLedger:
+class ShardedLedger(Books):
     """Keep one ledger per shard for one job.
 
     Each method that changes something returns the effects, in the order in which they are to be carried out.
@@ -52,7 +53,7 @@ class ShardedLedger:
         return self._books[shard].version
 
     @property
-    def version(self) -> Version:
+    def version(self) -> Version:  # type: ignore[override]
         """Least version among the shards."""
         return min(book.version for book in self._books)
 
@@ -104,7 +105,7 @@ class ShardedLedger:
         for shard, book in enumerate(self._books):
             for contribution in book.waiting_of(worker):
                 self._settle(shard, contribution, Fate.DROPPED, reason, book.version)
-        standing = self._roll.standings.setdefault(worker, WorkerRecord())
+        standing = self._roll.standings.setdefault(worker, Standing())
         standing.incarnation = incarnation
         standing.pushed_at = standing.interval = None
         standing.clock = self._roll.slowest()
@@ -121,22 +122,10 @@ class ShardedLedger:
         known = self._pushes.known(event)
         push = known or self._begin(event, refusal)
         self._pushes.arrived(push, shard)
-        contribution = Contribution(
-            event.worker,
-            event.incarnation,
-            push.clock,
-            event.version,
-            event.samples,
-            now,
-            event.compute_s,
-            event.loss,
-            event.leases,
-            event.steps,
-            event.sums,
-        )
+        contribution = self._contribution(event, push.clock, now)
         book = self._books[shard]
         if push.refusal is not None:
-            self._fate(shard, contribution, Fate.REJECTED, push.refusal, book.version)
+            self._fate_at(shard, contribution, Fate.REJECTED, push.refusal, book.version)
             if known is None:  # no shard will answer with a new version on account of it
                 self._release(event.worker, "its gradient is rejected")
             return self._flush()
@@ -147,11 +136,6 @@ class ShardedLedger:
         """Note that a worker has given up its computation, since it holds newer blocks, and continues from those."""
         self._roll.now = now
         self._make_up(event.worker, event.incarnation)
-        return self._flush()
-
-    def folded(self, event: Folded, now: Seconds) -> list[Effect]:
-        """Do nothing: rules of shard scope have no measurements."""
-        self._roll.now = now
         return self._flush()
 
     def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
@@ -248,9 +232,9 @@ class ShardedLedger:
 
     def _settle(self, shard: int, contribution: Contribution, fate: Fate, reason: str, version: Version) -> None:
         self._books[shard].take(contribution)
-        self._fate(shard, contribution, fate, reason, version)
+        self._fate_at(shard, contribution, fate, reason, version)
 
-    def _fate(self, shard: int, c: Contribution, fate: Fate, reason: str, version: Version) -> None:
+    def _fate_at(self, shard: int, c: Contribution, fate: Fate, reason: str, version: Version) -> None:
         self._effects.append(Settle(c.worker, c.incarnation, c.clock, fate, reason, version, c.samples, shard))
         self._pushes.settle(c, fate, reason, version)
 
@@ -259,10 +243,6 @@ class ShardedLedger:
         standing = self._roll.standings[worker]
         plan = self._policy.plan(self._books[0], worker)
         self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason, plan))
-
-    def _flush(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects
 
     # Who is active.
 

@@ -9,18 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from offbeat.core.books import Standing
 from offbeat.core.policy import Contribution, ServerRule
-from offbeat.types import NOT_JOINED, Clock, Epoch, Incarnation, Seconds, Version, WorkerId
-
-
-@dataclass(slots=True)
-class WorkerRecord:
-    """Hold a worker's numbers. They are kept while the worker is dead or paused."""
-
-    incarnation: Incarnation = NOT_JOINED
-    clock: Clock = 0
-    pushed_at: Seconds | None = None
-    interval: Seconds | None = None
+from offbeat.types import Clock, Epoch, Incarnation, Seconds, Version, WorkerId
 
 
 @dataclass(slots=True)
@@ -29,7 +20,7 @@ class Roll:
 
     now: Seconds = 0.0
     epoch: Epoch = 0
-    standings: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
+    standings: dict[WorkerId, Standing] = field(default_factory=dict)
     active: dict[WorkerId, None] = field(default_factory=dict)
     present: tuple[tuple[WorkerId, Incarnation], ...] = ()
     """The active workers with their incarnations."""
@@ -47,7 +38,7 @@ class Roll:
             self.last_slowest = min(self.standings[worker].clock for worker in self.active)
         return self.last_slowest
 
-    def tick(self, worker: WorkerId) -> WorkerRecord:
+    def tick(self, worker: WorkerId) -> Standing:
         """Advance the clock of a worker that has completed an iteration."""
         standing = self.standings[worker]
         standing.clock += 1

@@ -17,6 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.runtime.allreduce.multi_host.network import Network
 from tests.runtime.allreduce.multi_host.seat import Seat
+from tests.runtime.allreduce.one_step import step
 from tests.tiers import examples
 
 from offbeat.core.allreduce import algorithms
@@ -315,14 +316,14 @@ class Replica(threading.Thread):
             self.rounds.connect(self.addresses, DEADLINE_S, later=self.later)
             if self.later:
                 assert self.rounds.entered() == self.version
-            for step in range(self.steps):
-                if step == self.steps // 2:
+            for turn in range(self.steps):
+                if turn == self.steps // 2:
                     self.at_step.set()
                     assert self.go_on.wait(DEADLINE_S)
                 gradient = self.rounds.send()
-                gradient.copy_(torch.arange(len(gradient)) % 7 + self.rank + step)
+                gradient.copy_(torch.arange(len(gradient)) % 7 + self.rank + turn)
                 self.pushed += gradient
-                self.apply(self.rounds.allreduce(gradient, DEADLINE_S).results)
+                self.apply(step(self.rounds, gradient, DEADLINE_S).results)
             if self.parts:
                 deadline, may_leave = time.monotonic() + DEADLINE_S, False
                 while not may_leave:
@@ -524,12 +525,12 @@ def test_who_is_gone_is_not_let_in() -> None:
             [first] = seat.group.ticket(1)
             seat.group.forget(1)
         job[0].admit(1, 0, first)
-        job[0].allreduce(torch.ones(3), DEADLINE_S)  # the sequencer has heard of this before it
+        step(job[0], torch.ones(3), DEADLINE_S)  # the sequencer has heard of this before it
         with seat.lock:
             [second] = seat.group.ticket(1)
         job[0].admit(1, 0, first)
         job[0].read()
-        job[0].allreduce(torch.ones(3), DEADLINE_S)
+        step(job[0], torch.ones(3), DEADLINE_S)
         assert not seat.group.present(1)
         job[1].connect(replicas[0].addresses, DEADLINE_S, later=True)
         job[0].read()
@@ -551,7 +552,7 @@ def test_the_sequencer_knows_of_a_resumption_before_the_rank_goes_on() -> None:
         assert [kind for kind in kinds if kind is not EntryKind.READ] == [EntryKind.ENTER, *[EntryKind.PAUSE, EntryKind.RESUME] * 50]
         with seat.lock:
             seat.group.pause(1)
-        assert job[0].allreduce(torch.ones(3), DEADLINE_S).included
+        assert step(job[0], torch.ones(3), DEADLINE_S).included
         seat.leave(1)
         with pytest.raises(Fenced):
             job[1].resume(1)

@@ -23,7 +23,6 @@ from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
-from offbeat.runtime.allreduce.one_host.rounds import RoundOutcome
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.transport.base import Address, Hub, Message
 from offbeat.transport.shm import available_nbytes
@@ -237,24 +236,6 @@ class MultiHostRounds:
                 self._awaited = self._request(lambda: self._node.notify({"k": "catch", **limit})).through
                 self.wait()
             return self.results()
-
-    def allreduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> RoundOutcome:
-        """Hand in a gradient, wait if it is on time, and return the results. Nothing is copied if ``tensor`` is what ``send()`` returned.
-
-        Raises:
-            JobError: the round was not done in time.
-            Fenced: this rank does not take part any more.
-        """
-        mine = self.send()
-        if tensor.data_ptr() != mine.data_ptr():
-            mine.copy_(tensor.reshape(-1))
-        version = self._version
-        arrival = self.arrive()
-        if not self.wait(timeout_s):
-            raise JobError(f"round {arrival.number} was not done in {timeout_s} s: its rule waits for a rank that has not arrived")
-        results = self.results()
-        included = bool(results) and results[-1][0] >= arrival.number
-        return RoundOutcome(included, arrival.number, arrival.number - version, results)
 
     # Coming and going.
 

@@ -12,13 +12,11 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
 
 import torch
 
 from offbeat.core.allreduce.policy import IDLE, RoundRule
 from offbeat.core.allreduce.rounds import Arrival, RoundPart
-from offbeat.errors import JobError
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.allreduce.one_host.members import OneHostMembers
@@ -30,33 +28,22 @@ from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Version, WorkerId
 
 
-class RoundOutcome(NamedTuple):
-    """The result of `OneHostRounds.allreduce`."""
-
-    included: bool
-    """True: the last of the results contains the gradient. False: it is carried into a later round."""
-    number: Version
-    """The round that contains the gradient, or will."""
-    staleness: int
-    """The round's number minus the version that the gradient was computed from."""
-    results: list[tuple[Version, torch.Tensor]]
-    """The results that this rank had not received before, in order, each with its round. Valid until the next call."""
-
-
 class OneHostRounds(OneHostMembers):
     """One process's hold on the rounds of its host. Made by `create` and `attach`.
 
     A rank's step is ``send()``, the gradient written there, ``arrive()``, ``wait()``, each of ``results()`` applied, ``read()``.
-    `allreduce` does all of it but the last two.
 
     >>> from offbeat.policies import rule
     >>> host = OneHostRounds.create(rule("solo"), ranks=2, numel=3)
     >>> ranks = [OneHostRounds.attach(host.block, rank) for rank in range(2)]
     >>> _ = [rank.enter(number, 0) for number, rank in enumerate(ranks)]
-    >>> ranks[0].allreduce(torch.tensor([2.0, 4.0, 6.0])).results
-    [(0, tensor([1., 2., 3.]))]
-    >>> ranks[1].allreduce(torch.ones(3))[:3]  # too late for round 0: carried into the next
-    (False, 1, 1)
+    >>> ranks[0].send()[:] = torch.tensor([2.0, 4.0, 6.0])
+    >>> arrival = ranks[0].arrive()
+    >>> ranks[0].wait(), ranks[0].results()
+    (True, [(0, tensor([1., 2., 3.]))])
+    >>> arrival = ranks[1].arrive()  # too late for round 0: carried into the next
+    >>> arrival.late, arrival.number
+    (True, 1)
     """
 
     def __init__(self, block: SharedMemory, memory: RoundsMemory, rank: WorkerId | None) -> None:
@@ -71,9 +58,8 @@ class OneHostRounds(OneHostMembers):
         self.meanwhile: Callable[[], None] | None = None
         """Called now and then while this rank waits for the coordinator to read the log; it raises once the job is over."""
         self._token = 0
-        self._version = self._came_with = 0
-        """``_version``: how many results this rank was given. ``_came_with``: how many it had when it last arrived, before those of that
-        arrival."""
+        self._version = 0
+        """How many results this rank was given."""
         self._buffer: int | None = None
         self._awaited: Version | None = None
         self._given: list[tuple[Version, int]] = []
@@ -182,9 +168,9 @@ class OneHostRounds(OneHostMembers):
         if made is None:
             # A round was closed after `_late` was checked: the gradient is late now, and stays late.
             return self.arrive(gradient, clip, samples)
-        arrival, self._came_with, self._given = made
+        arrival, before, self._given = made
         self._buffer = None
-        self._version = self._came_with + len(self._given)
+        self._version = before + len(self._given)
         if arrival.through > self._version:
             self._awaited = arrival.through
             if arrival.closed:
@@ -261,26 +247,6 @@ class OneHostRounds(OneHostMembers):
             if self._given or not self._memory.sleep(events, deadline):
                 break
         return self.results()
-
-    def allreduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> RoundOutcome:
-        """Hand in a gradient, wait if it is on time, and take the results. Nothing is copied if ``tensor`` is what ``send()`` returned.
-
-        Raises:
-            JobError: the round was not done in time.
-            Fenced: this rank does not take part any more.
-        """
-        mine = self.send()
-        if tensor is not mine and tensor.data_ptr() != mine.data_ptr():
-            mine.copy_(tensor.reshape(-1))
-        arrival = self.arrive()
-        if self._awaited is not None and not self.wait(timeout_s):
-            raise JobError(
-                f"round {arrival.number} was not done in {timeout_s} s: its rule waits for a rank that has not arrived. "
-                "Report ranks that are dead with leave(), or give it more time"
-            )
-        results = self.results()
-        included = bool(results) and results[-1][0] >= arrival.number
-        return RoundOutcome(included, arrival.number, arrival.number - self._came_with, results)
 
     def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
         if rank == self.rank:
