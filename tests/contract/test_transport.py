@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.support.memory_network import MemoryHub, MemoryNetwork
 
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.transport.base import Address, Arrivals, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.transport.hub import SocketHub
-from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.transport.tls import Tls
 

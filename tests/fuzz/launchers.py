@@ -10,6 +10,7 @@ from unittest.mock import patch
 from rich.console import Console
 from tests.fuzz.receiver import Mute, Outcome, Receiver, checked
 from tests.launch.test_agents import Supervised
+from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch.agent import Agent, Duties
@@ -23,7 +24,6 @@ from offbeat.report.live import LiveProgress
 from offbeat.report.table import comparison, job_tables
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Message
-from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.types import WorkerId
 
 

@@ -6,6 +6,7 @@ import json
 
 from tests import malformed
 from tests.fuzz.receiver import Finding, Outcome, Receiver, checked
+from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
 
 from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime.job.settings import JobSettings
@@ -13,7 +14,6 @@ from offbeat.runtime.leading_server import LeadingServer
 from offbeat.runtime.serving import ServingEnded
 from offbeat.runtime.standby_server import StandbyServer
 from offbeat.transport.base import Closed, Connection, Message
-from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.transport.wire import EMPTY
 
 JOB = {"settings": json.loads(json.dumps(JobSettings(workers=3, replicas=1).to_wire())), "key": "c4"}

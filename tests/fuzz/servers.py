@@ -8,6 +8,7 @@ from typing import Any
 
 from tests import malformed
 from tests.fuzz.receiver import Finding, Outcome, Receiver, checked
+from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
 
 from offbeat.errors import JobError
 from offbeat.policies import rule
@@ -15,7 +16,6 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.lasting_server import Server
 from offbeat.runtime.serving import ServingEnded
 from offbeat.transport.base import Connection, Message
-from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.transport.shm import MemoryBlock
 
 RULES = ("asp", "bsp", "ssp(staleness=2)", "psp(c=1)", "solo", "dpsgd", "ensemble(steps=2)", "dbw")

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from tests.support.memory_network import MemoryHub, MemoryNetwork
 
 from offbeat.launch.agents import NOT_ENCRYPTED, AgentEngine
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address, Message
-from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.types import WorkerId
 
 VERSIONS = ["offbeat 1.0", "torch 2.13.0"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.by_hand import Worker, coordinator
+from tests.support.memory_network import MemoryHub, MemoryNetwork
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime import server
@@ -13,7 +14,6 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.lasting_server import Server
 from offbeat.transport.base import Closed, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.transport.tcp import listen_tcp
 from offbeat.types import WorkerState
 

@@ -11,10 +11,10 @@ from tests.sim.stepped_network import SteppedHub
 from tests.sim.stepped_ranks import SteppedRanks
 from tests.sim.stub_across import Ring, StubAcross
 from tests.sim.with_fleet import LinkedHub
+from tests.support.memory_network import MemoryConnection
 
 from offbeat.runtime.serving import Service
 from offbeat.transport.base import Address, Connection
-from offbeat.transport.memory import MemoryConnection
 from offbeat.types import WorkerId
 
 

@@ -1,4 +1,4 @@
-"""A live job in one thread, with a clock that is moved by hand: the servers are the real ones, their network is `transport.memory`.
+"""A live job in one thread, with a clock that is moved by hand: the servers are the real ones, their network is `support.memory_network`.
 
 This is the other half of a comparison with the simulator: one script of timings (a law of compute times, a script of faults) goes through
 both, and they must say the same. What happens when is kept in the simulator's own heap, so that what happens at one instant has the same

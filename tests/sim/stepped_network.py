@@ -1,4 +1,4 @@
-"""`transport.memory` with every message in the driver's hand: kept until its turn, and delivered one by one.
+"""`support.memory_network` with every message in the driver's hand: kept until its turn, and delivered one by one.
 
 Messages take no time, but for parameters and blocks where a law of delays says so, and are handled in the order of sending with some
 exceptions, by which what is one thing to the simulator is one thing here. Server 0's orders to another are carried out at once. Else what
@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
+
 from offbeat.sim.latency.registry import Sampler
 from offbeat.transport import wire
-from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.types import Seconds, WorkerId
 
 TOKEN: Final = "stepped"

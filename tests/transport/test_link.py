@@ -9,13 +9,13 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.memory_network import MemoryHub, MemoryNetwork
 from tests.tiers import examples
 
 from offbeat.errors import ProtocolError
 from offbeat.transport import link as link_module
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.link import CONFIRM_EVERY, RESUME, Link
-from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.transport.output_commit import OutputCommit
 from offbeat.transport.wire import EMPTY
 

@@ -5,10 +5,9 @@
         │ Connection.send, Connection.bind       ▲ Hub.poll
         ▼                                        │
     base.Hub, base.Connection
-        ├── hub.SocketHub ── stream ── wire (frames), outbox (unsent bytes), handshake (the job's token)
-        │       ├── tcp      other hosts: the bytes of a region follow the header
-        │       └── shm      the same host: a local socket for headers, shared memory for regions
-        └── memory.MemoryHub   within one process, for tests
+        └── hub.SocketHub ── stream ── wire (frames), outbox (unsent bytes), handshake (the job's token)
+                ├── tcp      other hosts: the bytes of a region follow the header
+                └── shm      the same host: a local socket for headers, shared memory for regions
 
     schema     checks the fields of a message before anything is done with it
     copy_on_write  shows a process shared memory in which its own writes are seen by it only
@@ -18,19 +17,18 @@
 A message is a msgpack header, with few bytes of payload or a region of memory that both ends have bound under one name. Nothing that
 arrives is unpickled or executed.
 
-Example: a worker carries the region ``push`` to a server. The two ends do not share memory here, so the bytes are copied.
+Example: a worker sends a server a message with a payload. What may come in one call of ``poll`` depends on the network.
 
->>> from offbeat.transport.memory import MemoryHub, MemoryNetwork
->>> network = MemoryNetwork(shares_memory=False)
->>> server, worker = MemoryHub(network, "token"), MemoryHub(network, "token")
+>>> from offbeat.transport.hub import SocketHub
+>>> server, worker = SocketHub("token"), SocketHub("token")
 >>> to_server = worker.connect(server.listen())
->>> to_server.send({"kind": "hello"})
->>> [(to_worker, message)] = server.poll(None)
->>> gradient, received = bytearray(b"1234"), bytearray(4)
->>> to_server.bind("push", memoryview(gradient))
->>> to_worker.bind("push", memoryview(received))
->>> to_server.send({"kind": "push", "version": 0}, carry="push")
->>> [(_, message)] = server.poll(None)
->>> message.header, received
-({'kind': 'push', 'version': 0}, bytearray(b'1234'))
+>>> to_server.send({"kind": "push", "version": 0}, payload=(b"1234",))
+>>> arrived = []
+>>> while not arrived:
+...     _, arrived = worker.poll(0.0), server.poll(0.05)
+>>> [(to_worker, message)] = arrived
+>>> message.header, bytes(message.payload)
+({'kind': 'push', 'version': 0}, b'1234')
+>>> worker.close(), server.close()
+(None, None)
 """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tests.support.memory_network import MemoryHub, MemoryNetwork
+
 from offbeat.runtime.coordination.peers import Peers
-from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.types import Incarnation
 
 

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from tests.support.memory_network import MemoryHub, MemoryNetwork
 from torch import Tensor, nn
 
 from offbeat.runtime.parameter_server.bucketed_push import LONGEST_PAUSE, BucketedPush, EarlyPushes
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout, Span
 from offbeat.transport.base import Message
-from offbeat.transport.memory import MemoryHub, MemoryNetwork
 
 DEPTH = 3
 

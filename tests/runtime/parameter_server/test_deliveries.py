@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.memory_network import MemoryHub, MemoryNetwork
 from torch import Tensor, nn
 
 from offbeat.core.policy import ServerRule
@@ -15,7 +16,6 @@ from offbeat.runtime.parameter_server.shard import LiveShard, half_nbytes
 from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.optimizers import spec_of
 from offbeat.transport.base import Connection, Message
-from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.wire import EMPTY
 from offbeat.types import WireFormat, WorkerId

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.memory_network import MemoryHub, MemoryNetwork
 from torch import Tensor, nn
 
 from offbeat.core.policy import ServerRule
@@ -17,7 +18,6 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import hyperparameters, spec_of
 from offbeat.transport.base import Message
 from offbeat.transport.link import Link
-from offbeat.transport.memory import MemoryHub, MemoryNetwork
 from offbeat.transport.output_commit import OutputCommit
 from offbeat.transport.wire import EMPTY
 from offbeat.types import WorkerId

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
 from tests.tiers import examples
 
 from offbeat.errors import FencedError, JobError, ProtocolError
@@ -22,7 +23,6 @@ from offbeat.runtime.standby_server import StandbyServer
 from offbeat.runtime.worker.links import Links
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.link import Link
-from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 from offbeat.transport.output_commit import OutputCommit
 
 CLIENTS = 3

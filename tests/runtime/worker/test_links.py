@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.by_hand import Mailbox
+from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
 
 from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime.coordination.peers import refuse
@@ -14,7 +15,6 @@ from offbeat.runtime.worker import links
 from offbeat.runtime.worker.links import Links
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.link import Link
-from offbeat.transport.memory import MemoryConnection, MemoryHub, MemoryNetwork
 
 AT = Address("127.0.0.1", ("127.0.0.1", 1), "")
 
