@@ -34,7 +34,7 @@ from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
 from offbeat.launch.engine import Engine
 from offbeat.launch.group import grouped
-from offbeat.launch.leader_stores import store_client
+from offbeat.launch.leadership import store_client
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.outcome import Display, Outcome

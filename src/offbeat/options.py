@@ -19,7 +19,7 @@ from offbeat.launch.cluster import tls_of
 from offbeat.launch.faults import parse_all, parse_late
 from offbeat.launch.followers import FollowerSpec, kinds_of
 from offbeat.launch.forkserver import POSSIBLE
-from offbeat.launch.leader_stores import store_of
+from offbeat.launch.leadership import store_of
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions

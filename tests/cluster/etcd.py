@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from offbeat.launch.environment import free_port
-from offbeat.launch.leader_stores import EtcdStore
-from offbeat.launch.leadership import StoreError
+from offbeat.launch.leadership import EtcdStore, StoreError
 
 DEADLINE_S = 30.0
 

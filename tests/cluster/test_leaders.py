@@ -14,7 +14,7 @@ from tests.faults.test_replicas import leader, strike, takeovers
 from tests.launch.test_leader_stores import keeps_the_first
 
 from offbeat.launch.environment import free_port
-from offbeat.launch.leader_stores import EtcdStore
+from offbeat.launch.leadership import EtcdStore
 
 Start = Callable[..., Job]
 CALM = ("--workers", "2", "--replicas", "1", "--slow", "any=0.02")

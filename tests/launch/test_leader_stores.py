@@ -9,8 +9,7 @@ import pytest
 from torch._C._distributed_c10d import TCPStore
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.leader_stores import EtcdStore, TorchrunStore, store_client, store_of
-from offbeat.launch.leadership import LeaderStore, StoreClient, StoreError
+from offbeat.launch.leadership import EtcdStore, LeaderStore, StoreClient, StoreError, TorchrunStore, store_client, store_of
 
 
 def keeps_the_first(store: LeaderStore) -> None:

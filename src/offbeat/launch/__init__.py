@@ -12,7 +12,7 @@ Who calls whom::
           v                                      ^
     supervisor.py  Supervisor: one thread, one loop; decides nothing about training
       +-- server_fleet.py  carries out what `core.fleet` decides: which process leads each server, stands by or is started again
-      |     +-- leadership.py   asks a store of the cluster (leader_stores.py) who leads
+      |     +-- leadership.py   asks a store of the cluster who leads
       +-- engine.py        Engine and Child: what starts processes, and a process
       |     +-- local.py       on this machine       agents.py   through agents (agent_messages.py)
       |                                              ray_engine.py   through agents that are actors of Ray

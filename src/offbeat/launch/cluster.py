@@ -14,7 +14,7 @@ from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.agent import Agent, Duties, versions
 from offbeat.launch.agents import AgentEngine
 from offbeat.launch.followers import FollowerSpec
-from offbeat.launch.leader_stores import TorchrunStore, store_client
+from offbeat.launch.leadership import TorchrunStore, store_client
 from offbeat.launch.outcome import Display, Outcome
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.rendezvous import Meeting
