@@ -28,7 +28,7 @@ from offbeat.launch.agent import Duties
 from offbeat.launch.missing import Missing
 from offbeat.launch.outcome import Outcome
 from offbeat.launch.program import Program
-from offbeat.options import check
+from offbeat.options import RunOptions, check
 from offbeat.policies import RULES
 from offbeat.runtime.job.settings import CheckpointOrder, InjectedKill, InjectedSlowdown, JobSettings
 from offbeat.types import WorkerId
@@ -38,21 +38,9 @@ SCRIPT = str(Path(__file__).parent / "faults" / "scripts" / "train.py")
 
 def checked(**changes: Any) -> JobSettings:
     """The check of a good command line, but for these options."""
-    good: dict[str, Any] = {
-        "program": Program(SCRIPT),
-        "workers": 4,
-        "servers": 1,
-        "sync": None,
-        "max_restarts": 3,
-        "slow": [],
-        "kill": [],
-        "journal": None,
-        "summary": None,
-        "seed": 0,
-        "timeout_s": 10.0,
-        "port": 0,
-    }
-    return check(**{**good, **changes})
+    good: dict[str, Any] = {"program": Program(SCRIPT), "workers": 4, **changes}
+    of_job = {name: good.pop(name) for name in ("program", "workers", "checkpoint", "on_driver") if name in good}
+    return check(RunOptions(**good), **of_job)
 
 
 def test_a_good_command_line(tmp_path: Path) -> None:
@@ -83,10 +71,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"max_restarts": -1}, r"--max-restarts -1: must be at least 0"),
     ({"port": -1}, r"--port -1: must be at least 0"),
     ({"port": 65536}, r"--port 65536: must be at most 65535"),
-    ({"timeout_s": 0.0}, r"--timeout 0: must be a number of seconds of at least 0.1"),
-    ({"timeout_s": float("nan")}, r"--timeout nan: must be a number of seconds of at least 0.1"),
-    ({"timeout_s": float("inf")}, r"--timeout inf: must be a number of seconds of at least 0.1"),
-    ({"grace_s": -1.0}, r"--grace -1: must be a number of seconds of at least 0"),
+    ({"timeout": 0.0}, r"--timeout 0: must be a number of seconds of at least 0.1"),
+    ({"timeout": float("nan")}, r"--timeout nan: must be a number of seconds of at least 0.1"),
+    ({"timeout": float("inf")}, r"--timeout inf: must be a number of seconds of at least 0.1"),
+    ({"grace": -1.0}, r"--grace -1: must be a number of seconds of at least 0"),
     ({"program": Program("no_such.py")}, r"there is no script 'no_such.py' here"),
     ({"program": Program(".")}, r"there is no script '.' here"),
     ({"slow": ["2:0.1"]}, r"--slow 2:0.1: write WORKER=SECONDS"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import inspect
 import re
 import shlex
 import signal
@@ -31,7 +30,7 @@ from offbeat.launch import checkpointing
 from offbeat.launch.preload import chosen
 from offbeat.launch.program import Program
 from offbeat.launch.tasks import task_of
-from offbeat.options import check, followers_of, ray_options
+from offbeat.options import RunOptions, check, followers_of, ray_options
 from offbeat.policies import RULES
 from offbeat.runtime.job.notices import ends_in_order
 from offbeat.sim.cluster import Cluster, Work
@@ -223,17 +222,13 @@ def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.Monkey
     if not given.pop("module"):
         assert Path(given["script"]).suffix == ".py"
     del given["script"]
-    several = {name: list(given[name] or ()) for name in ("slow", "kill", "late")}
-    ray_options(**{name: given.pop(name) for name in inspect.signature(ray_options).parameters})
-    chosen(given.pop("preload") or [], Program(str(SCRIPT)), none=given.pop("no_preload"))
-    for name in ("grace", "leaders", "quiet"):
-        given.pop(name)
-    interval, keep, resume, _ = (given.pop(name) for name in ("every", "keep", "resume", "auto_resume"))
-    if resume is None:  # the folder of a job that resumes is not here
-        given["checkpoint"] = checkpointing.order_of(given["checkpoint"], interval, keep, None)
-    given["followers"] = followers_of(given.pop("log_to") or [], given.pop("metrics"), given.pop("dashboard"))
-    seconds = {f"{name}_s": given.pop(name) for name in ("timeout", "progress_timeout")}
-    check(**{**given, **several, "program": Program(str(SCRIPT)), **seconds})
+    options = RunOptions(**given)
+    ray_options(options)
+    chosen(options.preload or [], Program(str(SCRIPT)), none=options.no_preload)
+    order = None
+    if options.resume is None:  # the folder of a job that resumes is not here
+        order = checkpointing.order_of(options.checkpoint, options.every, options.keep, None)
+    check(options, Program(str(SCRIPT)), options.workers, followers=followers_of(options), checkpoint=order)
 
 
 @beginning("offbeat", "agent")

@@ -10,6 +10,7 @@ import platform
 import secrets
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,48 +46,7 @@ from offbeat.launch.supervisor import Supervisor
 from offbeat.launch.tasks import checked_host, task_of
 from offbeat.launch.token import given_token
 from offbeat.logs import begin_command
-from offbeat.options import (
-    AutoResume,
-    Batch,
-    CheckpointDir,
-    Dashboard,
-    Every,
-    Grace,
-    JournalFile,
-    Keep,
-    Kill,
-    LateReplies,
-    Leaders,
-    LogDir,
-    LogTo,
-    MaxRestarts,
-    Metrics,
-    Module,
-    NoPhases,
-    NoPreload,
-    NoticeLine,
-    NoTorchrunEnv,
-    Procs,
-    ProgressTimeout,
-    Quiet,
-    Replicas,
-    Resume,
-    Script,
-    Seed,
-    Slow,
-    StartTimeout,
-    SummaryFile,
-    Sync,
-    Timeout,
-    TlsCa,
-    TlsCert,
-    TlsKey,
-    UseTls,
-    Wire,
-    check,
-    followers_of,
-    ray_options,
-)
+from offbeat.options import AgentOptions, JobOptions, Module, RunOptions, Script, check, followers_of, ray_options, takes
 from offbeat.policies import RULES
 from offbeat.report.figures import short
 from offbeat.report.live import LiveProgress
@@ -100,6 +60,8 @@ app = typer.Typer(
     help="Data-parallel training for PyTorch that keeps going when workers are slow, dead or new.",
 )
 
+OF_JOB = ("servers", "sync", "wire", "batch", "seed")
+"""Options that a job which resumes takes from its checkpoint, if the command line does not give them."""
 _PASSED_ON = {"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False}
 """Options after the script, or after ``--``, are those of another command."""
 
@@ -123,127 +85,45 @@ def _main(
     context_settings=_PASSED_ON,
     epilog=f"Rules: {', '.join(sorted(RULES))}.",
 )
-def run(
-    context: typer.Context,
-    script: Script,
-    module: Module = False,
-    workers: Annotated[int, typer.Option(help="Processes that compute gradients.")] = 2,
-    servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each.")] = 1,
-    replicas: Replicas = 0,
-    leaders: Leaders = None,
-    sync: Sync = None,
-    wire: Wire = None,
-    batch: Batch = None,
-    max_restarts: MaxRestarts = 3,
-    slow: Slow = None,
-    kill: Kill = None,
-    late: LateReplies = None,
-    preload: Annotated[
-        list[str] | None, typer.Option(help="MODULE to import once, beside PyTorch; workers are forks of that process.")
-    ] = None,
-    no_preload: NoPreload = False,
-    journal: JournalFile = None,
-    summary: SummaryFile = None,
-    log_dir: LogDir = None,
-    log_to: LogTo = None,
-    dashboard: Dashboard = None,
-    quiet: Quiet = False,
-    metrics: Metrics = None,
-    checkpoint: CheckpointDir = None,
-    every: Every = None,
-    keep: Keep = None,
-    resume: Resume = None,
-    auto_resume: AutoResume = False,
-    seed: Seed = 0,
-    timeout: Timeout = 10.0,
-    progress_timeout: ProgressTimeout = 1800.0,
-    grace: Grace = 30.0,
-    notice_command: NoticeLine = None,
-    port: Annotated[int, typer.Option(help="The port on which server 0 listens, with --on ray the supervisor; 0: any free port.")] = 0,
-    procs_per_worker: Procs = 1,
-    no_torchrun_env: NoTorchrunEnv = False,
-    no_phases: NoPhases = False,
-    on: Annotated[str, typer.Option(help="local: all processes on this machine; ray: on a Ray cluster, with the options below.")] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option(help="The Ray cluster.  [default: RAY_ADDRESS, else one of this machine, else a new one here]")
-    ] = None,
-    cpus_per_worker: Annotated[float | None, typer.Option(help="CPUs that Ray sets aside for each worker.  [default: 1]")] = None,
-    gpus_per_worker: Annotated[
-        float | None, typer.Option(help="GPUs that Ray sets aside for each worker, or a part of one.  [default: 0]")
-    ] = None,
-    servers_on: Annotated[
-        str | None,
-        typer.Option(help="driver: servers run beside this command; nodes: the nodes start them in turn.  [default: driver]"),
-    ] = None,
-    start_timeout: Annotated[
-        float | None, typer.Option(help="Seconds to wait for room on the cluster, at the start and if all nodes are lost.  [default: 600]")
-    ] = None,
-    tls: UseTls = None,
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
-    tls_ca: TlsCa = "",
-) -> None:
+@takes(RunOptions)
+def run(context: typer.Context, script: Script, module: Module = False, *, options: RunOptions) -> None:
     """Train SCRIPT in one process per worker, on this machine or on a Ray cluster."""
     program = Program(script, tuple(context.args), module=module)
-    ray = ray_options(
-        on=on,
-        ray_address=ray_address,
-        cpus_per_worker=cpus_per_worker,
-        gpus_per_worker=gpus_per_worker,
-        servers_on=servers_on,
-        start_timeout=start_timeout,
-        tls=tls,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
-        tls_ca=tls_ca,
-    )
-    followers = followers_of(log_to or [], metrics, dashboard)
-    saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
-    workers, servers, sync, wire, batch, seed = checkpointing.taken_over(
-        saved, _given(context), workers=workers, servers=servers, sync=sync, wire=wire, batch=batch, seed=seed
-    )
+    ray = ray_options(options)
+    followers = followers_of(options)
+    saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
+    options = replace(options, **checkpointing.taken_over(saved, _given(context), ("workers", *OF_JOB), seed=options.seed))
     settings = check(
-        program=program,
-        workers=workers,
-        servers=servers,
-        sync=sync,
-        wire=wire,
-        batch=batch,
-        max_restarts=max_restarts,
-        slow=slow or [],
-        kill=kill or [],
-        late=late or [],
-        journal=journal,
-        summary=summary,
-        log_dir=log_dir,
+        options,
+        program,
+        options.workers,
         followers=followers,
-        seed=seed,
-        timeout_s=timeout,
-        progress_timeout_s=progress_timeout,
-        grace_s=grace,
-        notice_command=notice_command,
-        port=port,
-        procs_per_worker=procs_per_worker,
-        no_torchrun_env=no_torchrun_env,
-        no_phases=no_phases,
-        checkpoint=checkpointing.order_of(checkpoint, every, keep, saved),
+        checkpoint=checkpointing.order_of(options.checkpoint, options.every, options.keep, saved),
         resume=saved,
-        replicas=replicas,
         on_driver=ray is not None and not ray.spread_servers,
     )
-    imported = chosen(preload or [], program, none=no_preload)
-    program = grouped(program, procs_per_worker)
+    imported = chosen(options.preload or [], program, none=options.no_preload)
+    program = grouped(program, options.procs_per_worker)
     token = secrets.token_hex(16)
-    _say(checkpointing.begin(journal, saved, settings.checkpoint), quiet=quiet)
+    _say(checkpointing.begin(options.journal, saved, settings.checkpoint), quiet=options.quiet)
     engine: Engine
     if ray is None:
-        engine = LocalEngine(program, port=port, preload=imported)
+        engine = LocalEngine(program, port=options.port, preload=imported)
     else:
         existing = connect(ray.address)
-        pass_on(tls_of(tls, several=existing, certificate=tls_cert, key=tls_key, authority=tls_ca))
-        engine = RayEngine(program, workers, ray, token=token, existing=existing, preload=imported, grace_s=grace, port=port)
+        pass_on(tls_of(options.tls, several=existing, **options.tls_files))
+        engine = RayEngine(
+            program,
+            options.workers,
+            ray,
+            token=token,
+            existing=existing,
+            preload=imported,
+            grace_s=options.grace,
+            port=options.port,
+        )
     screen = console()
-    progress = QuietProgress(screen) if quiet else LiveProgress(screen)
+    progress = QuietProgress(screen) if options.quiet else LiveProgress(screen)
     expect_job()
     _announce(settings, progress)
     try:
@@ -251,19 +131,19 @@ def run(
             settings,
             engine,
             token=token,
-            max_restarts=max_restarts,
+            max_restarts=options.max_restarts,
             return_s=0.0 if ray is None else ray.start_s,
-            grace_s=grace,
-            notice=None if notice_command is None else NoticeCommand(notice_command),
-            log_dir=log_dir,
+            grace_s=options.grace,
+            notice=_notice(options),
+            log_dir=options.log_dir,
             followers=followers,
-            store=store_client(leaders, None),
+            store=store_client(options.leaders, None),
             display=progress,
         )
         outcome = supervisor.run()
     finally:
         only_show("the end of the job", progress.close)
-    raise typer.Exit(finish(screen, outcome, summary, progress))
+    raise typer.Exit(finish(screen, outcome, options.summary, progress))
 
 
 @app.command(
@@ -271,130 +151,50 @@ def run(
     context_settings=_PASSED_ON,
     epilog="Started by torchrun, srun, mpirun or Kubernetes, or by hand on each machine. See docs/clusters.md.",
 )
-def agent(
-    context: typer.Context,
-    script: Script,
-    module: Module = False,
-    nproc_per_node: Annotated[
-        int, typer.Option(help="Workers of each agent. Engines that start an agent for each worker leave it at 1.")
-    ] = 1,
-    nnodes: Annotated[str | None, typer.Option(help="N or MIN:MAX: machines. The job begins with MIN and takes in others later.")] = None,
-    node_rank: Annotated[int | None, typer.Option(help="The number of this machine, where no engine gives it one.")] = None,
-    rdzv_endpoint: Annotated[str | None, typer.Option(help=r"HOST\[:PORT] of the first machine, where the engine does not say it.")] = None,
-    servers: Annotated[int, typer.Option(help="Processes that hold the parameters, a shard each; the machines start them in turn.")] = 1,
-    replicas: Replicas = 0,
-    leaders: Leaders = None,
-    sync: Sync = None,
-    wire: Wire = None,
-    batch: Batch = None,
-    max_restarts: MaxRestarts = 3,
-    slow: Slow = None,
-    kill: Kill = None,
-    late: LateReplies = None,
-    preload: Annotated[
-        list[str] | None, typer.Option(help="MODULE to import once, beside PyTorch; workers are forks of that process.")
-    ] = None,
-    no_preload: NoPreload = False,
-    journal: JournalFile = None,
-    summary: SummaryFile = None,
-    log_dir: LogDir = None,
-    log_to: LogTo = None,
-    dashboard: Dashboard = None,
-    quiet: Quiet = False,
-    metrics: Metrics = None,
-    checkpoint: CheckpointDir = None,
-    every: Every = None,
-    keep: Keep = None,
-    resume: Resume = None,
-    auto_resume: AutoResume = False,
-    seed: Seed = 0,
-    timeout: Timeout = 10.0,
-    progress_timeout: ProgressTimeout = 1800.0,
-    start_timeout: StartTimeout = 600.0,
-    grace: Grace = 30.0,
-    notice_command: NoticeLine = None,
-    listen: Annotated[str, typer.Option(help="The address at which the supervisor listens.  [default: that of the first machine]")] = "",
-    advertise: Annotated[str, typer.Option(help="The address at which others reach this machine.  [default: found]")] = "",
-    port: Annotated[int, typer.Option(help="The supervisor's port; server n has PORT+1+n. 0: any free port, or the engine's.")] = 0,
-    token_file: Annotated[Path | None, typer.Option(help="A file with the job's secret, the same on all machines.")] = None,
-    tls: UseTls = None,
-    tls_cert: TlsCert = "",
-    tls_key: TlsKey = "",
-    tls_ca: TlsCa = "",
-    procs_per_worker: Procs = 1,
-    no_torchrun_env: NoTorchrunEnv = False,
-    no_phases: NoPhases = False,
-) -> None:
+@takes(AgentOptions)
+def agent(context: typer.Context, script: Script, module: Module = False, *, options: AgentOptions) -> None:
     """Train SCRIPT on several machines: start workers here, and find the others through the engine that started this command."""
-    task = task_of(nnodes=nnodes, node_rank=node_rank, endpoint=rdzv_endpoint, port=port)
-    if nproc_per_node < 1:
-        raise ConfigurationError(f"--nproc-per-node {nproc_per_node}: must be at least 1")
-    if not 0.0 < start_timeout < float("inf"):
-        raise ConfigurationError(f"--start-timeout {start_timeout:g}: must be a number of seconds above 0")
+    workers, start_s, port = options.nproc_per_node, options.start_timeout, options.port
+    task = task_of(nnodes=options.nnodes, node_rank=options.node_rank, endpoint=options.rdzv_endpoint, port=port)
+    if workers < 1:
+        raise ConfigurationError(f"--nproc-per-node {workers}: must be at least 1")
+    if not 0.0 < start_s < float("inf"):
+        raise ConfigurationError(f"--start-timeout {start_s:g}: must be a number of seconds above 0")
     program = Program(script, tuple(context.args), module=module)
-    followers = followers_of(log_to or [], metrics, dashboard)
+    followers = followers_of(options)
     report_to = os.environ.pop(SUPERVISES, None)
     saved, order = None, None
     if report_to is None:  # an agent that comes back finds checkpoints of this job in the folder: its supervisor alone looks there
-        checkpointing.check_folders(resume, auto=auto_resume, checkpoint=checkpoint)
-        checkpointing.check_spelling(every, keep, any_folder=checkpoint is not None or resume is not None)
+        checkpointing.check_folders(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
+        checkpointing.check_spelling(options.every, options.keep, any_folder=options.checkpoint is not None or options.resume is not None)
     else:
-        saved = checkpointing.found(resume, auto=auto_resume, checkpoint=checkpoint)
-        order = checkpointing.order_of(checkpoint, every, keep, saved)
-    servers, sync, wire, batch, seed = checkpointing.taken_over(
-        saved, _given(context), servers=servers, sync=sync, wire=wire, batch=batch, seed=seed
-    )
-    settings = check(
-        program=program,
-        workers=task.size * nproc_per_node,
-        servers=servers,
-        sync=sync,
-        wire=wire,
-        batch=batch,
-        max_restarts=max_restarts,
-        slow=slow or [],
-        kill=kill or [],
-        late=late or [],
-        journal=journal,
-        summary=summary,
-        log_dir=log_dir,
-        followers=followers,
-        seed=seed,
-        timeout_s=timeout,
-        progress_timeout_s=progress_timeout,
-        grace_s=grace,
-        notice_command=notice_command,
-        port=port,
-        procs_per_worker=procs_per_worker,
-        no_torchrun_env=no_torchrun_env,
-        no_phases=no_phases,
-        checkpoint=order,
-        resume=saved,
-        replicas=replicas,
-    )
-    imported = chosen(preload or [], program, none=no_preload)
-    program = grouped(program, procs_per_worker)
-    pass_on(tls_of(tls, several=not task.alone, certificate=tls_cert, key=tls_key, authority=tls_ca))
-    cluster = Cluster(task=task, workers=nproc_per_node, start_s=start_timeout, listen=checked_host(listen, "--listen"), port=port)
+        saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
+        order = checkpointing.order_of(options.checkpoint, options.every, options.keep, saved)
+    options = replace(options, **checkpointing.taken_over(saved, _given(context), OF_JOB, seed=options.seed))
+    settings = check(options, program, task.size * workers, followers=followers, checkpoint=order, resume=saved)
+    imported = chosen(options.preload or [], program, none=options.no_preload)
+    program = grouped(program, options.procs_per_worker)
+    pass_on(tls_of(options.tls, several=not task.alone, **options.tls_files))
+    cluster = Cluster(task=task, workers=workers, start_s=start_s, listen=checked_host(options.listen, "--listen"), port=port)
     if report_to is None:
         expect_job()
         if imported.note is not None and task.rank == 0:
-            _say([imported.note], quiet=quiet)
+            _say([imported.note], quiet=options.quiet)
         duties = Duties(
             program=program,
-            workers=nproc_per_node,
+            workers=workers,
             seat=task.rank,
             local_size=task.local_size,
-            advertise=checked_host(advertise, "--advertise"),
+            advertise=checked_host(options.advertise, "--advertise"),
             preload=imported,
-            start_s=start_timeout,
-            grace_s=grace,
-            notice=None if notice_command is None else NoticeCommand(notice_command),
+            start_s=start_s,
+            grace_s=options.grace,
+            notice=_notice(options),
         )
-        raise typer.Exit(take_part(cluster, duties, given_token(token_file), sys.argv[2:]))
-    _say(checkpointing.begin(journal, saved, settings.checkpoint), quiet=quiet)
+        raise typer.Exit(take_part(cluster, duties, given_token(options.token_file), sys.argv[2:]))
+    _say(checkpointing.begin(options.journal, saved, settings.checkpoint), quiet=options.quiet)
     screen = console()
-    progress = QuietProgress(screen) if quiet else LiveProgress(screen)
+    progress = QuietProgress(screen) if options.quiet else LiveProgress(screen)
     expect_job()
     _announce(settings, progress)
     try:
@@ -403,16 +203,20 @@ def agent(
             settings,
             take_token(),
             progress,
-            max_restarts=max_restarts,
-            grace_s=grace,
-            log_dir=log_dir,
+            max_restarts=options.max_restarts,
+            grace_s=options.grace,
+            log_dir=options.log_dir,
             followers=followers,
-            leaders=leaders,
+            leaders=options.leaders,
             report_to=int(report_to),
         )
     finally:
         only_show("the end of the job", progress.close)
-    raise typer.Exit(finish(screen, outcome, summary, progress))
+    raise typer.Exit(finish(screen, outcome, options.summary, progress))
+
+
+def _notice(options: JobOptions) -> NoticeCommand | None:
+    return None if options.notice_command is None else NoticeCommand(options.notice_command)
 
 
 def _announce(settings: JobSettings, display: Display) -> None:

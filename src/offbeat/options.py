@@ -1,11 +1,17 @@
-"""The options of a job on the command line, and their checks, which come before any process is started."""
+"""The options of a job on the command line, and their checks, which come before any process is started.
+
+Each option is a field of a dataclass: `JobOptions` has those of ``run`` and ``agent``, and each command has its own beside them. Its type,
+its default, its help and the group in which the help shows it stand there and nowhere else; `takes` makes the command from the fields.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
@@ -32,6 +38,39 @@ from offbeat.view import curves, dashboard, job_view, log_to, metrics
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
 Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")]
 
+START, RULE, SURVIVAL = "Processes", "Rule", "Deaths and silence"
+RECORDS, FAULTS, MACHINES, TLS = "Records", "Faults, to try it out", "Machines", "Encryption"
+CHECKPOINTS, RAY = "Checkpoints", "Ray, with --on ray"
+"""The groups of the help."""
+T = TypeVar("T")
+
+
+def option(group: str, *names: str, **more: Any) -> Any:
+    """Return an option of this group; for the rest see `typer.Option`."""
+    return typer.Option(*names, rich_help_panel=group, **more)
+
+
+def takes(kind: type[T]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command have an option for each field of a dataclass, and get them as one argument, ``options``."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = [one for one in inspect.signature(function).parameters.values() if one.name != "options"]
+        hints = {**get_type_hints(function, include_extras=True), **get_type_hints(kind, include_extras=True)}
+        names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [one.replace(kind=keyword, annotation=hints[one.name]) for one in own]
+        parameters += [inspect.Parameter(n, keyword, default=getattr(kind, n), annotation=hints[n]) for n in names]
+
+        def command(**given: Any) -> None:
+            function(**{one.name: given.pop(one.name) for one in own}, options=kind(**given))
+
+        command.__doc__, command.__name__ = function.__doc__, function.__name__
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        return command
+
+    return decorate
+
 
 def rule_names(incomplete: str) -> list[str]:
     """Return the rules whose names begin so, for the shell's completion.
@@ -42,23 +81,6 @@ def rule_names(incomplete: str) -> list[str]:
     return sorted(name for name in RULES if name.startswith(incomplete.lstrip("'\"").lower()))
 
 
-Sync = Annotated[
-    str | None,
-    typer.Option(help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.", autocompletion=rule_names),
-]
-Wire = Annotated[
-    str | None,
-    typer.Option(help="How gradients and parameters travel between hosts: float32, bf16 or int8; overrides the script's."),
-]
-Batch = Annotated[
-    str | None,
-    typer.Option(
-        help="Samples of a worker's batch, in place of the script's: N, WORKER=N,... or auto\\[:N\\[:MOST]], by measured speed.",
-    ),
-]
-Replicas = Annotated[int, typer.Option(help="1: every server has a standby, on another machine if there are several, which takes over.")]
-
-
 def _known_store(text: str | None) -> str | None:
     """Return the value of ``--leaders``. Raises `ConfigurationError` if it names no store."""
     if text not in (None, "none"):
@@ -66,109 +88,207 @@ def _known_store(text: str | None) -> str | None:
     return text
 
 
-Leaders = Annotated[
-    str | None,
-    typer.Option(
-        callback=_known_store,
-        help="etcd://HOST\\[:PORT]/JOB: the store that decides who leads; or none.  \\[default: with --replicas, torchrun's own]",
-    ),
-]
-MaxRestarts = Annotated[int, typer.Option(help="How often each worker is restarted when its process dies.")]
-Slow = Annotated[list[str] | None, typer.Option(help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions).")]
-Kill = Annotated[list[str] | None, typer.Option(help="WORKER@VERSION: kill a worker by SIGKILL at this version.")]
-LateReplies = Annotated[list[str] | None, typer.Option(help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")]
-JournalFile = Annotated[
-    Path | None, typer.Option(help="Write every event to this file, compressed if it ends in .zst or .gz (docs/journal.md).")
-]
-SummaryFile = Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")]
-LogDir = Annotated[Path | None, typer.Option(help="Append each worker's and server's whole output to files in this folder.")]
-LogTo = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--log-to", help="tensorboard:DIR, wandb\\[:PROJECT] or mlflow\\[:URI]: write what scripts log there, and the job's figures."
-    ),
-]
-Dashboard = Annotated[
-    str | None,
-    typer.Option(metavar="[PORT]", help="Serve a page that shows the job, at PORT of this machine.  \\[default port: 7860, or a free one]"),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print what the scripts print, warnings, errors, and one line at the end.")]
-Metrics = Annotated[
-    str | None, typer.Option(help="PORT, or HOST:PORT where others may see it: serve the job's figures to Prometheus, at /metrics.")
-]
-CheckpointDir = Annotated[
-    Path | None, typer.Option("--checkpoint", help="Write checkpoints of the whole job into this folder (docs/checkpoints.md).")
-]
-Every = Annotated[
-    str | None, typer.Option(help="SECONDS between two checkpoints, or VERSIONSv, such as 500v.  \\[default: 600, with --checkpoint]")
-]
-Keep = Annotated[int | None, typer.Option(help="How many of the newest checkpoints are kept.  \\[default: 2, with --checkpoint]")]
-Resume = Annotated[
-    Path | None,
-    typer.Option(help="Go on from the newest checkpoint in this folder; options that are not given are those of the job before."),
-]
-AutoResume = Annotated[
-    bool, typer.Option("--auto-resume", help="Go on from the newest checkpoint in the folder of --checkpoint; if it has none, begin.")
-]
-Seed = Annotated[int, typer.Option(help="Seed of sample orders and of injected slowness.")]
-Timeout = Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")]
-ProgressTimeout = Annotated[
-    float, typer.Option(help="Seconds without a call of offbeat after which a worker's script counts as stuck and is killed; 0: never.")
-]
-Grace = Annotated[float, typer.Option(help="Seconds for scripts to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")]
-NoticeLine = Annotated[
-    str | None, typer.Option(help="COMMAND to run every few seconds; its status 0 is the notice that this machine will be taken away.")
-]
-Procs = Annotated[int, typer.Option(help="Processes of each worker, the ranks of a torch.distributed group of its own, for DDP or FSDP2.")]
-StartTimeout = Annotated[float, typer.Option(help="Seconds to wait for other machines, at the start and if all are lost.")]
-UseTls = Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt what crosses machines.  [default: if several]")]
-TlsCert = Annotated[str, typer.Option(help="PEM file with this machine's certificate, in place of one made for the job.")]
-TlsKey = Annotated[str, typer.Option(help="PEM file with its key.")]
-TlsCa = Annotated[str, typer.Option(help="PEM file with the authority that has signed the certificates of all machines.")]
-NoPreload = Annotated[bool, typer.Option("--no-preload", help="Start each worker as a new process, with its own imports.")]
-NoPhases = Annotated[bool, typer.Option("--no-phases", help="Do not measure where the workers' time goes.")]
-NoTorchrunEnv = Annotated[bool, typer.Option("--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")]
+UseTls = Annotated[bool | None, option(TLS, "--tls/--no-tls", help="Encrypt what crosses machines.  \\[default: if several]")]
+TlsCert = Annotated[str, option(TLS, help="PEM file with this machine's certificate, in place of one made for the job.")]
+TlsKey = Annotated[str, option(TLS, help="PEM file with its key.")]
+TlsCa = Annotated[str, option(TLS, help="PEM file with the authority that has signed the certificates of all machines.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """The options of each command with which a job is started. Of two, each command has its own help."""
+
+    servers: int = 1
+    port: int = 0
+    procs_per_worker: Annotated[
+        int, option(START, help="Processes of each worker, the ranks of a torch.distributed group of its own, for DDP or FSDP2.")
+    ] = 1
+    preload: Annotated[
+        list[str] | None, option(START, help="MODULE to import once, beside PyTorch; workers are forks of that process.")
+    ] = None
+    no_preload: Annotated[bool, option(START, "--no-preload", help="Start each worker as a new process, with its own imports.")] = False
+    no_torchrun_env: Annotated[bool, option(START, "--no-torchrun-env", help="Do not set RANK, WORLD_SIZE and so on in the workers.")] = (
+        False
+    )
+    sync: Annotated[
+        str | None,
+        option(RULE, help="Synchronization rule, for instance 'ssp(staleness=3)'; overrides the script's.", autocompletion=rule_names),
+    ] = None
+    wire: Annotated[
+        str | None, option(RULE, help="How gradients and parameters travel between hosts: float32, bf16 or int8; overrides the script's.")
+    ] = None
+    batch: Annotated[
+        str | None,
+        option(
+            RULE, help="Samples of a worker's batch, in place of the script's: N, WORKER=N,... or auto\\[:N\\[:MOST]], by measured speed."
+        ),
+    ] = None
+    seed: Annotated[int, option(RULE, help="Seed of sample orders and of injected slowness.")] = 0
+    replicas: Annotated[
+        int, option(SURVIVAL, help="1: every server has a standby, on another machine if there are several, which takes over.")
+    ] = 0
+    leaders: Annotated[
+        str | None,
+        option(
+            SURVIVAL,
+            callback=_known_store,
+            help="etcd://HOST\\[:PORT]/JOB: the store that decides who leads; or none.  \\[default: with --replicas, torchrun's own]",
+        ),
+    ] = None
+    max_restarts: Annotated[int, option(SURVIVAL, help="How often each worker is restarted when its process dies.")] = 3
+    timeout: Annotated[float, option(SURVIVAL, help="Seconds of silence after which a worker counts as dead.")] = 10.0
+    progress_timeout: Annotated[
+        float,
+        option(SURVIVAL, help="Seconds without a call of offbeat after which a worker's script counts as stuck and is killed; 0: never."),
+    ] = 1800.0
+    grace: Annotated[float, option(SURVIVAL, help="Seconds for scripts to end after Ctrl-C (KeyboardInterrupt) or SIGTERM.")] = 30.0
+    notice_command: Annotated[
+        str | None,
+        option(SURVIVAL, help="COMMAND to run every few seconds; its status 0 is the notice that this machine will be taken away."),
+    ] = None
+    checkpoint: Annotated[
+        Path | None, option(CHECKPOINTS, "--checkpoint", help="Write checkpoints of the whole job into this folder (docs/checkpoints.md).")
+    ] = None
+    every: Annotated[
+        str | None,
+        option(CHECKPOINTS, help="SECONDS between two checkpoints, or VERSIONSv, such as 500v.  \\[default: 600, with --checkpoint]"),
+    ] = None
+    keep: Annotated[
+        int | None, option(CHECKPOINTS, help="How many of the newest checkpoints are kept.  \\[default: 2, with --checkpoint]")
+    ] = None
+    resume: Annotated[
+        Path | None,
+        option(
+            CHECKPOINTS, help="Go on from the newest checkpoint in this folder; options that are not given are those of the job before."
+        ),
+    ] = None
+    auto_resume: Annotated[
+        bool,
+        option(CHECKPOINTS, "--auto-resume", help="Go on from the newest checkpoint in the folder of --checkpoint; if it has none, begin."),
+    ] = False
+    journal: Annotated[
+        Path | None, option(RECORDS, help="Write every event to this file, compressed if it ends in .zst or .gz (docs/journal.md).")
+    ] = None
+    summary: Annotated[Path | None, option(RECORDS, help="Write the final figures to this file, as JSON.")] = None
+    log_dir: Annotated[Path | None, option(RECORDS, help="Append each worker's and server's whole output to files in this folder.")] = None
+    log_to: Annotated[
+        list[str] | None,
+        option(
+            RECORDS,
+            "--log-to",
+            help="tensorboard:DIR, wandb\\[:PROJECT] or mlflow\\[:URI]: write what scripts log there, and the job's figures.",
+        ),
+    ] = None
+    dashboard: Annotated[
+        str | None,
+        option(
+            RECORDS,
+            metavar="[PORT]",
+            help="Serve a page that shows the job, at PORT of this machine.  \\[default port: 7860, or a free one]",
+        ),
+    ] = None
+    metrics: Annotated[
+        str | None, option(RECORDS, help="PORT, or HOST:PORT where others may see it: serve the job's figures to Prometheus, at /metrics.")
+    ] = None
+    quiet: Annotated[
+        bool, option(RECORDS, "--quiet", "-q", help="Print what the scripts print, warnings, errors, and one line at the end.")
+    ] = False
+    no_phases: Annotated[bool, option(RECORDS, "--no-phases", help="Do not measure where the workers' time goes.")] = False
+    slow: Annotated[
+        list[str] | None,
+        option(FAULTS, help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions)."),
+    ] = None
+    kill: Annotated[list[str] | None, option(FAULTS, help="WORKER@VERSION: kill a worker by SIGKILL at this version.")] = None
+    late: Annotated[list[str] | None, option(FAULTS, help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")] = None
+    tls: UseTls = None
+    tls_cert: TlsCert = ""
+    tls_key: TlsKey = ""
+    tls_ca: TlsCa = ""
+
+    @property
+    def tls_files(self) -> dict[str, str]:
+        """Return the arguments of `launch.cluster.tls_of` that name files."""
+        return {"certificate": self.tls_cert, "key": self.tls_key, "authority": self.tls_ca}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(JobOptions):
+    """The options of ``run``."""
+
+    workers: Annotated[int, option(START, help="Processes that compute gradients.")] = 2
+    servers: Annotated[int, option(START, help="Processes that hold the parameters, a shard each.")] = 1
+    port: Annotated[int, option(START, help="The port on which server 0 listens, with --on ray the supervisor; 0: any free port.")] = 0
+    on: Annotated[str, option(START, help="local: all processes on this machine; ray: on a Ray cluster, with the options below.")] = "local"
+    ray_address: Annotated[
+        str | None, option(RAY, help="The Ray cluster.  \\[default: RAY_ADDRESS, else one of this machine, else a new one here]")
+    ] = None
+    cpus_per_worker: Annotated[float | None, option(RAY, help="CPUs that Ray sets aside for each worker.  \\[default: 1]")] = None
+    gpus_per_worker: Annotated[
+        float | None, option(RAY, help="GPUs that Ray sets aside for each worker, or a part of one.  \\[default: 0]")
+    ] = None
+    servers_on: Annotated[
+        str | None, option(RAY, help="driver: servers run beside this command; nodes: the nodes start them in turn.  \\[default: driver]")
+    ] = None
+    start_timeout: Annotated[
+        float | None, option(RAY, help="Seconds to wait for room on the cluster, at the start and if all nodes are lost.  \\[default: 600]")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions(JobOptions):
+    """The options of ``agent``."""
+
+    nproc_per_node: Annotated[
+        int, option(MACHINES, help="Workers of each agent. Engines that start an agent for each worker leave it at 1.")
+    ] = 1
+    nnodes: Annotated[str | None, option(MACHINES, help="N or MIN:MAX: machines. The job begins with MIN and takes in others later.")] = (
+        None
+    )
+    node_rank: Annotated[int | None, option(MACHINES, help="The number of this machine, where no engine gives it one.")] = None
+    rdzv_endpoint: Annotated[str | None, option(MACHINES, help=r"HOST\[:PORT] of the first machine, where the engine does not say it.")] = (
+        None
+    )
+    servers: Annotated[int, option(START, help="Processes that hold the parameters, a shard each; the machines start them in turn.")] = 1
+    start_timeout: Annotated[float, option(MACHINES, help="Seconds to wait for other machines, at the start and if all are lost.")] = 600.0
+    listen: Annotated[
+        str, option(MACHINES, help="The address at which the supervisor listens.  \\[default: that of the first machine]")
+    ] = ""
+    advertise: Annotated[str, option(MACHINES, help="The address at which others reach this machine.  \\[default: found]")] = ""
+    port: Annotated[int, option(MACHINES, help="The supervisor's port; server n has PORT+1+n. 0: any free port, or the engine's.")] = 0
+    token_file: Annotated[Path | None, option(MACHINES, help="A file with the job's secret, the same on all machines.")] = None
 
 
 def check(
-    *,
+    options: JobOptions,
     program: Program,
     workers: int,
-    servers: int,
-    sync: str | None,
-    max_restarts: int,
-    slow: list[str],
-    kill: list[str],
-    journal: Path | None,
-    summary: Path | None,
-    seed: int,
-    timeout_s: float,
-    port: int,
-    wire: str | None = None,
-    progress_timeout_s: float = 1800.0,
-    grace_s: float = 30.0,
-    notice_command: str | None = None,
-    late: Sequence[str] = (),
-    log_dir: Path | None = None,
+    *,
     followers: Sequence[FollowerSpec] = (),
-    procs_per_worker: int = 1,
-    no_torchrun_env: bool = False,
-    no_phases: bool = False,
     checkpoint: CheckpointOrder | None = None,
     resume: Checkpoint | None = None,
-    replicas: int = 0,
     on_driver: bool = False,
-    batch: str | None = None,
 ) -> JobSettings:
-    """Check the options of ``run`` and return the job's settings. No process is started.
+    """Check the options of a job and return its settings. No process is started.
+
+    Args:
+        options: of the command.
+        program: the script.
+        workers: the number of workers.
+        followers: what follows the job, from `followers_of`.
+        checkpoint: what ``--checkpoint``, ``--every`` and ``--keep`` come to.
+        resume: the checkpoint from which the job goes on.
+        on_driver: True if the servers run beside this command, and end with it.
 
     Raises:
         ConfigurationError: an option is wrong, or two options contradict each other.
     """
+    sync, wire, batch, replicas, late = options.sync, options.wire, options.batch, options.replicas, options.late or ()
+    servers, port, procs_per_worker = options.servers, options.port, options.procs_per_worker
+    timeout_s, progress_timeout_s, grace_s = options.timeout, options.progress_timeout, options.grace
     for name, value, least in (
         ("workers", workers, 1),
         ("servers", servers, 1),
-        ("max-restarts", max_restarts, 0),
+        ("max-restarts", options.max_restarts, 0),
         ("port", port, 0),
         ("procs-per-worker", procs_per_worker, 1),
     ):
@@ -189,8 +309,8 @@ def check(
         raise ConfigurationError(f"--progress-timeout {progress_timeout_s:g}: must be at least 0.1 seconds, or 0 for no limit")
     if not 0.0 <= grace_s < float("inf"):
         raise ConfigurationError(f"--grace {grace_s:g}: must be a number of seconds of at least 0")
-    if notice_command is not None:
-        NoticeCommand(notice_command)
+    if options.notice_command is not None:
+        NoticeCommand(options.notice_command)
     program.check()
     spelling, chosen_wire = None, None if wire is None else wire_format(wire)
     if sync is not None:
@@ -212,22 +332,22 @@ def check(
     if replicas:
         _check_replicas(replicas, sync=sync, on_driver=on_driver)
     checkpointing.check_rule(resume, spelling)
-    check_files(journal, summary)
-    if log_dir is not None:
-        _check_folder(log_dir)
-    slow_faults, kills = parse_all(slow, kill, workers)
+    check_files(options.journal, options.summary)
+    if options.log_dir is not None:
+        _check_folder(options.log_dir)
+    slow_faults, kills = parse_all(options.slow or [], options.kill or [], workers)
     return JobSettings(
         workers=workers,
         servers=servers,
         sync=spelling,
         wire=chosen_wire,
-        seed=seed,
+        seed=options.seed,
         timeout_s=timeout_s,
         progress_timeout_s=progress_timeout_s,
-        torchrun_env=not no_torchrun_env,
-        phases=not no_phases,
+        torchrun_env=not options.no_torchrun_env,
+        phases=not options.no_phases,
         script=program.name,
-        journal=None if journal is None else str(journal.absolute()),
+        journal=None if options.journal is None else str(options.journal.absolute()),
         follow=kinds_of(followers),
         slow=slow_faults,
         kill=kills,
@@ -239,12 +359,13 @@ def check(
     )
 
 
-def followers_of(targets: Sequence[str], port: str | None, page: str | None = None) -> tuple[FollowerSpec, ...]:
+def followers_of(options: JobOptions) -> tuple[FollowerSpec, ...]:
     """Return the processes that follow the job, for the values of ``--log-to``, ``--metrics`` and ``--dashboard``.
 
     Raises:
         ConfigurationError: a value is wrong, or given twice.
     """
+    targets, port, page = options.log_to or [], options.metrics, options.dashboard
     twice = [text for text in targets if targets.count(text) > 1]
     if twice:
         raise ConfigurationError(f"--log-to {twice[0]} is given twice: leave one out")
@@ -270,51 +391,31 @@ def _check_replicas(replicas: int, *, sync: str | None, on_driver: bool) -> None
         check_replicas(rule(sync))
 
 
-def ray_options(
-    *,
-    on: str,
-    ray_address: str | None,
-    cpus_per_worker: float | None,
-    gpus_per_worker: float | None,
-    servers_on: str | None,
-    start_timeout: float | None,
-    tls: bool | None,
-    tls_cert: str,
-    tls_key: str,
-    tls_ca: str,
-) -> RayOptions | None:
+def ray_options(options: RunOptions) -> RayOptions | None:
     """Check the options of ``run`` that are about Ray, and return them; None: the job runs on this machine only.
 
     Raises:
         ConfigurationError: an option is wrong, or given without ``--on ray``.
     """
-    if on not in ("local", "ray"):
-        raise ConfigurationError(f"--on {on}: must be local or ray; under torchrun, Slurm or MPI use offbeat agent (docs/clusters.md)")
-    if on == "local":
-        given = {
-            "--ray-address": ray_address,
-            "--cpus-per-worker": cpus_per_worker,
-            "--gpus-per-worker": gpus_per_worker,
-            "--servers-on": servers_on,
-            "--start-timeout": start_timeout,
-            "--tls": tls,
-            "--tls-cert": tls_cert or None,
-            "--tls-key": tls_key or None,
-            "--tls-ca": tls_ca or None,
-        }
-        lonely = [name for name, value in given.items() if value is not None]
+    if options.on not in ("local", "ray"):
+        raise ConfigurationError(
+            f"--on {options.on}: must be local or ray; under torchrun, Slurm or MPI use offbeat agent (docs/clusters.md)"
+        )
+    if options.on == "local":
+        names = ("ray_address", "cpus_per_worker", "gpus_per_worker", "servers_on", "start_timeout", "tls", "tls_cert", "tls_key", "tls_ca")
+        lonely = [name for name in names if getattr(options, name) not in (None, "")]
         if lonely:
-            raise ConfigurationError(f"{lonely[0]} is for jobs on a Ray cluster: add --on ray, or leave it out")
+            raise ConfigurationError(f"--{lonely[0].replace('_', '-')} is for jobs on a Ray cluster: add --on ray, or leave it out")
         return None
-    if servers_on not in (None, "driver", "nodes"):
-        raise ConfigurationError(f"--servers-on {servers_on}: must be driver (beside this command) or nodes (on the nodes in turn)")
-    tls_of(tls, several=True, certificate=tls_cert, key=tls_key, authority=tls_ca)
+    if options.servers_on not in (None, "driver", "nodes"):
+        raise ConfigurationError(f"--servers-on {options.servers_on}: must be driver (beside this command) or nodes (on the nodes in turn)")
+    tls_of(options.tls, several=True, **options.tls_files)
     return RayOptions(
-        address=ray_address or "",
-        cpus=1.0 if cpus_per_worker is None else cpus_per_worker,
-        gpus=gpus_per_worker or 0.0,
-        start_s=600.0 if start_timeout is None else start_timeout,
-        spread_servers=servers_on == "nodes",
+        address=options.ray_address or "",
+        cpus=1.0 if options.cpus_per_worker is None else options.cpus_per_worker,
+        gpus=options.gpus_per_worker or 0.0,
+        start_s=600.0 if options.start_timeout is None else options.start_timeout,
+        spread_servers=options.servers_on == "nodes",
     )
 
 

@@ -202,12 +202,14 @@ def test_an_older_one_can_be_chosen_if_the_newer_ones_are_not_in_the_way(tmp_pat
 
 def test_what_the_command_line_does_not_give_is_as_before(job: Path) -> None:
     saved = checkpointing.found(job)
-    options = {"workers": 2, "servers": 1, "sync": None, "wire": None, "seed": 0}
-    assert checkpointing.taken_over(None, lambda _: False, **options) == [2, 1, None, None, 0]
-    assert checkpointing.taken_over(saved, lambda _: False, **options) == [4, 2, None, "bf16", 3]
-    assert checkpointing.taken_over(saved, lambda name: name == "workers", **options) == [2, 2, None, "bf16", 3]
+    names = ("workers", "servers", "sync", "wire", "seed")
+    assert checkpointing.taken_over(None, lambda _: False, names, seed=0) == {}
+    before = {"workers": 4, "servers": 2, "wire": "bf16", "seed": 3}
+    assert checkpointing.taken_over(saved, lambda _: False, names, seed=0) == before
+    del before["workers"]
+    assert checkpointing.taken_over(saved, lambda name: name == "workers", names, seed=0) == before
     with pytest.raises(ConfigurationError, match="--seed 0: the checkpoint is of a job with seed 3"):
-        checkpointing.taken_over(saved, lambda name: name == "seed", **options)
+        checkpointing.taken_over(saved, lambda name: name == "seed", names, seed=0)
 
 
 def test_another_rule_is_named_beside_that_of_the_checkpoint(job: Path) -> None:

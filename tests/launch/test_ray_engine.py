@@ -18,10 +18,9 @@ from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.environment import common_environment
 from offbeat.launch.program import Program
 from offbeat.launch.ray_engine import RayOptions, _enter, connect, lack, room
-from offbeat.options import ray_options
+from offbeat.options import RunOptions, ray_options
 
-NONE: dict[str, Any] = dict.fromkeys(("ray_address", "cpus_per_worker", "gpus_per_worker", "servers_on", "start_timeout", "tls"))
-NONE |= {"tls_cert": "", "tls_key": "", "tls_ca": ""}
+OF_RAY = ("ray_address", "cpus_per_worker", "gpus_per_worker", "servers_on", "start_timeout", "tls", "tls_cert", "tls_key", "tls_ca")
 
 
 @pytest.fixture(autouse=True)
@@ -30,15 +29,15 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_defaults() -> None:
-    assert ray_options(on="local", **NONE) is None
-    assert ray_options(on="ray", **NONE) == RayOptions(cpus=1.0, gpus=0.0, start_s=600.0, spread_servers=False)
+    assert ray_options(RunOptions()) is None
+    assert ray_options(RunOptions(on="ray")) == RayOptions(cpus=1.0, gpus=0.0, start_s=600.0, spread_servers=False)
 
 
-@pytest.mark.parametrize("name", NONE)
+@pytest.mark.parametrize("name", OF_RAY)
 def test_options_of_ray_need_ray(name: str) -> None:
     value: Any = {"tls": False}.get(name, "1")
     with pytest.raises(ConfigurationError, match=r"--[\w-]+ is for jobs on a Ray cluster: add --on ray, or leave it out"):
-        ray_options(on="local", **{**NONE, name: value})
+        ray_options(RunOptions(**{name: value}))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_options_of_ray_need_ray(name: str) -> None:
 )
 def test_refusals(given: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        ray_options(**{**NONE, "on": "ray", **given})
+        ray_options(RunOptions(**{"on": "ray", **given}))
 
 
 def test_an_address_of_ray_jobs_in_the_environment_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:

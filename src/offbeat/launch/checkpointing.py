@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -244,26 +244,25 @@ def interval(text: str) -> tuple[float | None, int | None]:
     raise ConfigurationError(f"--every {text}: must be seconds, such as 600, or versions of the model, such as 500v, and more than 0")
 
 
-def taken_over(saved: Checkpoint | None, given: Callable[[str], bool], **values: Any) -> list[Any]:
-    """Return the values of options: of a job that resumes, those of the checkpoint where the command line does not give them.
+def taken_over(saved: Checkpoint | None, given: Callable[[str], bool], names: Sequence[str], *, seed: int) -> dict[str, Any]:
+    """Return the values of options that a job which resumes has from its checkpoint: those that the command line does not give.
 
     Args:
         saved: the checkpoint; None: the job does not resume.
         given: returns True if the command line gives this option.
-        values: the options, by name.
+        names: of these options.
+        seed: that of the command line.
 
     Raises:
         ConfigurationError: the command line gives another seed, from which the order of samples is drawn.
     """
-    if saved is None:
-        return list(values.values())
-    before = saved.manifest
-    if "seed" in values and given("seed") and values["seed"] != before["seed"]:
+    before = {} if saved is None else saved.manifest
+    if "seed" in before and given("seed") and seed != before["seed"]:
         raise ConfigurationError(
-            f"--seed {values['seed']}: the checkpoint is of a job with seed {before['seed']}, from which the order of samples is drawn; "
+            f"--seed {seed}: the checkpoint is of a job with seed {before['seed']}, from which the order of samples is drawn; "
             "leave --seed out"
         )
-    return [value if given(name) or name not in before else before[name] for name, value in values.items()]
+    return {name: before[name] for name in names if name in before and not given(name)}
 
 
 def check_rule(saved: Checkpoint | None, spelling: str | None) -> None:
