@@ -13,7 +13,7 @@
 ```
 
 `Tally.add` takes records one by one, so the live display, the summary file and the report of an old journal share one implementation.
-``docs/journal.md`` describes the fields.
+``docs/journal-records.md`` describes the fields.
 
 Example: a worker is released at 0.5 s, computes for 0.9 s and pushes at 1.5 s. No fate follows, and the audit says so.
 

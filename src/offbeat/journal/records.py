@@ -1,4 +1,4 @@
-"""Make the records of a journal: plain dicts that JSON can carry, one for each event and effect. ``docs/journal.md`` describes the fields.
+"""Make the records of a journal: plain dicts that JSON can carry, one for each event and effect. ``docs/journal-records.md`` describes the fields.
 
 ``journal/file.py`` writes and reads them; ``journal/summary.py`` knows what they mean.
 """

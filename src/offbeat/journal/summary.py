@@ -138,7 +138,7 @@ class Tally(Derived):
         return self._audit.problems() + others
 
     def summary(self, *, brief: bool = False) -> dict[str, Any]:
-        """Return all counts so far as plain data that JSON can carry; described in ``docs/journal.md``.
+        """Return all counts so far as plain data that JSON can carry; described in ``docs/summary.md``.
 
         ``brief``: with the report of the newest epoch only; all earlier ones are in the sums.
         ``wall_s`` runs from the first release to the last fold, and ``samples_per_s = samples / wall_s`` counts folded samples only.

@@ -31,7 +31,7 @@ class Result:
     events: int
     """The number of events that the coordinator handled, plus the effects that it answered with."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """The journal's summary (``docs/journal.md``), with ``simulated_s``, ``versions_per_s`` and ``events``; empty without ``counted``."""
+    """The journal's summary (``docs/summary.md``), with ``simulated_s``, ``versions_per_s`` and ``events``; empty without ``counted``."""
     curve: tuple[Point, ...] = ()
     """The metrics of the evaluated versions."""
 
