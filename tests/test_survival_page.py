@@ -1,4 +1,4 @@
-"""docs/survival.md and survival-log.md promise nothing without a test: each name in its tables is that of a test that exists, and no cell is empty."""
+"""docs/survival.md and survival-log.md promise nothing without a test: each name in their tables is that of a test; no cell is empty."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Make the records of a journal: plain dicts that JSON can carry, one for each event and effect. ``docs/journal-records.md`` describes the fields.
+"""Make the records of a journal: plain dicts that JSON can carry, one for each event and effect.
 
-``journal/file.py`` writes and reads them; ``journal/summary.py`` knows what they mean.
+``docs/journal-records.md`` describes the fields. ``journal/file.py`` writes and reads them; ``journal/summary.py`` knows what they mean.
 """
 
 from __future__ import annotations
