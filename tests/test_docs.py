@@ -175,6 +175,11 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in anchors(there), f"{document.relative_to(ROOT)} links to {target}, and there is no such heading"
 
 
+def test_the_walks_through_the_code_lead_through_files_that_are_there() -> None:
+    named = set(re.findall(r"`([a-z_/]+\.py)`", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")))
+    assert len(named) > 30 and {path for path in named if not (ROOT / "src" / "offbeat" / path).exists()} == set()
+
+
 def anchors(document: Path) -> set[str]:
     """Of a document's headings, as code hosts make them.
 

@@ -31,7 +31,7 @@ class Followed(Journal):
         super().__init__(None, now=lambda: 0.0, listeners=(tally.add,))
         self.causes = Causes()
 
-    def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
+    def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE, optimizer: int = 0) -> RecordId:
         if isinstance(item, EVENTS):
             return super().log(item, t, self.causes.of(item))
         number = super().log(item, t, cause)

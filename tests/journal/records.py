@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from offbeat.core.effects import Effect
 from offbeat.core.events import Event
 from offbeat.core.policy import Policy
-from offbeat.journal.records import end_record, job_record, record
+from offbeat.journal.records import UNRECORDED, end_record, job_record, record
 
 Record: TypeAlias = dict[str, Any]
 
@@ -134,7 +134,6 @@ def journal_of(policy: Policy, workers: int, servers: int, log: Log) -> Iterator
     now = 0.0
     for now, event, effects in log:
         for item in (*([event] if event is not None else []), *effects):
-            entry = record(item, now)
-            if entry is not None:
-                yield entry
+            if type(item) not in UNRECORDED:
+                yield record(item, now)
     yield end_record(now, True, "the job is over")

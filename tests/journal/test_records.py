@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from offbeat.core import effects, events
 from offbeat.core.batch_sizes import Deal
-from offbeat.core.effects import Effect, EpochEnded, Fold, Part, Release, Settle, Source
-from offbeat.core.events import Event, Heard, Joined, LeaseWanted, Pushed
+from offbeat.core.effects import EpochEnded, Fold, Part, Release, Settle, Source
+from offbeat.core.events import Heard, Joined, LeaseWanted, Pushed
 from offbeat.core.policy import Plan
 from offbeat.errors import ConfigurationError
-from offbeat.journal.file import BLOCK_NBYTES, FLUSH_S, Journal, read, seal
+from offbeat.journal.file import BLOCK_NBYTES, FLUSH_S, WAITING_MAX, Journal, read, seal
 from offbeat.journal.records import FORMAT, UNRECORDED, Record, end_record, job_record, metrics_record, process_record, record
 from offbeat.types import Fate
 
@@ -41,13 +41,7 @@ def job(workers: int = 2) -> Record:
 
 
 def joined(worker: int, t: float) -> Record:
-    return recorded(Joined(worker), t)
-
-
-def recorded(item: Event | Effect, t: float) -> Record:
-    entry = record(item, t)
-    assert entry is not None
-    return entry
+    return record(Joined(worker), t)
 
 
 def test_an_effect_becomes_its_fields_with_nested_tuples_and_enumerations_plain() -> None:
@@ -62,10 +56,10 @@ def test_an_effect_becomes_its_fields_with_nested_tuples_and_enumerations_plain(
         ],
         "reason": "all are here",
     }
-    settled = recorded(Settle(0, 1, 3, Fate.DROPPED, "late", 3, 32), 2.0)
+    settled = record(Settle(0, 1, 3, Fate.DROPPED, "late", 3, 32), 2.0)
     assert settled["fate"] == "dropped"
     assert type(settled["fate"]) is str
-    ended = recorded(EpochEnded(0, 1, {"indices": 9, "exceptions": [{"start": 0, "stop": 2, "why": "x"}]}, (0, 1)), 3.0)
+    ended = record(EpochEnded(0, 1, {"indices": 9, "exceptions": [{"start": 0, "stop": 2, "why": "x"}]}, (0, 1)), 3.0)
     assert (ended["kind"], ended["workers"], ended["report"]["exceptions"][0]["stop"]) == ("epoch_ended", [0, 1], 2)
 
 
@@ -103,9 +97,37 @@ def test_the_example_on_the_page_is_a_journal(tmp_path: Path) -> None:
     assert [entry["kind"] for entry in read(tmp_path / "example.jsonl")][::9] == ["job", "end"]
 
 
-def test_frequent_events_are_not_recorded() -> None:
-    assert record(Heard(0, 1), 0.6) is None
-    assert record(LeaseWanted(0, 1, 0, 0, 100, 10), 0.7) is None
+def test_frequent_events_are_not_record() -> None:
+    heard: list[Record] = []
+    journal = Journal(None, now=Clock(), listeners=[heard.append])
+    for event in (Heard(0, 1), LeaseWanted(0, 1, 0, 0, 100, 10), Joined(0)):
+        journal.log(event, 0.6)
+    assert [entry["kind"] for entry in heard] == ["joined"]
+
+
+def test_a_journal_that_is_written_later_is_the_same(tmp_path: Path) -> None:
+    heard: list[Record] = []
+    journals = [Journal(tmp_path / name, now=Clock(), listeners=[heard.append], later=name == "later") for name in ("now", "later")]
+    for journal in journals:
+        heard.clear()
+        journal.write(process_record(0.0, "worker", 0, "started"))
+        journal.write(job())
+        assert journal.log(Joined(1), 0.0) == 1
+        assert journal.log(Release(1, 1, 0, 0, "joined"), 0.5, cause=1, optimizer=1) == 2
+    assert not heard and not (tmp_path / "later").read_bytes(), "nothing is written before it is asked for"
+    journals[1].settle()
+    assert len(heard) == 4
+    for journal in journals:
+        journal.close()
+    assert (tmp_path / "later").read_bytes() == (tmp_path / "now").read_bytes()
+
+
+def test_what_waits_to_be_written_is_bounded() -> None:
+    heard: list[Record] = []
+    journal = Journal(None, now=Clock(), listeners=[heard.append], later=True)
+    for _ in range(WAITING_MAX):
+        journal.log(Joined(0), 0.0)
+    assert len(heard) == WAITING_MAX
 
 
 def test_what_is_written_is_read_and_heard(tmp_path: Path) -> None:

@@ -20,13 +20,15 @@ from offbeat.errors import ConfigurationError
 from offbeat.files import private
 from offbeat.journal.compression import Lines, packer
 from offbeat.journal.followed import Followed
-from offbeat.journal.records import FORMAT, Record, end_record, record
+from offbeat.journal.records import FORMAT, UNRECORDED, Record, end_record, record
 from offbeat.types import NO_CAUSE, RecordId, Seconds
 
 FLUSH_S: Final[Seconds] = 1.0
 """Longest time that a line waits to be written, in seconds."""
 BLOCK_NBYTES: Final = 1 << 16
 """Bytes of lines that are written at once, whatever the time; in a compressed journal they are one frame."""
+WAITING_MAX: Final = 1 << 12
+"""Most events and effects of which records are made later."""
 
 log = logging.getLogger(__name__)
 _decode = json.JSONDecoder().raw_decode
@@ -68,6 +70,7 @@ class Journal:
         now: the clock, in seconds; used for nothing but the interval between flushes.
         goes_on: the file is that of an earlier process of this server, and is left as it is until `go_on`.
         listeners: called with each record, in order. They must not change it.
+        later: what is recorded becomes a record, for the file and the listeners, in `settle`: the owner calls it when nobody waits for it.
         follow: kinds of records that other processes follow; their lines are kept in `followed` until they are taken.
 
     Raises:
@@ -81,6 +84,7 @@ class Journal:
         now: Callable[[], Seconds],
         listeners: Iterable[Callable[[Record], None]] = (),
         goes_on: bool = False,
+        later: bool = False,
         follow: Collection[str] = (),
     ) -> None:
         self.path = None if path is None else Path(path)
@@ -105,6 +109,9 @@ class Journal:
             self._file = _open(self.path)
         self._headed = False
         self._ids = 0
+        self._later = later
+        self._waiting: list[Record | tuple[Event | Effect, Seconds, RecordId, RecordId, int]] = []
+        """What is not written yet: records, and what records are made of."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         raise TypeError("each process opens the journal for itself, see `place`")
@@ -116,6 +123,7 @@ class Journal:
             content: True for another file: with what is in this one.
         """
         nbytes, data = None, None
+        self.settle()
         if content:
             self.flush()
         if self._file is not None:
@@ -155,35 +163,40 @@ class Journal:
                 self.failure = f"{self.path}: {error.strerror}; the journal ends here"
                 self._release()
 
-    def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
+    def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE, optimizer: int = 0) -> RecordId:
         """Record an event or effect, unless it is one of `UNRECORDED`.
 
         Args:
             item: the event or effect.
             t: when it happened, in seconds since the job began.
             cause: the record of what it follows from: an effect from an event, an event of a worker from the effect that it answers.
+            optimizer: number of the optimizer that it is about.
 
         Returns:
             The number of the new record; ``cause`` where there is none, so that what follows from an event that is not recorded is taken
             to follow from the event's own cause.
         """
-        if self._file is None and not self._listeners and self.followed is None:
+        if type(item) in UNRECORDED or (self._file is None and not self._listeners and self.followed is None):
             return cause
-        entry = record(item, t)
-        if entry is None:
-            return cause
-        return self.write_numbered(entry, cause)
-
-    def write_numbered(self, entry: Record, cause: RecordId) -> RecordId:
-        """Take one record, with the next number and that of its cause; returns the former."""
-        self._ids = entry["id"] = number = RecordId(self._ids + 1)
-        if cause != NO_CAUSE:
-            entry["cause"] = cause
-        self.write(entry)
+        self._ids = number = RecordId(self._ids + 1)
+        self._waiting.append((item, t, number, cause, optimizer))
+        if not self._later or len(self._waiting) >= WAITING_MAX:
+            self.settle()
         return number
 
     def write(self, entry: Record) -> None:
         """Take one record. In the file, what comes before the head waits for it: a job hears of its processes before it knows its rule."""
+        self._waiting.append(entry)
+        if not self._later:
+            self.settle()
+
+    def settle(self) -> None:
+        """Write everything that was recorded."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            self._write(one if isinstance(one, dict) else _numbered(*one))
+
+    def _write(self, entry: Record) -> None:
         for listener in self._listeners:
             listener(entry)
         follows = self.followed is not None and self.followed.wants(entry["kind"])
@@ -203,7 +216,7 @@ class Journal:
         self._headed = self._headed or head
         # The head goes at once: what a job that is killed within a second leaves behind still says what it is.
         if head or now >= self._flush_at or self._nbytes >= BLOCK_NBYTES:
-            self.flush()
+            self._flush()
 
     def wake_at(self) -> Seconds | None:
         """Return when `flush` is due; None: no line waits to be written."""
@@ -211,6 +224,10 @@ class Journal:
 
     def flush(self) -> None:
         """Give all records so far to the operating system."""
+        self.settle()
+        self._flush()
+
+    def _flush(self) -> None:
         if self._file is None or not self._lines or not self._headed:
             return
         # Lone surrogates come from file names that are not UTF-8; a journal must not fail over a script's name.
@@ -264,14 +281,22 @@ class PartOfJournal:
 
     def log(self, item: Event | Effect, t: Seconds, cause: RecordId = NO_CAUSE) -> RecordId:
         """Record an event or effect; see `Journal.log`."""
-        entry = record(item, t)
-        if entry is None:
-            return cause
-        return self._journal.write_numbered({**entry, "optimizer": self._number}, cause)
+        return self._journal.log(item, t, cause, self._number)
 
     def write(self, entry: Record) -> None:
         """Take one record."""
         self._journal.write({**entry, "optimizer": self._number})
+
+
+def _numbered(item: Event | Effect, t: Seconds, number: RecordId, cause: RecordId, optimizer: int) -> Record:
+    """Return the record of an event or effect, with its number, that of its cause and that of its optimizer."""
+    entry = record(item, t)
+    if optimizer:
+        entry["optimizer"] = optimizer
+    entry["id"] = number
+    if cause != NO_CAUSE:
+        entry["cause"] = cause
+    return entry
 
 
 def of_optimizer(records: Iterable[Record], number: int = 0) -> Iterator[Record]:

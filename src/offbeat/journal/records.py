@@ -34,17 +34,14 @@ AS_IT_IS: Final = frozenset({int, str, bool, type(None)})
 _ALWAYS: Final = object()
 
 
-def record(item: Event | Effect, t: Seconds) -> Record | None:
-    """Return an event or effect as a record: its class name in snake case, the time, and its fields. None if it is one of `UNRECORDED`.
+def record(item: Event | Effect, t: Seconds) -> Record:
+    """Return an event or effect as a record: its class name in snake case, the time, and its fields.
 
     >>> from offbeat.core.events import Joined
     >>> record(Joined(worker=2), 1.25)
     {'kind': 'joined', 't': 1.25, 'worker': 2}
     """
-    cls: type[Any] = type(item)
-    if cls in UNRECORDED:
-        return None
-    return _add_fields({"kind": _kind(cls), "t": _microseconds(t)}, item)  # type: ignore[arg-type]
+    return _add_fields({"kind": _kind(type(item)), "t": _microseconds(t)}, item)  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=1, typed=True)  # 0 and 0.0 are written differently

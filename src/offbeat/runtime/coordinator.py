@@ -78,29 +78,50 @@ class LiveCoordinator:
         """True if an earlier process of this server has died."""
 
     def on_message(self, connection: Connection, message: Message, now: Seconds) -> None:
-        """Handle a message of a worker or of another server.
+        """Handle a message of a worker.
 
         Raises:
             ProtocolError: the message breaks the protocol; the caller closes the peer's connection.
             JobError: the job cannot go on.
         """
         self.catch_up(now)
-        if (shard := self._shard_at(connection)) is not None:
-            self._from_shard(shard, message, now)
-        elif self.job.side is None or not self.job.side.on_rounds(connection, message):
+        if self.job.side is None or not self.job.side.on_rounds(connection, message):
             self._from_worker(connection, message, now)
         self.catch_up(now)
 
+    def on_server(self, shard: int, message: Message, now: Seconds) -> None:
+        """Handle a message of another server. Raises `JobError` if the job cannot go on."""
+        messages.FROM_SHARD.check(message.header, f"server {shard}", len(message.payload), len(message.memory))
+        if not isinstance(self.job.side, ServerCoordinatorSide):
+            raise ProtocolError(f"server {shard} sent {message.header['kind']!r} before a worker has joined (expected after that)")
+        if message.header["kind"] == "saved":
+            if self.job.checkpoints is None:
+                raise JobError(f"server {shard} broke the protocol: it sent 'saved', and this job makes no checkpoints")
+            header = message.header
+            self.job.checkpoints.on_saved(self.job.number, shard, header["version"], header["failed"], cut_off=header["cut_off"])
+            return
+        try:
+            if "push" in message.header:
+                self._requests.check_push(message.header["worker"], message.header)
+            self.job.served.from_shard(message.header, shard, now)
+        except ProtocolError as error:
+            # The other server passes on what a worker has sent to it: the worker is to blame, if it is known.
+            worker = message.header.get("worker")
+            connection = self.job.peers.predecessor(WorkerId(worker)) if isinstance(worker, int) else None
+            if connection is None:
+                raise JobError(f"server {shard} broke the protocol: {error}") from error
+            self.job.served.discard(shard, message.header)
+            refuse(connection, error)
+            self.on_closed(connection, f"it broke the protocol: {error}", now)
+
     def catch_up(self, now: Seconds) -> None:
         """Process everything that has happened elsewhere, so that it is journaled before what comes next."""
-        if self.job.side is not None:
+        if self.job.side is not None and self.job.side.follows:
             self.job.follow(now)
             self._requests.answer_deferred(now)
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
-        """Handle the end of a connection to a worker or to another server. Raises `JobError` for a server."""
-        if (number := self._shard_at(connection)) is not None:
-            raise JobError(f"server {number} is gone ({reason}), and what it held with it")
+        """Handle the end of a connection to a worker."""
         if self.job.side is not None:
             self.job.side.closed(connection)
         peer = self.job.peers.close(connection)
@@ -157,7 +178,8 @@ class LiveCoordinator:
 
     def tick(self, now: Seconds) -> None:
         """Look at heartbeats, timeouts and timers. Bytes of an unfinished message count as a heartbeat."""
-        self.catch_up(now)
+        self.job.follow(now)
+        self._requests.answer_deferred(now)
         # If this process was stopped or busy, it has read nothing: the silence of workers proves nothing then.
         stalled = now - self._ticked_at > max(self._settings.timeout_s / 2, STALLED_S)
         self._ticked_at = now
@@ -219,33 +241,6 @@ class LiveCoordinator:
         peers.enter(worker, connection, message.header["pid"])
         self.job.standings.came(worker)
         self._admission.welcome(worker, connection, message)
-
-    def _shard_at(self, connection: Connection) -> int | None:
-        return next((number for number, shard in self._shards.items() if shard is connection), None)
-
-    def _from_shard(self, shard: int, message: Message, now: Seconds) -> None:
-        messages.FROM_SHARD.check(message.header, f"server {shard}", len(message.payload), len(message.memory))
-        if not isinstance(self.job.side, ServerCoordinatorSide):
-            raise ProtocolError(f"server {shard} sent {message.header['kind']!r} before a worker has joined (expected after that)")
-        if message.header["kind"] == "saved":
-            if self.job.checkpoints is None:
-                raise JobError(f"server {shard} broke the protocol: it sent 'saved', and this job makes no checkpoints")
-            header = message.header
-            self.job.checkpoints.on_saved(self.job.number, shard, header["version"], header["failed"], cut_off=header["cut_off"])
-            return
-        try:
-            if "push" in message.header:
-                self._requests.check_push(message.header["worker"], message.header)
-            self.job.served.from_shard(message.header, shard, now)
-        except ProtocolError as error:
-            # The other server passes on what a worker has sent to it: the worker is to blame, if it is known.
-            worker = message.header.get("worker")
-            connection = self.job.peers.predecessor(WorkerId(worker)) if isinstance(worker, int) else None
-            if connection is None:
-                raise JobError(f"server {shard} broke the protocol: {error}") from error
-            self.job.served.discard(shard, message.header)
-            refuse(connection, error)
-            self.on_closed(connection, f"it broke the protocol: {error}", now)
 
     def _gone(self, event: Lost | Left, now: Seconds) -> None:
         if self.job.side is not None:

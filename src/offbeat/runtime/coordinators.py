@@ -50,10 +50,10 @@ class LiveCoordinators:
         survival: Survival = NOBODY,
         writer: FileWriter | None = None,
     ) -> None:
-        self.tally = Tally()
+        self._tally = Tally()
         self._settings, self._shards = settings, dict(shards)
         self._parts = supervisor, hub, survival, started, now
-        self._journal = Journal(settings.journal, now=now, listeners=(self.tally.add,), follow=settings.follow)
+        self._journal = Journal(settings.journal, now=now, listeners=(self._tally.add,), later=True, follow=settings.follow)
         self.checkpoints: CheckpointKeeper | None = None
         """Makes the job's checkpoints; None: there are none."""
         if settings.checkpoint is not None:
@@ -63,8 +63,6 @@ class LiveCoordinators:
             settings, self._shards, *self._parts, self._journal, checkpoints=self.checkpoints, resumed=self._resumed
         )
         self._live = [self.first]
-        self._shard_connections: list[Mapping[int, Connection]] = [self._shards]
-        """By optimizer: the connections to the other servers, as its coordinator knows them."""
         self._at: WeakKeyDictionary[Connection, LiveCoordinator] = WeakKeyDictionary()
         """By worker's connection: the coordinator of the optimizer that it belongs to."""
         self._coordinators: dict[int, Coordinator] = {}
@@ -81,7 +79,7 @@ class LiveCoordinators:
             about = message.header.get("number_of_optimizer", 0)
             if not isinstance(about, int) or not 0 <= about < len(self._live):
                 raise JobError(f"server {server} broke the protocol: number_of_optimizer = {about!r} (expected 0 to {len(self._live) - 1})")
-            self._live[about].on_message(self._shard_connections[about][server], message, now)
+            self._live[about].on_server(server, message, now)
         else:
             kind, number = message.header.get("kind"), message.header.get("number_of_optimizer", 0)
             if kind == "hello" and connection not in self._at:
@@ -102,7 +100,6 @@ class LiveCoordinators:
             raise ProtocolError(f"number_of_optimizer = {number!r} (expected at most {min(len(self._live), OPTIMIZERS_MAX - 1)})")
         if number == len(self._live):
             connections = {server: Numbered(connection, number) for server, connection in self._shards.items()}
-            self._shard_connections.append(connections)
             journal = PartOfJournal(self._journal, number)
             made = LiveCoordinator(
                 self._settings,
@@ -246,14 +243,20 @@ class LiveCoordinators:
         if self.checkpoints is not None:
             self.checkpoints.has_returned()
 
-    def flush(self) -> None:
-        """Give the journal's lines to the operating system."""
-        self._journal.flush()
-
     @property
     def journal(self) -> Journal:
         """Return the journal of the job."""
         return self._journal
+
+    @property
+    def tally(self) -> Tally:
+        """Return the counts of all records so far."""
+        self._journal.settle()
+        return self._tally
+
+    def goes_on_in(self, journal: Journal, place: Mapping[str, Any]) -> None:
+        """Count what is recorded in the journal of this process, which goes on where another one was."""
+        journal.go_on(place, (self._tally.add,))
 
     def move_journal(self, path: str) -> None:
         """Put the journal in place of the one at ``path``."""
@@ -275,8 +278,8 @@ class LiveCoordinators:
 
     def _look_at_journal(self) -> None:
         """Tell the supervisor once if the journal cannot be written any more."""
-        if self._journal.failure is not None and self.tally.journal_failure is None:
-            self.tally.journal_failure = self._journal.failure
+        if self._journal.failure is not None and self._tally.journal_failure is None:
+            self._tally.journal_failure = self._journal.failure
             supervisor, *_ = self._parts
             supervisor.send({"kind": "journal_failed", "reason": self._journal.failure})
 

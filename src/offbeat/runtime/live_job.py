@@ -126,7 +126,8 @@ class LiveJob:
             if saves:
                 assert self.checkpoints is not None
                 self.checkpoints.after()
-            self._inject_kills(now)
+            if self._kills.ordered:
+                self._inject_kills(now)
             self.side.pass_on(now)
 
     def save_shards(self, order: Mapping[str, Any], own: Callable[[Callable[[], ShardCopy]], None]) -> int:

@@ -76,6 +76,7 @@ class ServerProcess(ABC):
     def turn(self, timeout_s: Seconds) -> None:
         """Handle what comes within ``timeout_s``, and do what is due. Raises what `Service.handle` raises."""
         self.hear(timeout_s)
+        self.service.settle()
         self.tick()
 
     def hear(self, timeout_s: Seconds) -> None:

@@ -150,6 +150,11 @@ class Service:
             elif self.state.files is not None:
                 self.state.files.on_written(result)
 
+    def settle(self) -> None:
+        """Write into the journal what has happened: now, since the answers to what has come are on their way."""
+        if self.state.coordinator is not None:
+            self.state.coordinator.journal.settle()
+
     def stood_still(self, now: Seconds, seconds: Seconds) -> None:
         """Note that this process has stood still for so long until now."""
         if self.state.coordinator is not None:
@@ -210,7 +215,7 @@ class Service:
         state = self.state
         state.writes = self.writer.open
         if state.coordinator is not None:
-            state.coordinator.flush()
+            state.coordinator.journal.flush()
             state.journal = state.coordinator.journal.place(content=journal)
         return state
 
@@ -221,7 +226,7 @@ class Service:
         if state.coordinator is None:
             journal.close()
         else:
-            journal.go_on(state.journal, (state.coordinator.tally.add,))
+            state.coordinator.goes_on_in(journal, state.journal)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -240,7 +245,7 @@ class Service:
     def journal_of(self, settings: JobSettings, *, goes_on: bool) -> Journal:
         """Return the journal with which this process takes over a state; ``goes_on``: in the file of the process before."""
         path, follow = (settings.journal, settings.follow) if self.number == 0 else (None, ())
-        return Journal(path, now=self.now, goes_on=goes_on, follow=follow)
+        return Journal(path, now=self.now, goes_on=goes_on, later=True, follow=follow)
 
     # The messages.
 

@@ -19,7 +19,7 @@ from offbeat.runtime.coordination.group_watch import GroupWatch
 from offbeat.runtime.coordination.peers import Peer
 from offbeat.runtime.coordination.save_points import Checkpoints
 from offbeat.runtime.coordination.schedule_watch import ScheduleWatch
-from offbeat.runtime.job.first_steps import FirstStepsWatch
+from offbeat.runtime.job.first_steps import FirstStepsWatch, Warned
 from offbeat.runtime.job.loading import Loaded
 from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.live_job import LiveJob
@@ -189,7 +189,9 @@ class WorkerRequests(Derived):
         if (before := message.header.get("before")) is not None:
             self._job.feed(Resumed(peer.worker, peer.incarnation, before), now)
         self._checkpoints.pushed(peer.worker, peer.incarnation, message.header["push"]["version"])
-        warnings = self._first_steps.note(peer.worker, message.header.get("first", ()), message.header.get("frozen"))
+        warnings: list[Warned] = []
+        if "first" in message.header or "frozen" in message.header:
+            warnings += self._first_steps.note(peer.worker, message.header.get("first", ()), message.header.get("frozen"))
         if self._job.servers_step:
             warnings += self._groups.note(peer.worker, message.header)
             warnings += self._schedules.note(peer.worker, message.header, self._job.peers.gone)

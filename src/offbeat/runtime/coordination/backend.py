@@ -15,6 +15,10 @@ class Backend(Protocol):
     """Carry out the coordinator's decisions and report results. `ServerCoordinatorSide` with servers, `RankCoordinatorSide` without."""
 
     @property
+    def follows(self) -> bool:
+        """True if ranks decide among themselves: what they have done is read before each message, and after it."""
+
+    @property
     def has_backlog(self) -> bool:
         """True if something has happened that is not fully known yet, so that workers' requests must wait."""
 

@@ -45,12 +45,13 @@ class Kills:
     """
 
     def __init__(self, ordered: Sequence[InjectedKill]) -> None:
-        self._ordered = list(ordered)
+        self.ordered = list(ordered)
+        """Those that have not happened yet."""
 
     def due(self, version: Version) -> list[WorkerId]:
         """Return the workers to kill now that the job has reached this version."""
-        due = [kill for kill in self._ordered if version >= kill.version]
-        self._ordered = [kill for kill in self._ordered if kill not in due]
+        due = [kill for kill in self.ordered if version >= kill.version]
+        self.ordered = [kill for kill in self.ordered if kill not in due]
         return [kill.worker for kill in due]
 
 

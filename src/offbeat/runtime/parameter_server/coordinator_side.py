@@ -53,6 +53,7 @@ class ServerCoordinatorSide:
         ConfigurationError: there is not enough memory.
     """
 
+    follows = False
     has_backlog = False
 
     def __init__(

@@ -48,6 +48,7 @@ class RankCoordinatorSide:
     backend: ClassVar[str]
     """Sent in the welcome; a rank chooses its `RankMember` by this name."""
 
+    follows = True
     notified_late = True
 
     def __init__(
