@@ -17,7 +17,7 @@ from offbeat.policies import BDBW, BSP, DBW
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.types import Fate
 
-PROMISES = {BDBW: FreshOnly}
+PROMISES = {BDBW: FreshOnly, DBW: FreshOnly}
 
 
 class Job(Hand):

@@ -70,23 +70,11 @@ class BDBW(FirstFresh):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        owner = self.called()
-        number(owner, "gamma", self.gamma, above=0.0, most=1.0)
-        number(owner, "optimism", self.optimism, least=0.0, most=1.0)
-        if self.beta is not None:
-            number(owner, "beta", self.beta, least=1.0)
-        whole_number(owner, "k_min", self.k_min, least=1)
-        whole_number(owner, "warm_up", self.warm_up, least=1)
-        if not isinstance(self.censored, bool):
-            raise ConfigurationError(f"{owner}(censored={self.censored!r}): censored must be True or False")
+        _check_settings(self)
 
     def check(self, workers: int) -> None:
         super().check(workers)
-        if self.k_min > workers:
-            raise ConfigurationError(
-                f"{self.called()}(k_min={self.k_min}) with {workers} workers waits for more gradients than there are: "
-                f"k_min must be at most {workers}"
-            )
+        _check_workers(self, workers)
 
     @property
     def uses_loss(self) -> bool:
@@ -97,7 +85,7 @@ class BDBW(FirstFresh):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DBW(BDBW):
+class DBW(FirstFresh):
     """Fold the first k gradients of the newest version, ``k = argmax gain(k) / T(k)``: the expected decrease of the loss per second.
 
     The gain is the bound that follows from L-smoothness, ``(eta - L*eta^2/2) * N - (L*eta^2/2) * V/k``, with N the squared norm of the
@@ -135,8 +123,13 @@ class DBW(BDBW):
 
     word = "dbw"
 
+    gamma: float = 0.98
+    """See `BDBW`, as for the next five."""
+    optimism: float = 0.5
     beta: float | None = 1.01
-    """See `BDBW`."""
+    k_min: int = 1
+    warm_up: int = 2
+    censored: bool = False
     history: int = 5
     """D, the number of folds over which norms are averaged; at least 1."""
     smoothness: float | Literal["auto"] | None = None
@@ -148,6 +141,7 @@ class DBW(BDBW):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_settings(self)
         whole_number("dbw", "history", self.history, least=1)
         smoothness: Any = self.smoothness
         if isinstance(smoothness, str):
@@ -159,9 +153,38 @@ class DBW(BDBW):
         if self.momentum >= 1.0:
             raise ConfigurationError(f"dbw(momentum={self.momentum!r}): momentum must be less than 1")
 
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        _check_workers(self, workers)
+
+    @property
+    def uses_loss(self) -> bool:
+        return self.beta is not None
+
     @property
     def measures(self) -> Literal["nothing", "norms", "differences"]:
         return "differences" if self.smoothness == "auto" else "norms"
 
     def start(self) -> ServerRule:
         return Run(self, gain=GainEstimator(history=self.history, smoothness=self.smoothness, momentum=self.momentum))
+
+
+def _check_settings(rule: BDBW | DBW) -> None:
+    """Raise `ConfigurationError` if a setting that the two rules share is out of its range."""
+    owner = rule.called()
+    number(owner, "gamma", rule.gamma, above=0.0, most=1.0)
+    number(owner, "optimism", rule.optimism, least=0.0, most=1.0)
+    if rule.beta is not None:
+        number(owner, "beta", rule.beta, least=1.0)
+    whole_number(owner, "k_min", rule.k_min, least=1)
+    whole_number(owner, "warm_up", rule.warm_up, least=1)
+    if not isinstance(rule.censored, bool):
+        raise ConfigurationError(f"{owner}(censored={rule.censored!r}): censored must be True or False")
+
+
+def _check_workers(rule: BDBW | DBW, workers: int) -> None:
+    if rule.k_min > workers:
+        raise ConfigurationError(
+            f"{rule.called()}(k_min={rule.k_min}) with {workers} workers waits for more gradients than there are: "
+            f"k_min must be at most {workers}"
+        )

@@ -20,7 +20,7 @@ from offbeat.policies.fresh import fresh, outdated
 from offbeat.types import Epoch, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
-    from offbeat.policies.dbw import BDBW
+    from offbeat.policies.dbw import BDBW, DBW
 
 
 class VersionRound(NamedTuple):
@@ -41,7 +41,7 @@ class Run(ServerRule):
         gain: estimates the gain of a fold; None: the gain of k gradients is k.
     """
 
-    def __init__(self, rule: BDBW, gain: GainEstimator | None) -> None:
+    def __init__(self, rule: BDBW | DBW, gain: GainEstimator | None) -> None:
         self.rule = rule
         self._gain = gain
         self._times = ArrivalTimes(rule.gamma, pooled=rule.obsolete == "push_and_interrupt")

@@ -114,23 +114,7 @@ class Majority(Partial):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnInitiators(Partial):
-    """Rules that draw several initiators for each round."""
-
-    m: int
-    """How many ranks are drawn, at least 1; all living ranks if there are fewer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number(self.called(), "m", self.m, least=1)
-
-    def check(self, workers: int) -> None:
-        super().check(workers)
-        _at_most(self.called(), "m", self.m, workers)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstOf(DrawnInitiators):
+class FirstOf(Partial):
     """Close a round when the first of m drawn ranks arrives: (P + 1) / (m + 1) arrive on average. m = 1 is `Majority`, m = P `Solo`.
 
     ``G = (1/P) * sum`` of the gradients in the send buffers, as under `Majority`.
@@ -145,12 +129,23 @@ class FirstOf(DrawnInitiators):
 
     word = "first_of"
 
+    m: int
+    """How many ranks are drawn, at least 1; all living ranks if there are fewer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number(self.called(), "m", self.m, least=1)
+
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        _at_most(self.called(), "m", self.m, workers)
+
     def closes(self, view: RoundView) -> bool:
         return view.arrivals_of(view.drawn(self.m)) > 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllOf(DrawnInitiators):
+class AllOf(Partial):
     """Close a round when all of m drawn ranks have arrived: m (P + 1) / (m + 1) on average. m = 1 is `Majority`, m = P `Full`.
 
     ``G = (1/P) * sum`` of the gradients in the send buffers, as under `Majority`.
@@ -164,6 +159,17 @@ class AllOf(DrawnInitiators):
     )
 
     word = "all_of"
+
+    m: int
+    """How many ranks are drawn, at least 1; all living ranks if there are fewer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole_number(self.called(), "m", self.m, least=1)
+
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        _at_most(self.called(), "m", self.m, workers)
 
     def closes(self, view: RoundView) -> bool:
         drawn = view.drawn(self.m)

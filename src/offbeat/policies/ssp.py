@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Hold, ServerRule, View, whole_number
@@ -96,25 +96,32 @@ class DSSP(OneByOne):
             raise ConfigurationError(f"dssp(lower={self.lower}, upper={self.upper}): upper must be at least lower")
 
     def start(self) -> ServerRule:
-        return _RunningDSSP(lower=self.lower, upper=self.upper)
+        return _Run(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _RunningDSSP(DSSP):
-    credits: dict[WorkerId, Clock] = field(default_factory=dict, repr=False)
-    """How many more iterations each worker may run beyond ``lower``."""
+class _Run(OneByOne):
+    """The state of DSSP in one run."""
+
+    def __init__(self, rule: DSSP) -> None:
+        self._rule = rule
+        self._credits: dict[WorkerId, Clock] = {}
+        """How many more iterations each worker may run beyond ``lower``."""
+
+    @property
+    def spelling(self) -> str:
+        return self._rule.spelling
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        inside = within(view, worker, self.lower)
+        inside = within(view, worker, self._rule.lower)
         if isinstance(inside, Admit):
             return inside
         lead = view.clock(worker) - view.slowest
-        credit = self.credits.get(worker, 0)
+        credit = self._credits.get(worker, 0)
         if credit == 0 and view.clock(worker) == view.fastest:
             credit = self._grant(view, worker)
-        if credit == 0 or lead > self.upper:
+        if credit == 0 or lead > self._rule.upper:
             return inside
-        self.credits[worker] = credit - 1
+        self._credits[worker] = credit - 1
         return Admit(f"{lead} ahead of the slowest worker, granted: their pushes are predicted to meet {credit} iterations on")
 
     def _grant(self, view: View, worker: WorkerId) -> int:
@@ -129,4 +136,4 @@ class _RunningDSSP(DSSP):
             j = max(1, round(ahead / step_slow))
             return min(abs(ahead - i * step_slow) for i in (max(1, j - 1), j, j + 1))
 
-        return min(range(self.upper - self.lower + 1), key=distance)
+        return min(range(self._rule.upper - self._rule.lower + 1), key=distance)
