@@ -145,11 +145,13 @@ class Epochs:
 
     def measure(self, push: Pushed) -> list[Effect]:
         """Measure the speed of a worker by its push. Batch sizes that follow the speeds may change with that."""
-        living, window = self._participants.inside(), self._auto.window
-        self._auto.note(push.worker, push.samples, push.compute_s)
-        if not self._auto.adjust(living) or self._auto.first is None:
+        if self._auto.first is None:
             return []
-        base, deal = self._auto.first
+        (base, deal), window = self._auto.first, self._auto.window
+        living = self._participants.inside()
+        self._auto.note(push.worker, push.samples, push.compute_s)
+        if not self._auto.adjust(living):
+            return []
         sizes = self._auto.sizes(living, base, deal)
         reason = f"by the seconds per sample of {window} steps of each worker; {sum(sizes.values())} samples in all"
         return [Resized(sizes, reason)]

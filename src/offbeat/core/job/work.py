@@ -66,7 +66,8 @@ class JobWork:
         self._effects += effects
         if self._participants.outside and any(isinstance(effect, EpochEnded) for effect in effects):
             self._let_in(now)
-        if not self.ledger.unsettled and self.barriers.complete(self._participants.inside(), self.epochs.idle):
+        at_barrier = self.barriers.waiting and not self.ledger.unsettled
+        if at_barrier and self.barriers.complete(self._participants.inside(), self.epochs.idle):
             self._open_barrier(now)
 
     def _open_barrier(self, now: Seconds) -> None:
