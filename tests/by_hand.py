@@ -9,8 +9,8 @@ import torch
 
 from offbeat.policies import rule
 from offbeat.runtime.coordination.file_writer import FileWriter
-from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.live_job import LiveJob
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import hyperparameters, spec_of
 from offbeat.transport.base import Address, Arrivals, Buffer, Connection, Hub, Message, PartArrived, SharedMemory
@@ -54,18 +54,16 @@ class Line(Connection):
         return [header for header in self.sent if header["kind"] == kind]
 
 
-def coordinator(
-    settings: JobSettings, shards: Mapping[int, Connection] | None = None, writer: FileWriter | None = None
-) -> LiveCoordinators:
+def coordinator(settings: JobSettings, shards: Mapping[int, Connection] | None = None, writer: FileWriter | None = None) -> LiveJob:
     """Server 0's, with nobody connected but the other servers; its clock is what it is told."""
     parts = Line("supervisor"), Mailbox(), "", lambda: 0.0
-    return LiveCoordinators(settings, shards or {}, *parts, writer=writer)
+    return LiveJob(settings, shards or {}, *parts, writer=writer)
 
 
 class Worker:
     """One worker's end, spoken by hand; its parameters are all ``value``."""
 
-    def __init__(self, host: LiveCoordinators, number: int, value: float = 0.0, sync: str = "asp", pid: int = 0) -> None:
+    def __init__(self, host: LiveJob, number: int, value: float = 0.0, sync: str = "asp", pid: int = 0) -> None:
         self.host, self.number, self.sync, self.pid = host, number, sync, pid
         self.line = Line(f"worker {number}")
         model = torch.nn.Linear(4, 1, bias=False)

@@ -71,8 +71,8 @@ class ReplicaReceiver(Receiver):
         self.close()
 
     def end(self) -> None:
-        if self.server.service.state.coordinator is not None:
-            self.server.service.state.coordinator.release_memory()
+        if self.server.service.state.job is not None:
+            self.server.service.state.job.release_memory()
         self.hub.close()
         self.peers.close()
 

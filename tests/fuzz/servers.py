@@ -105,8 +105,8 @@ class ServerReceiver(Receiver):
         raise NotImplementedError
 
     def end(self) -> None:
-        if self.server.service.state.coordinator is not None:
-            self.server.service.state.coordinator.release_memory()
+        if self.server.service.state.job is not None:
+            self.server.service.state.job.release_memory()
         self.hub.close()
         self.peers.close()
         self.others.close()
@@ -148,8 +148,8 @@ class FromWorker(ServerReceiver):
     @property
     def begun(self) -> bool:
         """True once a worker trains."""
-        live = self.server.service.state.coordinator
-        return live is not None and live.first.job.coordinator is not None and live.first.job.coordinator.start.begun
+        live = self.server.service.state.job
+        return live is not None and live.first.driver.coordinator is not None and live.first.driver.coordinator.start.begun
 
 
 class FromWorkerToShard(ServerReceiver):

@@ -136,7 +136,7 @@ def test_measurements_that_nobody_awaits_are_refused_and_not_kept(begun: Made) -
 def test_a_server_that_speaks_before_any_worker_has_joined(begun: Made) -> None:
     receiver = begun(FromShard)
     line = receiver.server
-    line.service.state.coordinator.first.job.side = None
+    line.service.state.job.first.driver.plane = None
     with pytest.raises(JobError, match="server 1 sent 'arrived' before a worker has joined"):
         handed(receiver, {"kind": "arrived", **malformed.FROM_SHARD["arrived"]})
 
@@ -223,6 +223,6 @@ def test_names_of_metrics_do_not_pile_up(begun: Made) -> None:
     for _ in range(2):
         handed(receiver, {"kind": "metrics", "values": {"one more": 1.0, "metric 8": 3.0}})
     assert not receiver.line.closed
-    summary = receiver.server.service.state.coordinator.tally.summary()
+    summary = receiver.server.service.state.job.tally.summary()
     assert len(summary["metrics"]) == METRICS_MAX and summary["metrics"]["metric 8"] == 3.0
     assert [warning["about"] for warning in summary["warnings"]] == ["names_of_metrics"]

@@ -75,7 +75,7 @@ def serving(token: str) -> Iterator[tuple[SocketHub, Server]]:
     hub.listen()
     deadline = time.monotonic() + DEADLINE_S
     told = False
-    while server.service.state.coordinator is None:
+    while server.service.state.job is None:
         assert time.monotonic() < deadline
         server.hear(0.002)
         for connection, item in supervisor.poll(0.002):
@@ -84,7 +84,7 @@ def serving(token: str) -> Iterator[tuple[SocketHub, Server]]:
                 connection.send({"kind": "job", "settings": JobSettings(workers=3).to_wire(), "servers": "[]"})
         server.tick()
     yield hub, server
-    server.service.state.coordinator.release_memory()
+    server.service.state.job.release_memory()
     for each in (supervisor, hub):
         each.close()
 

@@ -73,7 +73,7 @@ def test_nothing_is_kept_of_a_connection_that_has_ended() -> None:
         worker = Worker(host, 0)
         worker.join(float(turn))
         host.on_closed(worker.line, "end of stream", turn + 0.5)
-        assert host.first.job.served.shard.worker_at(worker.line) is None
+        assert host.first.driver.served.shard.worker_at(worker.line) is None
     host.close(True, "enough", 5.0)
 
 

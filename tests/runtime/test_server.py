@@ -40,7 +40,7 @@ def test_what_came_with_a_refused_message_is_not_heard() -> None:
     address = hub.listen()
     server = Server(0, hub, peers.connect(address))
     coordinator: Any = Coordinator()
-    server.service.state.coordinator = coordinator
+    server.service.state.job = coordinator
     line = peers.connect(address)
     line.send({"kind": "ready"})
     line.send({"kind": "hello"})
@@ -80,7 +80,7 @@ def test_what_a_killed_process_has_sent_before_is_no_sign_of_life(killed: bool, 
     address = hub.listen()
     server = Server(0, hub, peers.connect(address))
     coordinator: Any = Listening()
-    server.service.state.coordinator = coordinator
+    server.service.state.job = coordinator
     line = peers.connect(address)
     line.send({"kind": "hello"})
     server.hear(0.0)
@@ -99,12 +99,12 @@ def test_the_end_of_a_process_that_comes_after_its_successors_hello_is_no_news(k
     network, host = MemoryNetwork(), coordinator(JobSettings(workers=1))
     hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
     service = Server(0, hub, peers.connect(hub.listen())).service
-    service.state.coordinator = host
+    service.state.job = host
     first, second = Worker(host, 0, pid=7), Worker(host, 0, pid=8)
     first.join(0.0)
     first.provide(0.0)
     second.join(1.0)
-    job = host.first.job.core
+    job = host.first.driver.core
     for pid, state in ((7, WorkerState.ALIVE), (8, WorkerState.DEAD if kind == "lost" else WorkerState.FINISHED)):
         reason = {"reason": "it was killed", "killed": True} if kind == "lost" else {}
         host.first.returned = True
@@ -119,7 +119,7 @@ def test_a_server_that_stood_still_says_so_and_one_that_waits_or_computes_does_n
     server, stood_still = Server(0, hub, peers.connect(hub.listen()), clock=lambda: clock[0], computed=lambda: 0.0), []
     coordinator: Any = Coordinator()
     coordinator.stood_still = lambda seconds, now: stood_still.append((seconds, now))
-    server.service.state.coordinator = coordinator
+    server.service.state.job = coordinator
     for passed_s, waits_s in ((5.0, 5.0), (0.5, 0.2), (8.0, 0.2), (0.2, 0.2)):
         clock[0] += passed_s
         server.hear(waits_s)

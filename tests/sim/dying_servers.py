@@ -79,8 +79,8 @@ def let_go(server: Server) -> None:
         assert isinstance(server.service.links, Recorder)
         for block in server.service.links.survival._blocks.values():
             block.close()
-    if server.service.state.coordinator is not None:
-        server.service.state.coordinator._journal._release()
+    if server.service.state.job is not None:
+        server.service.state.job._journal._release()
 
 
 class Mortal:

@@ -243,10 +243,10 @@ class StubAcross(StubRank):
 
     def note(self) -> None:
         """Note its parameters, unless it was declared dead and does not know it: it may have summed a round that is another one now."""
-        coordinator = self.job.sequencing().state.coordinator
+        coordinator = self.job.sequencing().state.job
         if coordinator is None:
             return  # of a process that has just begun
-        member = coordinator.first.job.core.membership[self.number]
+        member = coordinator.first.driver.core.membership[self.number]
         if member.state is WorkerState.ALIVE and member.incarnation == self.incarnation:
             super().note()
 

@@ -68,7 +68,7 @@ def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_pa
         job, live = ran(script, tmp_path, deaths, records=5)
         compare(*(in_one_order(log) for log in (live, calm)))
         assert job.died.total() > 8 and all(job.died[kind] for kind in ("append", "send"))
-        assert job.process_of(0).server.service.state.coordinator is not None and len(job.seen) > 2
+        assert job.process_of(0).server.service.state.job is not None and len(job.seen) > 2
 
 
 @examples(150)

@@ -13,10 +13,11 @@ from offbeat import session as sessions
 from offbeat.guarded import only_show, say
 from offbeat.integrations.loops import MissingExtraError
 from offbeat.launch.agent import versions
+from offbeat.launch.agents import AgentEngine
 from offbeat.launch.cluster import pass_on
 from offbeat.launch.environment import free_port
 from offbeat.launch.guest import Guest
-from offbeat.launch.ray_engine import ServersHere
+from offbeat.launch.server_starter import ServerStarter
 from offbeat.launch.supervisor import Supervisor
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.addresses import is_loopback
@@ -143,7 +144,7 @@ class JobActor:
     def run(self, settings: JobSettings, token: str, host: str, port: int, start_s: Seconds, tls: str) -> str:
         """Run the job. Returns how it has ended."""
         pass_on(Tls.of({"OFFBEAT_TLS": tls}))
-        engine = ServersHere(
+        engine = AgentEngine(
             seats=settings.workers,
             machines=None,
             workers=1,
@@ -155,6 +156,7 @@ class JobActor:
             versions=versions(),
             publish=lambda address: None,
             guests=True,
+            starter=ServerStarter(),
         )
         outcome = Supervisor(settings, engine, token=token, max_restarts=0, return_s=start_s, display=_Notes()).run()
         only_show("the outcome", lambda: say(outcome.reason))

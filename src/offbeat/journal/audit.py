@@ -1,18 +1,17 @@
 """The audit: does every push of a journal have exactly one fate, or one per shard, and is every fold made of what was pushed?
 
 Fed record by record like the tally that owns it. It keeps what is still open, not what is done, so that a long job does not grow it. It
-judges the books only; what the numbers mean for a reader is `journal.summary`'s.
+judges the contributions and their fates only; what the numbers mean for a reader is `journal.summary`'s.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from offbeat.core.derived import Derived
 from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender, gone_by
 
 Key: TypeAlias = tuple[int, int, int, int | None]
@@ -24,7 +23,7 @@ TOLERANCE: Final = 1e-6
 """For sums of weights and their ratios, and for times, of which some are rounded to a microsecond."""
 
 
-class Audit(Derived):
+class Audit:
     """Checks law by law what a job has written down.
 
     >>> audit = Audit()
@@ -33,8 +32,6 @@ class Audit(Derived):
     >>> audit.problems()
     ['worker 1, incarnation 1: its push at 0.5 s has no fate']
     """
-
-    DERIVED = ("_handlers",)
 
     def __init__(self) -> None:
         self._arrivals = JournalArrivals()
@@ -52,21 +49,6 @@ class Audit(Derived):
         self._ended = False
         self._found: list[str] = []
         self._count = 0
-        self._derive()
-
-    def _derive(self) -> None:
-        self._handlers: dict[str, Callable[[Record], None]] = {
-            "release": lambda record: self._sender(record).released(record["clock"]),
-            "paused": lambda record: self._sender(record).paused(),
-            "set_aside": lambda record: self._sender(record).paused(),
-            "pushed": self._pushed,
-            "gather": self._gather,
-            "fold": self._fold,
-            "settle": self._settle,
-            "publish": self._publish,
-            "state_changed": self._change_state,
-            "end": self._end,
-        }
 
     def add(self, record: Record) -> None:
         """Take the next record."""
@@ -77,17 +59,17 @@ class Audit(Derived):
             self._problem(f"{kind} at {t} s comes after a record of {self._t} s: time runs backwards")
         if self._ended:
             self._problem(f"{kind} at {t} s comes after the end")
-        handler = self._handlers.get(kind)
+        handler = _HANDLERS.get(kind)
         if handler is not None:
-            handler(record)
+            handler(self, record)
 
     def problems(self) -> list[str]:
         """Return the inconsistencies. A push without a fate is one only once the journal has ended."""
         found, more = list(self._found), self._count - len(self._found)
         if self._ended:
-            books = [(_who(w, i), book) for w, incarnations in self._senders.items() for i, book in incarnations.items()]
-            for who, book in books:
-                for push in book.open.values():
+            senders = [(_who(w, i), sender) for w, incarnations in self._senders.items() for i, sender in incarnations.items()]
+            for who, sender in senders:
+                for push in sender.open.values():
                     found += [f"{who}: its push at {push.t} s has no fate{_at(shard)}" for shard in _sorted(push)]
             found += [f"{_what(key)} is part of version {version} but has no fate 'folded'" for key, (version, _) in self._parts.items()]
             found += [f"{_what(key)} is folded into version {version}, which lacks it" for key, (version, _) in self._fates.items()]
@@ -228,7 +210,7 @@ class Audit(Derived):
             self._alive.discard(record["worker"])
 
     def _forget(self, worker: int, incarnation: int) -> None:
-        """Forget the books of a worker's earlier incarnations, as far as every push in them has its fate."""
+        """Forget a worker's earlier incarnations, as far as every push of theirs has its fate."""
         senders = self._senders[worker]
         for old in gone_by(senders, incarnation):
             if not senders[old].open:
@@ -242,6 +224,20 @@ class Audit(Derived):
         self._count += 1
         if len(self._found) < LISTED:
             self._found.append(text)
+
+
+_HANDLERS: Final[Mapping[str, Callable[[Audit, Record], None]]] = {
+    "release": lambda audit, record: audit._sender(record).released(record["clock"]),
+    "paused": lambda audit, record: audit._sender(record).paused(),
+    "set_aside": lambda audit, record: audit._sender(record).paused(),
+    "pushed": Audit._pushed,
+    "gather": Audit._gather,
+    "fold": Audit._fold,
+    "settle": Audit._settle,
+    "publish": Audit._publish,
+    "state_changed": Audit._change_state,
+    "end": Audit._end,
+}
 
 
 def _who(worker: int, incarnation: int) -> str:

@@ -7,11 +7,10 @@ journal, a simulated one as well. Inconsistent records are found by the audit (`
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offbeat.core.derived import Derived
 from offbeat.journal.arrivals import JournalArrivals, Record, gone_by
 from offbeat.journal.audit import Audit
 from offbeat.journal.costs import Costs
@@ -35,7 +34,7 @@ class _Shard:
     staleness: Spread = field(default_factory=Spread)
 
 
-class Tally(Derived):
+class Tally:
     """Counts the records of one journal.
 
     >>> tally = Tally()
@@ -45,8 +44,6 @@ class Tally(Derived):
     >>> tally.summary()["pushes"], tally.summary()["per_worker"][0]["compute_s"]
     (1, 0.9)
     """
-
-    DERIVED = ("_handlers",)
 
     def __init__(self) -> None:
         self._audit = Audit()
@@ -78,32 +75,6 @@ class Tally(Derived):
         """The tallies of the optimizers after the first, where a job has several."""
         self.journal_failure: str | None = None
         """The reason for which the journal of these records is incomplete, set by the owner of the journal."""
-        self._derive()
-
-    def _derive(self) -> None:
-        self._handlers: dict[str, Callable[[Record], None]] = {
-            "job": self._on_job,
-            "optimizer": self._on_optimizer,
-            "pushed": self._on_pushed,
-            "abandoned": lambda record: self._workers[record["worker"]].gave_up(record, blocks=bool(self._shards)),
-            "settle": self._on_settle,
-            "undone": lambda record: self._workers[record["worker"]].undone(record),
-            "fold": self._on_fold,
-            "release": self._on_release,
-            "interrupt": self._on_interrupt,
-            "set_aside": lambda record: setattr(self._workers[record["worker"]], "aside", True),
-            "taken_back": lambda record: setattr(self._workers[record["worker"]], "aside", False),
-            "paused": lambda record: self._workers[record["worker"]].turn("idle", record["t"]),
-            "epoch_ended": self._on_epoch_ended,
-            "resized": self._on_resized,
-            "state_changed": self._on_state_changed,
-            "metrics": self._on_metrics,
-            "fault": self._on_fault,
-            "stood_still": self._on_stood_still,
-            "warning": self._on_warning,
-            "exception": self._on_exception,
-            "end": self._on_end,
-        }
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> Tally:
@@ -128,9 +99,9 @@ class Tally(Derived):
             return
         self._audit.add(record)
         self.costs.add(record)
-        handler = self._handlers.get(record["kind"])
+        handler = _HANDLERS.get(record["kind"])
         if handler is not None:
-            handler(record)
+            handler(self, record)
 
     def problems(self) -> list[str]:
         """Return the inconsistencies: a push without a fate or with two, a fold of a contribution that was never pushed, and the like."""
@@ -320,3 +291,28 @@ class Tally(Derived):
             tally.add(record)
         for worker in self._workers.values():
             worker.turn("absent", record["t"])
+
+
+_HANDLERS: Final[Mapping[str, Callable[[Tally, Record], None]]] = {
+    "job": Tally._on_job,
+    "optimizer": Tally._on_optimizer,
+    "pushed": Tally._on_pushed,
+    "abandoned": lambda tally, record: tally._workers[record["worker"]].gave_up(record, blocks=bool(tally._shards)),
+    "settle": Tally._on_settle,
+    "undone": lambda tally, record: tally._workers[record["worker"]].undone(record),
+    "fold": Tally._on_fold,
+    "release": Tally._on_release,
+    "interrupt": Tally._on_interrupt,
+    "set_aside": lambda tally, record: setattr(tally._workers[record["worker"]], "aside", True),
+    "taken_back": lambda tally, record: setattr(tally._workers[record["worker"]], "aside", False),
+    "paused": lambda tally, record: tally._workers[record["worker"]].turn("idle", record["t"]),
+    "epoch_ended": Tally._on_epoch_ended,
+    "resized": Tally._on_resized,
+    "state_changed": Tally._on_state_changed,
+    "metrics": Tally._on_metrics,
+    "fault": Tally._on_fault,
+    "stood_still": Tally._on_stood_still,
+    "warning": Tally._on_warning,
+    "exception": Tally._on_exception,
+    "end": Tally._on_end,
+}

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.launch.agent_messages import FROM_AGENT, HELLO
 from offbeat.launch.engine import Child, Engine, ServerRole
-from offbeat.launch.environment import Place, worker_variables
+from offbeat.launch.environment import Place, server_environment, worker_variables
+from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.settings import ROLE, TOKEN, JobSettings
 from offbeat.transport.addresses import is_loopback, loopback
 from offbeat.transport.base import Address, Connection, Hub, Message
@@ -152,6 +153,7 @@ class AgentEngine(Engine):
         guests: True if each agent is a thread of its worker's process. A script that keeps Python's lock (imports of large libraries, code
             in C) silences the thread, so that no agent is lost for its silence: the servers judge the worker, and the engine that has
             started the process replaces it.
+        starter: starts the servers as children of this process; None: agents start them. Standbys are the agents' in any case.
     """
 
     workers_elsewhere = True
@@ -171,10 +173,12 @@ class AgentEngine(Engine):
         versions: Sequence[str],
         publish: Callable[[Address], None],
         guests: bool = False,
+        starter: ServerStarter | None = None,
     ) -> None:
         self._seats, self._machines, self._workers, self._start_s = seats, machines, workers, start_s
         self._listen, self._port, self._reached = listen, port, reached
         self._versions, self._publish, self._guests = list(versions), publish, guests
+        self._starter = starter
         self._settings: JobSettings
         self._hub: Hub
         if never_again:
@@ -226,10 +230,16 @@ class AgentEngine(Engine):
         return servers == 1  # several are on several machines, and the supervisor holds memory of its own machine alone
 
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
+        if self._starter is not None:
+            return self._start_here(self._starter, number, token, role, self._ports_of(number)[0])
         machines = self._machines_of_servers()
         return self._start_server(machines[number % len(machines)][0], number, role, self._ports_of(number)[0])
 
     def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
+        if self._starter is not None and earlier is None:
+            return self.start_server(number, token)
+        if self._starter is not None and earlier is not None:
+            return self._start_here(self._starter, number, token, "", earlier.tcp[1], earlier.local)
         agents = next((agents for agents in self._by_machine() if agents[0].host == self._hub.host), None)
         if agents is None:
             return None
@@ -265,12 +275,25 @@ class AgentEngine(Engine):
         variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), ROLE: role, "OFFBEAT_LOCAL": local}
         return self._start(agent, "server", number, {**variables, "OFFBEAT_LISTEN": listen or self._address_of(agent)})
 
+    def _start_here(self, starter: ServerStarter, number: int, token: str, role: ServerRole, port: int, local: str = "") -> Child:
+        return starter.start({**self._environment_here(number, token, port, local), ROLE: role}, self._notes.append)
+
+    def _environment_here(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
+        supervisor, servers = self._hub.address, self._settings.servers
+        assert supervisor is not None
+        return server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached, local=local)
+
     def prepare_returns(self) -> Child | None:
-        """Also for new standbys. The processes are the agents'."""
+        """Also for new standbys, whose processes are the agents'."""
+        if self._starter is not None and not self._settings.replicas:
+            return self._starter.prepare(self._environment_here(0, "", 0, ""))
         self._prepares = True
         for agents in self._by_machine():
             self._prepare(agents[0])
         return None
+
+    def returns_soon(self) -> bool:
+        return self._starter is not None and self._starter.imports()
 
     def _prepare(self, agent: Agent) -> None:
         if self._settings.replicas or agent.host == self._hub.host:
@@ -332,10 +355,13 @@ class AgentEngine(Engine):
         return not self._agents  # each agent closes its connection
 
     def strike(self) -> None:
-        pass  # the processes are the agents'
+        if self._starter is not None and self._starter.child is not None:
+            self._starter.child.strike()
 
     def close(self) -> None:
         self._agents.clear()
+        if self._starter is not None and self._starter.child is not None:
+            self._starter.child.kill()
 
     # What agents say.
 

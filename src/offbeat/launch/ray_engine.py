@@ -26,12 +26,11 @@ from offbeat.launch.agent import Agent as LocalAgent
 from offbeat.launch.agent import Duties, versions
 from offbeat.launch.agents import Agent, AgentEngine
 from offbeat.launch.cluster import pass_on
-from offbeat.launch.engine import Child, ServerRole
-from offbeat.launch.environment import Place, server_environment
+from offbeat.launch.environment import Place
 from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
 from offbeat.launch.server_starter import ServerStarter
-from offbeat.runtime.job.settings import ROLE, JobSettings
+from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.addresses import is_loopback, loopback, split_port
 from offbeat.transport.base import Address, Hub
 from offbeat.transport.tls import Tls
@@ -201,46 +200,7 @@ def _enter(folder: str, program: Program) -> None:
         ) from None
 
 
-class ServersHere(AgentEngine):
-    """Have agents start workers only: the servers are children of this process. Arguments are those of `AgentEngine`."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._servers = ServerStarter()
-
-    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
-        return self._start_here(number, token, role, self._port + 1 + number if self._port else 0)
-
-    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
-        if earlier is None:
-            return self.start_server(number, token)
-        return self._start_here(number, token, "", earlier.tcp[1], earlier.local)
-
-    def prepare_returns(self) -> Child | None:
-        return self._servers.prepare(self._environment_here(0, "", 0, ""))
-
-    def returns_soon(self) -> bool:
-        return self._servers.imports()
-
-    def strike(self) -> None:
-        if self._servers.child is not None:
-            self._servers.child.strike()
-
-    def close(self) -> None:
-        super().close()
-        if self._servers.child is not None:
-            self._servers.child.kill()
-
-    def _start_here(self, number: int, token: str, role: ServerRole, port: int, local: str = "") -> Child:
-        return self._servers.start({**self._environment_here(number, token, port, local), ROLE: role}, self._notes.append)
-
-    def _environment_here(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
-        supervisor, servers = self._hub.address, self._settings.servers
-        assert supervisor is not None
-        return server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached, local=local)
-
-
-class RayEngine(ServersHere):
+class RayEngine(AgentEngine):
     """Have Ray's actors start the processes of a job. This process is connected to the cluster (`connect`).
 
     Args:
@@ -284,6 +244,7 @@ class RayEngine(ServersHere):
             encrypted=Tls.of() is not None,
             versions=versions(),
             publish=self._place_agents,
+            starter=None if options.spread_servers else ServerStarter(),
         )
         self._program, self._options, self._token, self._existing = program, options, token, existing
         self._preload, self._grace_s = preload, grace_s
@@ -344,16 +305,6 @@ class RayEngine(ServersHere):
     def _on_returned(self, seat: int, call: Future[str | None]) -> None:
         self._ends.append((seat, call))
         self._hub.wake()
-
-    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
-        if self._options.spread_servers:
-            return AgentEngine.start_server(self, number, token, role)
-        return super().start_server(number, token, role)
-
-    def prepare_returns(self) -> Child | None:
-        if self._settings.replicas:  # the nodes start the servers
-            return AgentEngine.prepare_returns(self)
-        return super().prepare_returns()
 
     def tick(self, now: Seconds) -> None:
         super().tick(now)

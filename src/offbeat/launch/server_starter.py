@@ -19,7 +19,7 @@ from offbeat.runtime.job.settings import ROLE, TOKEN
 from offbeat.types import Seconds
 
 SERVER = Program("offbeat.runtime.server", module=True)
-MODULES = (OPTIMIZERS, "offbeat.runtime.coordinators")
+MODULES = (OPTIMIZERS, "offbeat.runtime.live_job")
 """What a server imports after it has begun to listen."""
 IMPORTS_S: Seconds = 30.0
 """Seconds that a server waits for these imports of the process from which it would be started again; a stopped process never ends them."""

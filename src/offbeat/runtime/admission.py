@@ -1,6 +1,6 @@
 """Admit workers' processes to the job of one optimizer: from hello to welcome, or to a refusal.
 
-The first hello brings the job spec: the coordinator is made for its rule. With servers the backend is made at once. Without servers it is
+The first hello brings the job spec: the coordinator is made for its rule. With servers the plane is made at once. Without servers it is
 made once no further rank is expected, since it depends on whether all ranks share memory.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
+from offbeat.runtime.driver import Driver
 from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.job.wire_choice import check_replicas
-from offbeat.runtime.live_job import LiveJob
-from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
+from offbeat.runtime.parameter_server.plane import ServerPlane
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.runtime.sides import checked_vector, ranks_of, side_of
@@ -26,10 +26,10 @@ from offbeat.types import NO_WORKER, Seconds, WorkerId, WorkerState
 
 
 class Admission:
-    """Compare each joining process with the job, and make the coordinator and the backend of a `LiveJob`.
+    """Compare each joining process with the job, and make the coordinator and the plane of a `Driver`.
 
     Args:
-        job: the optimizer's.
+        driver: of the optimizer's coordinator.
         shards: connections to the other servers, by number.
         hub: the listening hub of this process; gives the network interface on which ranks of several hosts meet.
         survival: of the server.
@@ -38,16 +38,16 @@ class Admission:
 
     def __init__(
         self,
-        job: LiveJob,
+        driver: Driver,
         shards: Mapping[int, Connection],
         hub: Hub,
         survival: Survival,
         now: Callable[[], Seconds],
     ) -> None:
-        self._job, self._shards, self._survival = job, shards, survival
+        self._driver, self._shards, self._survival = driver, shards, survival
         self._hub, self._now = hub, now
         self._awaiting_welcome: dict[WorkerId, None] = {}
-        """Ranks that have said hello and wait until the backend exists."""
+        """Ranks that have said hello and wait until the plane exists."""
         self._vector: Mapping[str, Any] = {}
         """The header of the first rank's hello, which describes its gradients."""
 
@@ -58,77 +58,77 @@ class Admission:
             ProtocolError: the worker's number is not one of the job's, or its hello breaks the protocol.
             JobError: the process does not fit, and no worker has begun to train: the job cannot begin.
         """
-        job, worker, header = self._job, message.header["worker"], message.header
-        if worker >= job.settings.workers:
+        driver, worker, header = self._driver, message.header["worker"], message.header
+        if worker >= driver.settings.workers:
             raise ProtocolError(
-                f"worker {worker} is not one of this job's {job.settings.workers} workers (expected 0 to {job.settings.workers - 1})"
+                f"worker {worker} is not one of this job's {driver.settings.workers} workers (expected 0 to {driver.settings.workers - 1})"
             )
-        job.peers.missing.pop(worker, None)
+        driver.peers.missing.pop(worker, None)
         try:
             self._check_spec(worker, header, now)
             if not self._lasts(connection):
                 self._survival.give_up(
                     f"worker {worker} does not share memory with the servers, and cannot be reached again by a new one", lack=False
                 )
-            if not isinstance(job.side, ServerCoordinatorSide):
+            if not isinstance(driver.plane, ServerPlane):
                 vector = checked_vector(header)
                 self._vector = self._vector or vector
-            if job.side is not None:
-                job.side.check(worker, connection, message)
+            if driver.plane is not None:
+                driver.plane.check(worker, connection, message)
         except ConfigurationError as error:
             connection.send({"kind": "refused", "reason": str(error)})
-            if job.coordinator is None or not job.coordinator.start.begun:
+            if driver.coordinator is None or not driver.coordinator.start.begun:
                 raise JobError(str(error)) from None
             return False
         return True
 
     def _lasts(self, connection: Connection) -> bool:
         """Return True if the next process of this server has all that comes over a connection: over sockets, gradients are not written."""
-        assert self._job.spec is not None, "the spec of this hello, or of an earlier one, is known"
+        assert self._driver.spec is not None, "the spec of this hello, or of an earlier one, is known"
         if not isinstance(connection, Link):
             return False
-        return connection.shares_memory or self._survival.follows or not isinstance(self._job.spec.policy, ServerRule)
+        return connection.shares_memory or self._survival.follows or not isinstance(self._driver.spec.policy, ServerRule)
 
     def welcome(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Let an accepted process take part; without servers, as soon as no further rank is expected."""
-        job = self._job
-        if isinstance(job.side, ServerCoordinatorSide):
-            job.side.welcome(worker, connection, message)
-            job.peers[worker].welcomed = True
+        driver = self._driver
+        if isinstance(driver.plane, ServerPlane):
+            driver.plane.welcome(worker, connection, message)
+            driver.peers[worker].welcomed = True
         else:
             self._awaiting_welcome[worker] = None
             self._welcome_ranks()
 
     def lost(self, worker: WorkerId) -> None:
-        """Wait no longer for a rank that has ended before the backend was made."""
+        """Wait no longer for a rank that has ended before the plane was made."""
         self._awaiting_welcome.pop(worker, None)
         if self._awaiting_welcome:
             self._welcome_ranks()
 
     def _check_spec(self, worker: WorkerId, header: Mapping[str, Any], now: Seconds) -> None:
         """Take the first worker's job spec as the job's, or compare a later worker's with it."""
-        job = self._job
-        if job.spec is None:
-            job.supervisor.send({"kind": "loading"})  # importing the optimizer's modules may take long
-        spec = JobSpec.of(header, job.settings.sync)
-        if job.spec is not None:
-            job.spec.check(worker, spec)
+        driver = self._driver
+        if driver.spec is None:
+            driver.supervisor.send({"kind": "loading"})  # importing the optimizer's modules may take long
+        spec = JobSpec.of(header, driver.settings.sync)
+        if driver.spec is not None:
+            driver.spec.check(worker, spec)
         else:
             self._set_up(spec, header)
-            job.spec = spec
-            job.write_header(spec.policy.spelling, now)
+            driver.spec = spec
+            driver.write_header(spec.policy.spelling, now)
 
     def _set_up(self, spec: JobSpec, header: Mapping[str, Any]) -> None:
-        """Create the coordinator and, with servers, the backend.
+        """Create the coordinator and, with servers, the plane.
 
         Only when this has succeeded is the worker's spec the job's: after a refused worker another one may bring a different spec.
         """
-        job, policy = self._job, spec.policy
-        settings, shards = job.settings, job.settings.servers
+        driver, policy = self._driver, spec.policy
+        settings, shards = driver.settings, driver.settings.servers
         beginning = None
-        if job.resumed is not None:
-            job.resumed.check(job.number, policy, spec.layout, spec.spec)
-            beginning = job.resumed.beginning(job.number, policy, settings)
+        if driver.resumed is not None:
+            driver.resumed.check(driver.number, policy, spec.layout, spec.spec)
+            beginning = driver.resumed.beginning(driver.number, policy, settings)
         coordinator = Coordinator(
             policy,
             settings.workers,
@@ -147,14 +147,14 @@ class Admission:
                     "workers may be on other machines, and gradients that come over a network are not kept for a new server", lack=False
                 )
                 survival = NOBODY
-            parts = (job.peers, job.notifier, job.feed, job.perform, self._now)
-            job.side = ServerCoordinatorSide(
-                policy, spec, settings, coordinator, self._shards, *parts, in_place=job.number == 0, survival=survival
+            parts = (driver.peers, driver.notifier, driver.feed, driver.perform, self._now)
+            driver.plane = ServerPlane(
+                policy, spec, settings, coordinator, self._shards, *parts, in_place=driver.number == 0, survival=survival
             )
-            if job.resumed is not None:
-                shard = job.side.shard
-                saved = partial(job.resumed.copy_for, job.number, spec.layout, shard.span, spec.spec)
-                shard.restore(saved, job.resumed.version_at(job.number, 0, settings))
+            if driver.resumed is not None:
+                shard = driver.plane.shard
+                saved = partial(driver.resumed.copy_for, driver.number, spec.layout, shard.span, spec.spec)
+                shard.restore(saved, driver.resumed.version_at(driver.number, 0, settings))
         else:
             if shards > 1:
                 raise ConfigurationError(
@@ -163,33 +163,33 @@ class Admission:
             checked_vector(header)
             if self._survival.follows:
                 check_replicas(policy)
-        job.coordinator = coordinator
+        driver.coordinator = coordinator
 
     def _welcome_ranks(self) -> None:
         """Welcome the ranks that have said hello, once no other rank is expected."""
-        job = self._job
-        assert job.spec is not None, "a rank waits for its welcome, so that the spec of the first hello is known"
-        policy, peers = job.spec.policy, job.peers
-        if job.side is None:
-            if any(worker not in self._awaiting_welcome for worker in job.core.membership.in_state(WorkerState.EXPECTED)):
+        driver = self._driver
+        assert driver.spec is not None, "a rank waits for its welcome, so that the spec of the first hello is known"
+        policy, peers = driver.spec.policy, driver.peers
+        if driver.plane is None:
+            if any(worker not in self._awaiting_welcome for worker in driver.core.membership.in_state(WorkerState.EXPECTED)):
                 return
             together = all(peers[worker].connection.shares_memory for worker in self._awaiting_welcome)
-            parts = (job.core, peers, job.notifier, job.feed, job.perform, self._now)
-            ranks = ranks_of(self._vector, job.settings.workers, job.settings.seed, together=together)
+            parts = (driver.core, peers, driver.notifier, driver.feed, driver.perform, self._now)
+            ranks = ranks_of(self._vector, driver.settings.workers, driver.settings.seed, together=together)
             try:
-                job.side = side_of(policy, ranks, self._hub, parts, self._survival)
-                job.ranks.joiners.saves = job.settings.checkpoint is not None
-                if job.resumed is not None:
-                    job.ranks.joiners.set_initial(NO_WORKER, job.resumed.replica(job.number, job.spec.layout))
+                driver.plane = side_of(policy, ranks, self._hub, parts, self._survival)
+                driver.ranks.joiners.saves = driver.settings.checkpoint is not None
+                if driver.resumed is not None:
+                    driver.ranks.joiners.set_initial(NO_WORKER, driver.resumed.replica(driver.number, driver.spec.layout))
                     self._survival.renew()  # the next process may not find that checkpoint any more
             except ConfigurationError as error:
                 for worker in self._awaiting_welcome:
                     peers[worker].connection.send({"kind": "refused", "reason": str(error)})
                 raise JobError(str(error)) from None
-        side = job.ranks
+        plane = driver.ranks
         for worker in self._awaiting_welcome:
-            welcome = {"kind": "welcome", "in_place": False, "sync": policy.spelling, "backend": side.backend, **side.welcome}
-            welcome["checkpoints"] = job.settings.checkpoints
-            peers[worker].connection.send(welcome, memory=side.memory)
+            welcome = {"kind": "welcome", "in_place": False, "sync": policy.spelling, "backend": plane.backend, **plane.welcome}
+            welcome["checkpoints"] = driver.settings.checkpoints
+            peers[worker].connection.send(welcome, memory=plane.memory)
             peers[worker].welcomed = True
         self._awaiting_welcome.clear()

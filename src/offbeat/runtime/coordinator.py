@@ -4,8 +4,8 @@ What is handed to whom:
 
     a hello                       Admission        runtime/admission.py
     another message of a worker   WorkerRequests   runtime/worker_requests.py
-    a message of another server   ServerCoordinatorSide
-    each event that comes of it   LiveJob          runtime/live_job.py, which holds the pure Coordinator, the journal and the backend
+    a message of another server   ServerPlane      runtime/parameter_server/plane.py
+    each event that comes of it   Driver           runtime/driver.py, which holds the pure Coordinator, the journal and the plane
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from offbeat.runtime.admission import Admission
 from offbeat.runtime.coordination.checkpoint_content import Resumed
 from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
 from offbeat.runtime.coordination.peers import refuse
+from offbeat.runtime.driver import Driver
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.live_job import LiveJob
-from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
+from offbeat.runtime.parameter_server.plane import ServerPlane
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.runtime.worker_requests import WorkerRequests
 from offbeat.transport.base import Connection, Hub, Message
@@ -48,7 +48,7 @@ class LiveCoordinator:
         journal: records events and effects.
         number: number of the optimizer; each worker's script makes them in the same order.
         missing: workers whose process ended before this coordinator was made, with the reason.
-        checkpoints, resumed: as in `LiveJob`.
+        checkpoints, resumed: as in `Driver`.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class LiveCoordinator:
         resumed: Resumed | None = None,
     ) -> None:
         self._settings = settings
-        self.job = LiveJob(settings, supervisor, journal, started, number, checkpoints, resumed)
+        self.driver = Driver(settings, supervisor, journal, started, number, checkpoints, resumed)
         """The coordinator and what surrounds it."""
-        self.job.peers.missing.update(missing)
+        self.driver.peers.missing.update(missing)
         self._shards = dict(shards)
-        self._admission = Admission(self.job, self._shards, hub, survival, now)
-        self._requests = WorkerRequests(self.job, self._gone)
+        self._admission = Admission(self.driver, self._shards, hub, survival, now)
+        self._requests = WorkerRequests(self.driver, self._gone)
         self._ticked_at: Seconds = now()
         self.returned = False
         """True if an earlier process of this server has died."""
@@ -85,46 +85,46 @@ class LiveCoordinator:
             JobError: the job cannot go on.
         """
         self.catch_up(now)
-        if self.job.side is None or not self.job.side.on_rounds(connection, message):
+        if self.driver.plane is None or not self.driver.plane.on_rounds(connection, message):
             self._from_worker(connection, message, now)
         self.catch_up(now)
 
     def on_server(self, shard: int, message: Message, now: Seconds) -> None:
         """Handle a message of another server. Raises `JobError` if the job cannot go on."""
         messages.FROM_SHARD.check(message.header, f"server {shard}", len(message.payload), len(message.memory))
-        if not isinstance(self.job.side, ServerCoordinatorSide):
+        if not isinstance(self.driver.plane, ServerPlane):
             raise ProtocolError(f"server {shard} sent {message.header['kind']!r} before a worker has joined (expected after that)")
         if message.header["kind"] == "saved":
-            if self.job.checkpoints is None:
+            if self.driver.checkpoints is None:
                 raise JobError(f"server {shard} broke the protocol: it sent 'saved', and this job makes no checkpoints")
             header = message.header
-            self.job.checkpoints.on_saved(self.job.number, shard, header["version"], header["failed"], cut_off=header["cut_off"])
+            self.driver.checkpoints.on_saved(self.driver.number, shard, header["version"], header["failed"], cut_off=header["cut_off"])
             return
         try:
             if "push" in message.header:
                 self._requests.check_push(message.header["worker"], message.header)
-            self.job.served.from_shard(message.header, shard, now)
+            self.driver.served.from_shard(message.header, shard, now)
         except ProtocolError as error:
             # The other server passes on what a worker has sent to it: the worker is to blame, if it is known.
             worker = message.header.get("worker")
-            connection = self.job.peers.predecessor(WorkerId(worker)) if isinstance(worker, int) else None
+            connection = self.driver.peers.predecessor(WorkerId(worker)) if isinstance(worker, int) else None
             if connection is None:
                 raise JobError(f"server {shard} broke the protocol: {error}") from error
-            self.job.served.discard(shard, message.header)
+            self.driver.served.discard(shard, message.header)
             refuse(connection, error)
             self.on_closed(connection, f"it broke the protocol: {error}", now)
 
     def catch_up(self, now: Seconds) -> None:
         """Process everything that has happened elsewhere, so that it is journaled before what comes next."""
-        if self.job.side is not None and self.job.side.follows:
-            self.job.follow(now)
+        if self.driver.plane is not None and self.driver.plane.follows:
+            self.driver.follow(now)
             self._requests.answer_deferred(now)
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
         """Handle the end of a connection to a worker."""
-        if self.job.side is not None:
-            self.job.side.closed(connection)
-        peer = self.job.peers.close(connection)
+        if self.driver.plane is not None:
+            self.driver.plane.closed(connection)
+        peer = self.driver.peers.close(connection)
         if peer is not None:
             why = f"connection closed: {reason}" if peer.last_words is None else f"its script failed: {peer.last_words}"
             self.on_lost(peer.worker, why, now, peer.incarnation)
@@ -135,87 +135,87 @@ class LiveCoordinator:
         Raises:
             ProtocolError: the connection belongs to another worker.
         """
-        peer = self.job.peers.at(connection)
+        peer = self.driver.peers.at(connection)
         if peer is not None and peer.worker == worker:
             peer.last_words = reason
-        elif peer is not None or self.job.peers.predecessor(worker) is not None:
+        elif peer is not None or self.driver.peers.predecessor(worker) is not None:
             raise ProtocolError(f"{connection.peer} sent 'failing' with worker = {worker} (expected the number of its own worker)")
 
     def on_lost(self, worker: WorkerId, reason: str, now: Seconds, incarnation: Incarnation | None = None) -> None:
         """Handle the loss of a worker whose process has ended or cannot be reached any more."""
         self.catch_up(now)
-        if self.job.coordinator is not None:
+        if self.driver.coordinator is not None:
             self._gone(Lost(worker, reason, incarnation), now)
         else:
-            self.job.peers.missing[worker] = reason
+            self.driver.peers.missing[worker] = reason
 
     def on_withdrawn(self, connection: Connection, now: Seconds) -> None:
         """Drop a worker's push that is in no version yet: its gradient is lost with the former leader of this server."""
-        peer = self.job.peers.at(connection)
-        if peer is None or self.job.coordinator is None:
+        peer = self.driver.peers.at(connection)
+        if peer is None or self.driver.coordinator is None:
             return
         self.catch_up(now)
-        if peer.worker in self.job.core.ledger.unsettled:
-            self.job.feed(Withdrawn(peer.worker, self.job.core.version), now)
+        if peer.worker in self.driver.core.ledger.unsettled:
+            self.driver.feed(Withdrawn(peer.worker, self.driver.core.version), now)
         if self._shards:  # another server may yet say that it has its part of this gradient, which then must not count as arrived
             self.on_lost(peer.worker, "its gradient was lost with the server's former leader", now, peer.incarnation)
 
     def on_ended(self, worker: WorkerId, now: Seconds) -> None:
         """Handle the normal end of a worker's script: a worker that never joined is not waited for any more."""
-        if self.job.coordinator is None or self.job.coordinator.membership[worker].state is WorkerState.EXPECTED:
+        if self.driver.coordinator is None or self.driver.coordinator.membership[worker].state is WorkerState.EXPECTED:
             self.on_lost(worker, "its script ended without joining", now)
-        elif self.returned and self.job.coordinator.membership[worker].state is WorkerState.ALIVE:
+        elif self.returned and self.driver.coordinator.membership[worker].state is WorkerState.ALIVE:
             # Its farewell may have gone with an earlier process of this server, which had received it and not handled it.
-            self._gone(Left(worker, self.job.coordinator.membership[worker].incarnation), now)
+            self._gone(Left(worker, self.driver.coordinator.membership[worker].incarnation), now)
 
     def gone(self) -> dict[WorkerId, str]:
         """Return the workers that have ended, with the reason; other optimizers' coordinators must not wait for them."""
-        ended = dict(self.job.peers.missing)
-        if self.job.coordinator is not None:
-            for worker in self.job.coordinator.membership.in_state(WorkerState.DEAD, WorkerState.FINISHED):
+        ended = dict(self.driver.peers.missing)
+        if self.driver.coordinator is not None:
+            for worker in self.driver.coordinator.membership.in_state(WorkerState.DEAD, WorkerState.FINISHED):
                 ended[worker] = "it has left the job before it made this optimizer"
         return ended
 
     def tick(self, now: Seconds) -> None:
         """Look at heartbeats, timeouts and timers. Bytes of an unfinished message count as a heartbeat."""
-        self.job.follow(now)
+        self.driver.follow(now)
         self._requests.answer_deferred(now)
         # If this process was stopped or busy, it has read nothing: the silence of workers proves nothing then.
         stalled = now - self._ticked_at > max(self._settings.timeout_s / 2, STALLED_S)
         self._ticked_at = now
-        for peer in self.job.peers:
+        for peer in self.driver.peers:
             if peer.stirred() or (stalled and peer.incarnation > 0):
-                self.job.feed(Heard(peer.worker, peer.incarnation), now)
-        for worker, reason in self.job.standings.silent(now):
+                self.driver.feed(Heard(peer.worker, peer.incarnation), now)
+        for worker, reason in self.driver.standings.silent(now):
             self.on_lost(worker, reason, now)
-        self.job.wake(now)
+        self.driver.wake(now)
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` next at the latest; None if no timer is set."""
-        return self.job.wake_at()
+        return self.driver.wake_at()
 
     @property
     def notified_late(self) -> bool:
         """True if workers decide among themselves when to go on, so that the coordinator learns of it late."""
-        return self.job.side is not None and self.job.side.notified_late
+        return self.driver.plane is not None and self.driver.plane.notified_late
 
     @property
     def has_backlog(self) -> bool:
         """True if something has happened that is not fully known yet."""
-        return self.job.side is not None and self.job.side.has_backlog
+        return self.driver.plane is not None and self.driver.plane.has_backlog
 
     def close(self, now: Seconds) -> None:
         """Journal the end of the job."""
         self.catch_up(now)
-        self.job.close(now)
+        self.driver.close(now)
 
     def release_memory(self) -> None:
         """Release the memory that the workers share. The last call, also after a failure."""
-        if self.job.side is not None:
-            self.job.side.close()
+        if self.driver.plane is not None:
+            self.driver.plane.close()
 
     def _from_worker(self, connection: Connection, message: Message, now: Seconds) -> None:
-        peer = self.job.peers.at(connection)
+        peer = self.driver.peers.at(connection)
         name = connection.peer if peer is None else f"worker {peer.worker}"
         kind = messages.FROM_WORKER.check(message.header, name, len(message.payload), len(message.memory))
         if kind == "hello":
@@ -228,7 +228,7 @@ class LiveCoordinator:
             self._requests.handle(peer, kind, message, now)
 
     def _hello(self, connection: Connection, message: Message, now: Seconds) -> None:
-        worker, peers = message.header["worker"], self.job.peers
+        worker, peers = message.header["worker"], self.driver.peers
         if not self._admission.accepts(connection, message, now):
             return
         predecessor = peers.predecessor(worker)
@@ -237,14 +237,14 @@ class LiveCoordinator:
             predecessor.close()
         missing, peers.missing = peers.missing, {}
         for other, reason in missing.items():
-            self.job.feed(Lost(other, reason), now)
+            self.driver.feed(Lost(other, reason), now)
         peers.enter(worker, connection, message.header["pid"])
-        self.job.standings.came(worker)
+        self.driver.standings.came(worker)
         self._admission.welcome(worker, connection, message)
 
     def _gone(self, event: Lost | Left, now: Seconds) -> None:
-        if self.job.side is not None:
-            self.job.side.gone(event, now)
+        if self.driver.plane is not None:
+            self.driver.plane.gone(event, now)
         else:
-            self.job.feed(event, now)
+            self.driver.feed(event, now)
             self._admission.lost(event.worker)

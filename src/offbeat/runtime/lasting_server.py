@@ -160,16 +160,16 @@ class Server(ServerProcess):
         return STATUS_PERIOD_S if due is None else min(STATUS_PERIOD_S, max(0.0, due - self.service.now()))
 
     def _report(self) -> None:
-        coordinator = self.service.state.coordinator
-        followed = None if coordinator is None else coordinator.journal.followed
+        job = self.service.state.job
+        followed = None if job is None else job.journal.followed
         if followed is not None and (batch := followed.due(self._clock())) is not None:
             self.service.send_records(batch)
         super()._report()
 
     def _status(self) -> dict[str, Any]:
-        if self.service.state.coordinator is None:
+        if self.service.state.job is None:
             return super()._status()
-        return {"kind": "status", "snapshot": self.service.state.coordinator.tally.summary(brief=True)}
+        return {"kind": "status", "snapshot": self.service.state.job.tally.summary(brief=True)}
 
     # Other processes of this server.
 

@@ -251,8 +251,8 @@ class LeadingServer(Server):
         """True if the job can go on without a gradient that this server lacks: it decides that no server folds its part of it."""
         return (
             self.service.settings is not None
-            and self.service.state.coordinator is not None
-            and (self.service.settings.servers == 1 or self.service.state.coordinator.decides)
+            and self.service.state.job is not None
+            and (self.service.settings.servers == 1 or self.service.state.job.decides)
         )
 
     def _withdraw(self, stream: StreamRecorder, link: Link) -> None:
@@ -268,9 +268,9 @@ class LeadingServer(Server):
 
     def _withdraw_those_of(self, stream: StreamRecorder, message: Message) -> None:
         """Go on without the gradients of a worker whose process has ended, of which this message of the supervisor tells."""
-        if self.service.state.coordinator is None or not self._may_withdraw or message.header.get("kind") not in ("ended", "lost"):
+        if self.service.state.job is None or not self._may_withdraw or message.header.get("kind") not in ("ended", "lost"):
             return
-        theirs = self.service.state.coordinator.connections_of(message.header["worker"])
+        theirs = self.service.state.job.connections_of(message.header["worker"])
         for link in stream.lacking:
             if link in theirs:
                 self._withdraw(stream, link)

@@ -1,208 +1,289 @@
-"""Hold the pure coordinator of one optimizer together with what surrounds it: its journal, its peers and the backend of its rule.
+"""Run all coordinators of one job in server 0: one for each optimizer that the workers' scripts make, with one journal and one tally.
 
-Each event passes `LiveJob.feed`: it is journaled, handed to the pure `Coordinator`, and the effects are journaled and carried out.
+Optimizers are numbered in the order in which a script makes them. For each optimizer a worker has its own connections, and states the
+number in its hello; the first hello with a new number starts that optimizer's coordinator. Events of a process are passed to all
+coordinators, and `core.job.several_optimizers` decides what one coordinator has to tell the others.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from offbeat.core.effects import Effect, StateChanged
-from offbeat.core.events import Event
+from offbeat.core.events import Lost
 from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.job.several_optimizers import Several
 from offbeat.core.policy import ServerRule
-from offbeat.errors import ProtocolError
-from offbeat.journal.causes import Causes
+from offbeat.errors import JobError, ProtocolError
 from offbeat.journal.file import Journal, PartOfJournal
-from offbeat.journal.records import fault_record, job_record, optimizer_record
-from offbeat.runtime.coordination.backend import Backend
+from offbeat.journal.records import end_record, exception_record, process_record, stood_still_record
+from offbeat.journal.summary import Tally
 from offbeat.runtime.coordination.checkpoint_content import Resumed
 from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
-from offbeat.runtime.coordination.fault_injection import Kills, announced
-from offbeat.runtime.coordination.notifier import Notifier
-from offbeat.runtime.coordination.peers import Peers
-from offbeat.runtime.coordination.standings import Standings
-from offbeat.runtime.job.job_spec import JobSpec
+from offbeat.runtime.coordination.file_writer import FileWriter, Written
+from offbeat.runtime.coordinator import LiveCoordinator
+from offbeat.runtime.job import messages
+from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.parameter_server.coordinator_side import ServerCoordinatorSide
-from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
-from offbeat.tensors.whole import ShardCopy
-from offbeat.transport.base import Connection, Message
-from offbeat.types import NO_CAUSE, RecordId, Seconds, Version, WorkerId
+from offbeat.runtime.recovery.survival import NOBODY, Survival
+from offbeat.transport.base import Connection, Hub, Message
+from offbeat.types import Seconds, WorkerId
+
+OPTIMIZERS_MAX = 64
+"""Most optimizers in one job."""
+PATIENCE_S: Seconds = 0.05
+"""Seconds that every worker must have waited before one is set aside, if workers decide among themselves when to go on."""
 
 
 class LiveJob:
-    """Feed events to the pure `Coordinator` of one optimizer, journal events and effects, and carry the effects out.
-
-    Args:
-        settings: the job as the launcher knows it.
-        supervisor: connection for status and failures.
-        journal: records events and effects.
-        started: the wall-clock time of the start, for the journal's first line.
-        number: number of the optimizer.
-        checkpoints: makes the job's checkpoints; None: there are none.
-        resumed: what the job resumes from; None: it begins anew.
-    """
+    """Run the `Coordinator` of each optimizer. Arguments and errors are those of `LiveCoordinator`; ``writer`` writes checkpoints."""
 
     def __init__(
         self,
         settings: JobSettings,
+        shards: Mapping[int, Connection],
         supervisor: Connection,
-        journal: Journal | PartOfJournal,
+        hub: Hub,
         started: str,
-        number: int,
-        checkpoints: CheckpointKeeper | None = None,
-        resumed: Resumed | None = None,
+        now: Callable[[], Seconds],
+        survival: Survival = NOBODY,
+        writer: FileWriter | None = None,
     ) -> None:
-        self.settings, self.supervisor, self.journal, self.number = settings, supervisor, journal, number
-        self.checkpoints, self.resumed = checkpoints, resumed
-        if checkpoints is not None:
-            checkpoints.add(self)
-        self.coordinator: Coordinator | None = None
-        """None until the first worker has said hello."""
-        self.spec: JobSpec | None = None
-        """What all workers of the job have in common; None until the first worker has said hello."""
-        self.side: Backend | None = None
-        """None until the first worker has said hello; without servers, until the hosts of all ranks are known."""
-        self.peers = Peers()
-        self.notifier = Notifier(self.peers)
-        self.standings = Standings(settings, self.peers, supervisor if number == 0 else None)
-        self._started = started
-        self._causes = Causes()
-        self._kills = Kills(settings.kill if number == 0 else ())  # each ordered kill happens once, not once for each optimizer
-
-    @property
-    def core(self) -> Coordinator:
-        """Return the pure coordinator. It exists once a worker has said hello."""
-        assert self.coordinator is not None, "no worker has said hello yet: the coordinator is made for the rule of the first hello"
-        return self.coordinator
-
-    @property
-    def backend(self) -> Backend:
-        """Return the backend. It exists once workers have been welcomed."""
-        assert self.side is not None, "no worker has been welcomed yet: the backend is chosen after hello"
-        return self.side
-
-    @property
-    def served(self) -> ServerCoordinatorSide:
-        """Return the backend of a job with servers. Raises `ProtocolError` if the job has none."""
-        side = self.backend
-        if not isinstance(side, ServerCoordinatorSide):
-            raise ProtocolError("the peer sent a message that is for jobs with servers, and this job has none")
-        return side
-
-    @property
-    def servers_step(self) -> bool:
-        """Return True if servers make the optimizer's steps, with the settings of one of the workers."""
-        return isinstance(self.side, ServerCoordinatorSide) and self.side.servers_step
-
-    @property
-    def ranks(self) -> RankCoordinatorSide:
-        """Return the backend of a job without servers. Raises `ProtocolError` if the job has servers."""
-        side = self.backend
-        if not isinstance(side, RankCoordinatorSide):
-            raise ProtocolError("the peer sent a message that is for jobs without servers, and this job has servers")
-        return side
-
-    def feed(self, event: Event, now: Seconds) -> RecordId:
-        """Journal an event, pass it to the coordinator, and perform the effects. Returns the event's number in the journal."""
-        number = self.journal.log(event, now, self._causes.of(event))
-        self.perform(self.core.on(event, now), now, number)
-        return number
-
-    def perform(self, effects: list[Effect], now: Seconds, cause: RecordId = NO_CAUSE) -> None:
-        """Journal effects and carry them out; ``cause``: the event they follow from, none where they follow from the time."""
-        for effect in effects:
-            self._causes.told(effect, self.journal.log(effect, now, cause))
-            if isinstance(effect, StateChanged):
-                self.standings.changed(effect)
-        if self.side is not None:  # None: ranks are still expected, and no message is due
-            saves = self.checkpoints is not None and self.checkpoints.before(self, effects, now)
-            self.side.perform(effects)
-            if saves:
-                assert self.checkpoints is not None
-                self.checkpoints.after()
-            if self._kills.ordered:
-                self._inject_kills(now)
-            self.side.pass_on(now)
-
-    def save_shards(self, order: Mapping[str, Any], own: Callable[[Callable[[], ShardCopy]], None]) -> int:
-        """Have every shard copied, between the orders so far and the next ones: see `coordination.checkpoints.Saves`."""
-        return self.served.save(order, own)
-
-    def save_replica(self, rank: WorkerId, got: Callable[[Message], None]) -> None:
-        """Ask a rank of a job without servers for its replica: see `coordination.checkpoints.Saves`."""
-        self.ranks.joiners.save(rank, got)
-
-    def last_replica(self) -> Message | None:
-        """Return the replica of the last rank that has left: see `coordination.checkpoints.Saves`."""
-        return self.ranks.joiners.kept
-
-    @property
-    def version(self) -> Version:
-        """Return the newest version, counted on from a checkpoint also where ranks count from 0 again."""
-        before = (
-            0
-            if self.resumed is None or self.spec is None or isinstance(self.spec.policy, ServerRule)
-            else self.resumed.version(self.number)
+        self._tally = Tally()
+        self._settings, self._shards = settings, dict(shards)
+        self._parts = supervisor, hub, survival, started, now
+        self._journal = Journal(settings.journal, now=now, listeners=(self._tally.add,), later=True, follow=settings.follow)
+        self.checkpoints: CheckpointKeeper | None = None
+        """Makes the job's checkpoints; None: there are none."""
+        if settings.checkpoint is not None:
+            self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self._journal, writer or FileWriter(hub.wake))
+        self._resumed = None if settings.resume is None else Resumed(settings.resume)
+        self.first = LiveCoordinator(
+            settings, self._shards, *self._parts, self._journal, checkpoints=self.checkpoints, resumed=self._resumed
         )
-        return before + self.core.version
+        self._live = [self.first]
+        self._at: WeakKeyDictionary[Connection, LiveCoordinator] = WeakKeyDictionary()
+        """By worker's connection: the coordinator of the optimizer that it belongs to."""
+        self._coordinators: dict[int, Coordinator] = {}
+        self._several = Several(self._coordinators)
+        self._raised: dict[tuple[str, str], WorkerId] = {}
+        """The worker that has raised an exception first, by the exception's type and line."""
 
-    def follow(self, now: Seconds) -> None:
-        """Process what has happened elsewhere, such as among ranks."""
-        if self.side is None:
-            return
-        self.side.follow(now)
-        for worker in self.side.too_late():
-            self.standings.too_late(worker)
+    # Messages and events.
 
-    def wake(self, now: Seconds) -> None:
-        """Handle the timers of the coordinator that are due."""
-        due = self.coordinator.wake_at() if self.coordinator is not None else None
-        if due is None or now < due:
-            return
-        if self.side is not None:
-            self.side.wake(now)
+    def on_message(self, connection: Connection, message: Message, now: Seconds) -> None:
+        """Handle a message of a worker or of another server. Raises what `LiveCoordinator.on_message` raises."""
+        server = next((number for number, shard in self._shards.items() if shard is connection), None)
+        if server is not None:
+            about = message.header.get("number_of_optimizer", 0)
+            if not isinstance(about, int) or not 0 <= about < len(self._live):
+                raise JobError(f"server {server} broke the protocol: number_of_optimizer = {about!r} (expected 0 to {len(self._live) - 1})")
+            self._live[about].on_server(server, message, now)
         else:
-            self.perform(self.core.wake(now), now)
+            kind, number = message.header.get("kind"), message.header.get("number_of_optimizer", 0)
+            if kind == "hello" and connection not in self._at:
+                messages.FROM_WORKER.check(message.header, connection.peer, len(message.payload), len(message.memory))
+                self._at[connection] = self._coordinator_for(number)
+            elif kind == "rounds" and connection not in self._at:
+                messages.ROUNDS.check(message.header, connection.peer, len(message.payload), len(message.memory))
+                if number >= len(self._live):
+                    most = len(self._live) - 1
+                    raise ProtocolError(f"{connection.peer} sent 'rounds' with number_of_optimizer = {number} (expected at most {most})")
+                self._at[connection] = self._live[number]
+            self._at.get(connection, self.first).on_message(connection, message, now)
+        self._settle(now)
+
+    def _coordinator_for(self, number: Any) -> LiveCoordinator:
+        """Return the coordinator of an optimizer; make it if the number is the next one."""
+        if not isinstance(number, int) or not 0 <= number <= min(len(self._live), OPTIMIZERS_MAX - 1):
+            raise ProtocolError(f"number_of_optimizer = {number!r} (expected at most {min(len(self._live), OPTIMIZERS_MAX - 1)})")
+        if number == len(self._live):
+            connections = {server: Numbered(connection, number) for server, connection in self._shards.items()}
+            journal = PartOfJournal(self._journal, number)
+            made = LiveCoordinator(
+                self._settings,
+                connections,
+                *self._parts,
+                journal,
+                number,
+                self.first.gone(),
+                checkpoints=self.checkpoints,
+                resumed=self._resumed,
+            )
+            made.returned = self.first.returned
+            self._live.append(made)
+        return self._live[number]
+
+    def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
+        """Handle the end of a connection to a worker or to another server. Raises `JobError` for a server."""
+        for number, shard in self._shards.items():
+            if shard is connection:
+                raise JobError(f"server {number} is gone ({reason}), and what it held with it")
+        self._at.pop(connection, self.first).on_closed(connection, reason, now)
+        self._settle(now)
+
+    def on_withdrawn(self, connection: Connection, now: Seconds) -> None:
+        """Handle the loss of a gradient that had come from this worker to the former leader."""
+        self._at.get(connection, self.first).on_withdrawn(connection, now)
+        self._settle(now)
+
+    @property
+    def decides(self) -> bool:
+        """Return True if this server decides which gradients every server folds. Under rules of shard scope each decides by itself."""
+        policies = [live.driver.spec.policy for live in self._live if live.driver.spec is not None]
+        return not any(isinstance(policy, ServerRule) and policy.scope == "shard" for policy in policies)
+
+    def connections_of(self, worker: WorkerId) -> list[Connection]:
+        """Return the connections of a worker's process, one for each optimizer that it has made."""
+        found = [live.driver.peers.predecessor(worker) for live in self._live]
+        return [connection for connection in found if connection is not None]
+
+    def on_last_words(self, connection: Connection, failure: Mapping[str, Any], now: Seconds) -> WorkerId | None:
+        """Keep the exception with which a worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises.
+
+        Returns:
+            The worker whose script has raised the same exception at the same line before; None: it is new.
+        """
+        worker, place = failure["worker"], failure["place"]
+        self._at.get(connection, self.first).on_last_words(connection, worker, failure["reason"])
+        self._journal.write(exception_record(now, worker, failure["reason"], place))
+        if place is None:
+            return None
+        before = self._raised.get((failure["type"], place))
+        self._raised.setdefault((failure["type"], place), worker)
+        return before
+
+    def has_replaced(self, worker: WorkerId, pid: int) -> bool:
+        """Return True if the worker's process of this number has been replaced by another one, which has said hello."""
+        return any(live.driver.peers.has_replaced(worker, pid) for live in self._live)
+
+    def on_lost(self, worker: WorkerId, reason: str, now: Seconds) -> None:
+        """Handle the end of a worker's process in the coordinators of all optimizers."""
+        for live in self._live:
+            live.on_lost(worker, reason, now)
+        self._settle(now)
+
+    def on_ended(self, worker: WorkerId, now: Seconds) -> None:
+        """Handle the normal end of a worker's script."""
+        for live in self._live:
+            live.on_ended(worker, now)
+        self._settle(now)
+
+    def ask_for_checkpoint(self, within_s: Seconds, *, last: bool = False) -> None:
+        """Make a checkpoint at the next fold, whatever the interval, if the job makes any; ``last``: now, since every worker has left."""
+        if self.checkpoints is not None and last:
+            self.checkpoints.ask_for_last()
+        elif self.checkpoints is not None:
+            self.checkpoints.ask(within_s)
+
+    def on_written(self, result: Written, now: Seconds) -> None:
+        """Handle the result of writing a checkpoint."""
+        assert self.checkpoints is not None, "without checkpoints nothing is written"
+        for live in self._live:  # what ranks have done before is journaled before
+            live.catch_up(now)
+        self.checkpoints.on_written(result, now)
+
+    def on_process(self, fields: Mapping[str, Any], now: Seconds) -> None:
+        """Journal that the supervisor has started or lost a process."""
+        for live in self._live:
+            live.catch_up(now)
+        known = {name: fields[name] for name in ("role", "number", "what", "detail")}  # a newer supervisor may send more
+        self._journal.write(process_record(now, **known))
+
+    def stood_still(self, seconds: Seconds, now: Seconds) -> None:
+        """Note that this process has stood still for so long until now; if all did, no worker computed meanwhile."""
+        self._journal.write(stood_still_record(now, seconds))
+        for live in self._live:
+            for peer in live.driver.peers:
+                peer.stood_still_s += seconds
+
+    def tick(self, now: Seconds) -> None:
+        """Look at all timers, and flush the journal when that is due."""
+        for live in self._live:
+            live.tick(now)
+        self._settle(now)
+        if self.checkpoints is not None:
+            self.checkpoints.tick(now)
+        flush_at = self._journal.wake_at()
+        if flush_at is not None and now >= flush_at:
+            self._journal.flush()
+        self._look_at_journal()
 
     def wake_at(self) -> Seconds | None:
-        """Return when a timer is due; None if none is set."""
-        times = [part.wake_at() for part in (self.coordinator, self.side) if part is not None]
+        """Return when to call `tick` next at the latest; None if no timer is set."""
+        times = [self._journal.wake_at(), self._several.wake_at(), *(live.wake_at() for live in self._live)]
         return min((t for t in times if t is not None), default=None)
 
-    def close(self, now: Seconds) -> None:
-        """Journal the end of the job, and its header if no worker has ever said hello."""
-        if self.coordinator is not None:
-            self.perform(self.coordinator.close(now, "the job has ended"), now)
-        if self.spec is None:
-            self.write_header(self.settings.sync or "", now)
-
-    def write_header(self, sync: str, now: Seconds) -> None:
-        """Journal what the job is: ``sync`` is the spelling of its rule. Of a later optimizer, only the rule is new."""
-        if self.number:
-            self.journal.write(optimizer_record(now, sync=sync))
+    def _settle(self, now: Seconds) -> None:
+        """Pass events between the coordinators until none is left."""
+        if len(self._live) == 1:
             return
-        settings = self.settings
-        job = {"workers": settings.workers, "servers": settings.servers, "seed": settings.seed}
-        resumed = None if self.resumed is None else self.resumed.version(0)
-        head = job_record(sync=sync, started=self._started, script=settings.script, resumed=resumed, machine=this_machine(), **job)
-        self.journal.write(head)
-        for entry in announced(settings, now):
-            self.journal.write(entry)
+        for number, live in enumerate(self._live):
+            if number not in self._coordinators and live.driver.coordinator is not None:
+                self._coordinators[number] = live.driver.coordinator
+        for live in self._live:
+            live.catch_up(now)
+        if any(live.has_backlog for live in self._live):
+            return  # the rest is known at the next tick
+        self._several.patience_s = PATIENCE_S if any(live.notified_late for live in self._live) else 0.0
+        while (found := self._several.next(now)) is not None:
+            number, event = found
+            if isinstance(event, Lost):
+                self._live[number].on_lost(event.worker, event.reason, now)
+            else:
+                self._live[number].driver.feed(event, now)
 
-    def _inject_kills(self, now: Seconds) -> None:
-        """Have the supervisor kill the workers for which ``--kill`` orders it at this version."""
-        for worker in self._kills.due(self.core.version):
-            self.journal.write(fault_record(now, worker, "kill", f"at version {self.core.version}"))
-            self.supervisor.send({"kind": "kill", "worker": worker})
+    def has_returned(self, now: Seconds, away_s: Seconds) -> None:
+        """Note that this server goes on in a new process, and that there was none for ``away_s``, which nobody is to measure."""
+        for live in self._live:
+            live.returned = True
+            if live.driver.coordinator is not None:
+                live.driver.coordinator.stand_still(now, away_s)
+        if self.checkpoints is not None:
+            self.checkpoints.has_returned()
 
+    @property
+    def journal(self) -> Journal:
+        """Return the journal of the job."""
+        return self._journal
 
-def this_machine() -> dict[str, Any]:
-    """Return what this process runs on, for the journal: the machine's name, the cores that it may use, versions of Python and PyTorch."""
-    found = {"host": platform.node(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
-    return {**found, "torch": metadata.version("torch")}
+    @property
+    def tally(self) -> Tally:
+        """Return the counts of all records so far."""
+        self._journal.settle()
+        return self._tally
+
+    def goes_on_in(self, journal: Journal, place: Mapping[str, Any]) -> None:
+        """Count what is recorded in the journal of this process, which goes on where another one was."""
+        journal.go_on(place, (self._tally.add,))
+
+    def move_journal(self, path: str) -> None:
+        """Put the journal in place of the one at ``path``."""
+        self._journal.move(path)
+
+    # The end of the job.
+
+    def close(self, ok: bool, reason: str, now: Seconds) -> None:
+        """End the job: close all coordinators and the journal."""
+        try:
+            for live in self._live:
+                live.close(now)
+            if self.checkpoints is not None:
+                self.checkpoints.close(now)
+        finally:
+            self._journal.write(end_record(now, ok, reason))
+            self._journal.close()
+            self._look_at_journal()
+
+    def _look_at_journal(self) -> None:
+        """Tell the supervisor once if the journal cannot be written any more."""
+        if self._journal.failure is not None and self._tally.journal_failure is None:
+            self._tally.journal_failure = self._journal.failure
+            supervisor, *_ = self._parts
+            supervisor.send({"kind": "journal_failed", "reason": self._journal.failure})
+
+    def release_memory(self) -> None:
+        """Release the memory that the workers share. The last call, also after a failure."""
+        for live in self._live:
+            live.release_memory()

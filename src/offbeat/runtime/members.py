@@ -1,4 +1,4 @@
-"""Which member a rank is of its job, by the backend that the coordinator has chosen (``runtime/sides.py``)."""
+"""Which member a rank is of its job, by the plane that the coordinator has chosen (``runtime/sides.py``)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def part_of(
     """Return a rank's part in the job to which it has been welcomed; for the arguments see `RoundMember`.
 
     Raises:
-        ProtocolError: this version of offbeat does not know the backend.
-        ConfigurationError: the backend is for rounds, and the rule is of another family.
+        ProtocolError: this version of offbeat does not know the plane.
+        ConfigurationError: the plane is for rounds, and the rule is of another family.
     """
     header = welcome.header
     match header.get("backend"):

@@ -30,7 +30,7 @@ from offbeat.types import Seconds
 
 if TYPE_CHECKING:
     from offbeat.runtime.coordination.shard_files import ShardFiles
-    from offbeat.runtime.coordinators import LiveCoordinators
+    from offbeat.runtime.live_job import LiveJob
     from offbeat.runtime.parameter_server.shard import LiveShard
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class ServerState:
     started: str
     shards: dict[int, Connection] = field(default_factory=dict)
     """On server 0: the connections to the other servers, by number."""
-    coordinator: LiveCoordinators | None = None
+    job: LiveJob | None = None
     """None on other servers, and until all servers have called."""
     to_coordinator: Connection | None = None
     """The connection to server 0; None there."""
@@ -136,8 +136,8 @@ class Service:
     def tick(self, now: Seconds) -> None:
         """Do what is due. Raises what `handle` raises."""
         with self._at(now):
-            if self.state.coordinator is not None:
-                self.state.coordinator.tick(now)
+            if self.state.job is not None:
+                self.state.job.tick(now)
             for shard in self.state.live_shards.values():
                 shard.tick(now)
 
@@ -145,32 +145,32 @@ class Service:
         """Handle the result of writing files of a checkpoint."""
         with self._at(now):
             self.writer.handled(result)
-            if self.state.coordinator is not None:
-                self.state.coordinator.on_written(result, now)
+            if self.state.job is not None:
+                self.state.job.on_written(result, now)
             elif self.state.files is not None:
                 self.state.files.on_written(result)
 
     def settle(self) -> None:
         """Write into the journal what has happened: now, since the answers to what has come are on their way."""
-        if self.state.coordinator is not None:
-            self.state.coordinator.journal.settle()
+        if self.state.job is not None:
+            self.state.job.journal.settle()
 
     def stood_still(self, now: Seconds, seconds: Seconds) -> None:
         """Note that this process has stood still for so long until now."""
-        if self.state.coordinator is not None:
-            self.state.coordinator.stood_still(seconds, now)
+        if self.state.job is not None:
+            self.state.job.stood_still(seconds, now)
 
     def withdrawn(self, now: Seconds, link: Link) -> None:
         """Handle the loss of a gradient that had come to the former leader."""
         link.release_carried()
-        if self.state.coordinator is not None:
+        if self.state.job is not None:
             with self._at(now):
-                self.state.coordinator.on_withdrawn(link, now)
+                self.state.job.on_withdrawn(link, now)
 
     def returned(self, now: Seconds, away_s: Seconds) -> None:
         """Note that this server goes on in a new process, and that there was none for ``away_s``."""
-        if self.state.coordinator is not None:
-            self.state.coordinator.has_returned(now, away_s)
+        if self.state.job is not None:
+            self.state.job.has_returned(now, away_s)
 
     def again(self, links: Recorder | StreamRecorder, record: list[Any]) -> None:
         """Do what another process has done, or was about to do, when it wrote this record."""
@@ -204,8 +204,8 @@ class Service:
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` at the latest, by `now`; None: only for messages and for the regular status."""
-        if self.state.coordinator is not None:
-            return self.state.coordinator.wake_at()
+        if self.state.job is not None:
+            return self.state.job.wake_at()
         return min((at for shard in self.state.live_shards.values() if (at := shard.wake_at()) is not None), default=None)
 
     # The state that another process takes over.
@@ -214,27 +214,27 @@ class Service:
         """Return the state as it is now, for another process. ``journal``: with the journal's content, for a process elsewhere."""
         state = self.state
         state.writes = self.writer.open
-        if state.coordinator is not None:
-            state.coordinator.journal.flush()
-            state.journal = state.coordinator.journal.place(content=journal)
+        if state.job is not None:
+            state.job.journal.flush()
+            state.journal = state.job.journal.place(content=journal)
         return state
 
     def take_over(self, state: ServerState, journal: Journal) -> None:
         """Go on with what another process has handed on, and with this process's journal."""
         self.writer.follow(state.writes)
         self.state = state
-        if state.coordinator is None:
+        if state.job is None:
             journal.close()
         else:
-            state.coordinator.goes_on_in(journal, state.journal)
+            state.job.goes_on_in(journal, state.journal)
 
     @property
     def parts(self) -> dict[str, Any]:
         """Return what each process has of its own and the state refers to, by name."""
-        keeps = self.state.files if self.state.coordinator is None else self.state.coordinator.checkpoints
+        keeps = self.state.files if self.state.job is None else self.state.job.checkpoints
         parts = {"server": self, "hub": self._hub, "settings": self.settings, "writer": self.writer}
-        if self.state.coordinator is not None:
-            parts["journal"] = self.state.coordinator.journal
+        if self.state.job is not None:
+            parts["journal"] = self.state.job.journal
         return parts if keeps is None else {**parts, "folder": keeps.folder}
 
     def parts_with(self, settings: JobSettings, journal: Journal) -> dict[str, Any]:
@@ -277,29 +277,29 @@ class Service:
 
     def _carry_out(self, kind: str, message: Message) -> None:
         """Carry out an order of the supervisor."""
-        header, coordinator = message.header, self.state.coordinator
+        header, job = message.header, self.state.job
         match kind:
             case "job":
                 self.begin(*self.job_of(header))
             case "finish":
                 self._finish(header["ok"], header["reason"])
             case "records_taken":
-                if coordinator is not None and coordinator.journal.followed is not None:
-                    coordinator.journal.followed.answered()
-            case _ if coordinator is None:
+                if job is not None and job.journal.followed is not None:
+                    job.journal.followed.answered()
+            case _ if job is None:
                 self.state.early_orders.append(message)
             case "process":
-                coordinator.on_process(header["fields"], self.now())
-            case "lost" | "ended" if coordinator.has_replaced(header["worker"], header.get("pid", 0)):
+                job.on_process(header["fields"], self.now())
+            case "lost" | "ended" if job.has_replaced(header["worker"], header.get("pid", 0)):
                 pass  # the process that has taken its place was heard first, as may happen while this server is away
             case "lost":
                 if header.get("killed", False):  # what is still on its way from the process is no sign of life
-                    self.refused.update(coordinator.connections_of(header["worker"]))
-                coordinator.on_lost(header["worker"], header["reason"], self.now())
+                    self.refused.update(job.connections_of(header["worker"]))
+                job.on_lost(header["worker"], header["reason"], self.now())
             case "ended":
-                coordinator.on_ended(header["worker"], self.now())
+                job.on_ended(header["worker"], self.now())
             case "checkpoint":
-                coordinator.ask_for_checkpoint(header["within_s"], last=header.get("last", False))
+                job.ask_for_checkpoint(header["within_s"], last=header.get("last", False))
 
     def job_of(self, header: Mapping[str, Any]) -> tuple[JobSettings, Sequence[Address]]:
         """Return the job's settings, and where its servers listen. Raises `ProtocolError` if they cannot be read, or came before."""
@@ -326,10 +326,10 @@ class Service:
     def _open(self) -> None:
         """Let workers come: at server 0, once every other server has called."""
         self.supervisor.send({"kind": "loading"})
-        from offbeat.runtime.coordinators import LiveCoordinators  # imports torch, while workers start
+        from offbeat.runtime.live_job import LiveJob  # imports torch, while workers start
 
         assert self.settings is not None
-        self.state.coordinator = LiveCoordinators(
+        self.state.job = LiveJob(
             self.settings, self.state.shards, self.supervisor, self._hub, self.state.started, self.now, self._survival, self.writer
         )
         early, self.state.early = self.state.early, []
@@ -347,8 +347,8 @@ class Service:
             self._on_call(self.settings, connection, message)
         elif self.number == 0 and kind == "failing":
             self._on_failing(connection, message)
-        elif self.number == 0 and self.state.coordinator is not None:
-            self.state.coordinator.on_message(connection, message, self.now())
+        elif self.number == 0 and self.state.job is not None:
+            self.state.job.on_message(connection, message, self.now())
         elif self.number > 0 and (number := self._about(connection, message)) in self.state.live_shards:
             self._serve(number, connection, message)
         elif sum(waiting is connection for waiting, _ in self.state.early) < EARLY_MAX:
@@ -401,8 +401,8 @@ class Service:
         """Pass a worker's failure report on to the supervisor, before the worker's process can end."""
         messages.FAILING.check(message.header, connection.peer, len(message.payload), len(message.memory))
         fields, before = {name: message.header[name] for name in messages.FAILURE}, None
-        if self.state.coordinator is not None:
-            before = self.state.coordinator.on_last_words(connection, fields, self.now())
+        if self.state.job is not None:
+            before = self.state.job.on_last_words(connection, fields, self.now())
         if not self.writer.held:  # else the supervisor has it from the process that has handled this
             self._launcher.send({"kind": "failing", **fields})
         connection.send({"kind": "noted", "before": before})
@@ -487,34 +487,34 @@ class Service:
         self.state.early = [(c, m) for c, m in self.state.early if c is not connection]
         if (shard := self.state.live_shards.get(self.state.at.pop(connection, 0))) is not None:
             shard.closed(connection)
-        if self.state.coordinator is not None:
-            self.state.coordinator.on_closed(connection, reason, self.now())
+        if self.state.job is not None:
+            self.state.job.on_closed(connection, reason, self.now())
 
     def _finish(self, ok: bool, reason: str) -> None:
-        if self.state.coordinator is not None:
-            self._close_journal(self.state.coordinator, ok, reason)
+        if self.state.job is not None:
+            self._close_journal(self.state.job, ok, reason)
         raise ServingEnded
 
     def fail(self, reason: str) -> None:
         """Write the end of a job that cannot go on."""
-        if self.state.coordinator is not None:
+        if self.state.job is not None:
             with contextlib.suppress(OffbeatError):
-                self._close_journal(self.state.coordinator, False, reason)
+                self._close_journal(self.state.job, False, reason)
 
     def release(self) -> None:
         """Let go of what the process has opened. The last call, also after a failure."""
         self.writer.close()
-        if self.state.coordinator is not None:
-            self.state.coordinator.release_memory()
+        if self.state.job is not None:
+            self.state.job.release_memory()
 
-    def _close_journal(self, coordinator: LiveCoordinators, ok: bool, reason: str) -> None:
+    def _close_journal(self, job: LiveJob, ok: bool, reason: str) -> None:
         """Close the journal, and send the supervisor the summary even if that fails."""
         try:
-            coordinator.close(ok, reason, self.now())
+            job.close(ok, reason, self.now())
         finally:
-            for batch in [] if coordinator.journal.followed is None else coordinator.journal.followed.rest():
+            for batch in [] if job.journal.followed is None else job.journal.followed.rest():
                 self.send_records(batch)
-            self._launcher.send({"kind": "summary", "summary": coordinator.tally.summary()})
+            self._launcher.send({"kind": "summary", "summary": job.tally.summary()})
 
     def send_records(self, batch: Batch) -> None:
         """Send the supervisor lines of the journal, for those who follow it."""

@@ -162,7 +162,7 @@ class StandbyServer(ServerProcess):
         if header["runs"]:
             # The leader keeps its records for this process from now on, and this process must not import for seconds meanwhile.
             self._launcher.send({"kind": "loading"})
-            import offbeat.runtime.coordinators
+            import offbeat.runtime.live_job
             import offbeat.runtime.recovery.plain_graph  # noqa: F401
         self._own_settings = self._with_own_journal(settings)
         service.writer.held = True  # the leader writes the files of checkpoints
@@ -285,8 +285,8 @@ class StandbyServer(ServerProcess):
         """Put this process's journal, which is complete, in place of the leader's, which is not."""
         if self._journal is None:
             return
-        if self.service.state.coordinator is not None:
-            self.service.state.coordinator.move_journal(self._journal[1])
+        if self.service.state.job is not None:
+            self.service.state.job.move_journal(self._journal[1])
         else:
             self.service.settings = dataclasses.replace(settings, journal=self._journal[1])
         self._journal = None

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from offbeat.core.batch_sizes import Deal
-from offbeat.core.derived import Derived
 from offbeat.core.events import Abandoned, BarrierWanted, EpochWanted, Heard, LeaseWanted, Left, PullWanted, Resumed, Skipped, Stands
 from offbeat.core.leases import checked_ranges
 from offbeat.errors import JobError, ProtocolError
@@ -19,10 +18,10 @@ from offbeat.runtime.coordination.group_watch import GroupWatch
 from offbeat.runtime.coordination.peers import Peer
 from offbeat.runtime.coordination.save_points import Checkpoints
 from offbeat.runtime.coordination.schedule_watch import ScheduleWatch
+from offbeat.runtime.driver import Driver
 from offbeat.runtime.job.first_steps import FirstStepsWatch, Warned
 from offbeat.runtime.job.loading import Loaded
 from offbeat.runtime.job.packing import Packer
-from offbeat.runtime.live_job import LiveJob
 from offbeat.transport.base import Connection, Message
 from offbeat.types import Seconds, WorkerId, WorkerState
 
@@ -52,18 +51,16 @@ INCARNATION_FIELD: Final = {
 """By kind of message, the header field that holds the sender's incarnation; "": the header itself."""
 
 
-class WorkerRequests(Derived):
+class WorkerRequests:
     """Handle the messages of the workers of one optimizer.
 
     Args:
-        job: the optimizer's.
+        driver: of the optimizer's coordinator.
         left: handles a worker's announcement that it leaves.
     """
 
-    DERIVED = ("_handlers",)
-
-    def __init__(self, job: LiveJob, left: Callable[[Left, Seconds], object]) -> None:
-        self._job, self._left = job, left
+    def __init__(self, driver: Driver, left: Callable[[Left, Seconds], object]) -> None:
+        self._driver, self._left = driver, left
         self._deferred: deque[tuple[Connection, Message]] = deque()
         """Messages of `AFTER_ALL_EVENTS` that wait."""
         self._metric_names: set[str] = set()
@@ -71,41 +68,9 @@ class WorkerRequests(Derived):
         """True once a name was left out."""
         self._loaded = Loaded()
         self._checkpoints = Checkpoints()
-        self._first_steps = FirstStepsWatch(job.settings.workers)
+        self._first_steps = FirstStepsWatch(driver.settings.workers)
         self._schedules = ScheduleWatch()
         self._groups = GroupWatch()
-        self._derive()
-
-    def _derive(self) -> None:
-        job = self._job
-        self._handlers: dict[str, Callable[[Peer, Message, Seconds], object]] = {
-            "ready": self._ready,
-            "push": self._push,
-            "place": self._place,
-            "part": lambda peer, message, now: self._checkpoints.hand_in(peer.worker, message),
-            "parts": self._parts,
-            "checkpoint_part": self._checkpoint_part,
-            "got": lambda peer, message, now: job.served.shard.got(peer.connection),
-            "abandoned": self._abandoned,
-            "initial": lambda peer, message, now: job.backend.initial(peer.worker, message, now),
-            "buffers": self._take_buffers,
-            "metrics": self._metrics,
-            "heard": self._heard,
-            "stands": self._stands,
-            "skipped": self._skipped,
-            "met": lambda peer, message, now: job.ranks.met(peer.worker),
-            "outside": self._outside,
-            "voided": lambda peer, message, now: job.ranks.voided(message.header["number"], now),
-            "leaving": lambda peer, message, now: job.ranks.joiners.on_leaving(peer.worker),
-            "donation": lambda peer, message, now: job.ranks.joiners.on_donation(peer.worker, message),
-            "pull": self._pull,
-            "samples": self._wants,
-            "epoch": self._wants,
-            "barrier": self._barrier,
-            "left": self._leave,
-            "abort": self._abort,
-            "state": lambda peer, message, now: job.served.shard.answer_state(peer.connection, message),
-        }
 
     def handle(self, peer: Peer, kind: str, message: Message, now: Seconds) -> None:
         """Handle a message, or defer it until all events before it are known.
@@ -120,56 +85,56 @@ class WorkerRequests(Derived):
             seen = (message.header[part] if part else message.header)["incarnation"]
             if seen > peer.incarnation:
                 raise ProtocolError(f"worker {peer.worker} sent {kind!r} with incarnation = {seen} (expected at most {peer.incarnation})")
-        side = self._job.side
-        if kind in AFTER_ALL_EVENTS and side is not None and side.has_backlog:
+        plane = self._driver.plane
+        if kind in AFTER_ALL_EVENTS and plane is not None and plane.has_backlog:
             self._deferred.append((peer.connection, message))
         else:
-            self._handlers[kind](peer, message, now)
+            _HANDLERS[kind](self, peer, message, now)
 
     def answer_deferred(self, now: Seconds) -> None:
         """Handle the deferred messages before which nothing is unknown any more; those of closed connections are dropped."""
         while (found := next(filter(self._may_answer, self._deferred), None)) is not None:
             self._deferred.remove(found)
             connection, message = found
-            if (peer := self._job.peers.at(connection)) is not None:
-                self._handlers[message.header["kind"]](peer, message, now)
-                self._job.backend.follow(now)
+            if (peer := self._driver.peers.at(connection)) is not None:
+                _HANDLERS[message.header["kind"]](self, peer, message, now)
+                self._driver.live_plane.follow(now)
 
     def check_push(self, worker: WorkerId, header: Mapping[str, Any]) -> None:
         """Check the fields of a push against this job and its present state. Raises `ProtocolError`."""
         leases = header["push"].get("leases", ())
         if len(set(leases)) < len(leases):
             raise ProtocolError(f"worker {worker} sent 'push' with a lease named twice in push.leases (expected each lease once)")
-        self._job.backend.check_push(worker, header)
+        self._driver.live_plane.check_push(worker, header)
 
     def _may_answer(self, deferred: tuple[Connection, Message]) -> bool:
         """True if everything that happened before a deferred request is known, or its sender is gone."""
-        job, peer = self._job, self._job.peers.at(deferred[0])
-        return job.side is None or peer is None or not job.side.has_backlog
+        driver, peer = self._driver, self._driver.peers.at(deferred[0])
+        return driver.plane is None or peer is None or not driver.plane.has_backlog
 
     # Taking part.
 
     def _ready(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._job.notifier.send_buffers(peer.worker)  # before the parameters, since those let the worker go on
+        self._driver.notifier.send_buffers(peer.worker)  # before the parameters, since those let the worker go on
         self._send_part(peer)
-        self._job.backend.ready(peer.worker, message.header, now)
+        self._driver.live_plane.ready(peer.worker, message.header, now)
 
     def _heard(self, peer: Peer, message: Message, now: Seconds) -> None:
         """Handle a heartbeat. For a process that does not take part yet, only the bytes received count."""
         if message.header["incarnation"]:
-            self._job.feed(Heard(peer.worker, message.header["incarnation"]), now)
-        self._job.standings.progress(peer, message.header["stuck_s"])
+            self._driver.feed(Heard(peer.worker, message.header["incarnation"]), now)
+        self._driver.standings.progress(peer, message.header["stuck_s"])
         if message.header.get("told", False):
-            self._job.standings.told(peer.worker)
+            self._driver.standings.told(peer.worker)
 
     def _stands(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._job.feed(Stands(peer.worker, message.header["incarnation"], message.header["still"]), now)
+        self._driver.feed(Stands(peer.worker, message.header["incarnation"], message.header["still"]), now)
 
     def _skipped(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._job.feed(Skipped(peer.worker, message.header["incarnation"], tuple(message.header["leases"])), now)
+        self._driver.feed(Skipped(peer.worker, message.header["incarnation"], tuple(message.header["leases"])), now)
 
     def _outside(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._job.ranks.outside(peer.worker, message.header["incarnation"], message.header["reason"], now)
+        self._driver.ranks.outside(peer.worker, message.header["incarnation"], message.header["reason"], now)
 
     def _leave(self, peer: Peer, message: Message, now: Seconds) -> None:
         peer.exits, peer.over = message.header.get("exits", False), message.header.get("over", False)
@@ -187,37 +152,37 @@ class WorkerRequests(Derived):
         if loaded is not None:
             self._loaded.note(peer.worker, loaded)
         if (before := message.header.get("before")) is not None:
-            self._job.feed(Resumed(peer.worker, peer.incarnation, before), now)
+            self._driver.feed(Resumed(peer.worker, peer.incarnation, before), now)
         self._checkpoints.pushed(peer.worker, peer.incarnation, message.header["push"]["version"])
         warnings: list[Warned] = []
         if "first" in message.header or "frozen" in message.header:
             warnings += self._first_steps.note(peer.worker, message.header.get("first", ()), message.header.get("frozen"))
-        if self._job.servers_step:
+        if self._driver.servers_step:
             warnings += self._groups.note(peer.worker, message.header)
-            warnings += self._schedules.note(peer.worker, message.header, self._job.peers.gone)
+            warnings += self._schedules.note(peer.worker, message.header, self._driver.peers.gone)
         for warned in warnings:
-            self._job.journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))
-        self._job.backend.push(peer.worker, message, now)
+            self._driver.journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))
+        self._driver.live_plane.push(peer.worker, message, now)
 
     def _abandoned(self, peer: Peer, message: Message, now: Seconds) -> None:
         work = message.header["work"]
         leases = tuple(work.get("leases", ()))
-        assert self._job.served is self._job.side
+        assert self._driver.served is self._driver.plane
         compute_s = peer.computed(work["compute_s"])
-        self._job.feed(Abandoned(peer.worker, work["incarnation"], work["version"], compute_s, leases), now)
+        self._driver.feed(Abandoned(peer.worker, work["incarnation"], work["version"], compute_s, leases), now)
 
     def _pull(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._job.served.pull(PullWanted(peer.worker, message.header["incarnation"]), now)
+        self._driver.served.pull(PullWanted(peer.worker, message.header["incarnation"]), now)
 
     def _barrier(self, peer: Peer, message: Message, now: Seconds) -> None:
         """Have a worker wait at a barrier."""
         self._may_ask(peer, "barrier", message.header["incarnation"])
-        self._job.feed(BarrierWanted(peer.worker, message.header["incarnation"], message.header["number"]), now)
+        self._driver.feed(BarrierWanted(peer.worker, message.header["incarnation"], message.header["number"]), now)
 
     def _may_ask(self, peer: Peer, kind: str, incarnation: int) -> None:
-        member = self._job.core.membership[peer.worker]
+        member = self._driver.core.membership[peer.worker]
         current = member.state is WorkerState.ALIVE and incarnation == member.incarnation
-        if current and not self._job.backend.may_request(peer.worker):
+        if current and not self._driver.live_plane.may_request(peer.worker):
             raise ProtocolError(f"worker {peer.worker} sent {kind!r} before the job let it go on (expected to wait for 'parameters')")
 
     def _wants(self, peer: Peer, message: Message, now: Seconds) -> None:
@@ -231,9 +196,9 @@ class WorkerRequests(Derived):
         fields = want["incarnation"], want["pool"], want["epoch"], want["size"]
         if kind == "samples":
             deal = Deal(want.get("unit", 0), tuple(want.get("sizes", ())), want.get("granularity", 0), want.get("most", 0))
-            self._job.feed(LeaseWanted(peer.worker, *fields, want["batch"], rest, deal), now)
+            self._driver.feed(LeaseWanted(peer.worker, *fields, want["batch"], rest, deal), now)
         else:
-            self._job.feed(EpochWanted(peer.worker, *fields, tuple(want.get("kept", ()))), now)
+            self._driver.feed(EpochWanted(peer.worker, *fields, tuple(want.get("kept", ()))), now)
 
     # Checkpoints, buffers and metrics.
 
@@ -245,51 +210,51 @@ class WorkerRequests(Derived):
         """
         serial = peer.serial
         if message.header["pull"]:
-            self._job.served.exact(peer.worker)
-            self._job.feed(PullWanted(peer.worker, message.header["incarnation"]), now)
+            self._driver.served.exact(peer.worker)
+            self._driver.feed(PullWanted(peer.worker, message.header["incarnation"]), now)
         released = peer.serial > serial
         if released:
-            self._job.served.state(peer.worker)
-        places = list(self._job.core.epochs.places().items())
-        peer.connection.send({"kind": "place", "released": released, "version": self._job.core.version, "places": places})
+            self._driver.served.state(peer.worker)
+        places = list(self._driver.core.epochs.places().items())
+        peer.connection.send({"kind": "place", "released": released, "version": self._driver.core.version, "places": places})
 
     def _parts(self, peer: Peer, message: Message, now: Seconds) -> None:
         """Send the worker that writes a checkpoint the parts that other workers have handed in."""
-        job, version = self._job.core, message.header["version"]
+        job, version = self._driver.core, message.header["version"]
         alive = {worker: job.membership[worker].incarnation for worker in job.membership.in_state(WorkerState.ALIVE)}
         computing = {
             worker: (incarnation, job.start.first(worker))
             for worker, incarnation in alive.items()
             if worker != peer.worker and not job.waiting.idle.intersection((worker,))
         }
-        assert self._job.spec is not None
-        awaited = self._checkpoints.awaited(computing, version) if self._job.spec.policy.in_step else []
+        assert self._driver.spec is not None
+        awaited = self._checkpoints.awaited(computing, version) if self._driver.spec.policy.in_step else []
         collects = not awaited or message.header["last"]
         parts, payload = self._checkpoints.parts(peer.worker, version, message.header["nth"]) if collects else ([], [])
         peer.connection.send({"kind": "parts", "awaited": awaited, "parts": parts}, payload=payload)
 
     def _checkpoint_part(self, peer: Peer, message: Message, now: Seconds) -> None:
-        if self._job.checkpoints is not None:
-            self._job.checkpoints.on_part(self._job.number, peer.worker, message)
-        elif not self._job.settings.checkpoints:  # workers of a resumed job hand in their part also where it makes no checkpoints
+        if self._driver.checkpoints is not None:
+            self._driver.checkpoints.on_part(self._driver.number, peer.worker, message)
+        elif not self._driver.settings.checkpoints:  # workers of a resumed job hand in their part also where it makes no checkpoints
             raise ProtocolError(f"worker {peer.worker} sent 'checkpoint_part', and this job makes no checkpoints")
 
     def _send_part(self, peer: Peer) -> None:
         """Send a worker the part with which it resumes, as long as the job is at the version of the checkpoint."""
-        job = self._job
-        if job.resumed is None or job.version != job.resumed.version(job.number):
+        driver = self._driver
+        if driver.resumed is None or driver.version != driver.resumed.version(driver.number):
             return
-        part = job.resumed.part_of(peer.worker, job.number)
+        part = driver.resumed.part_of(peer.worker, driver.number)
         if part is not None:
             packer = Packer()
             plain = packer.pack(part, "a worker's part of the checkpoint")
             peer.connection.send({"kind": "resume_part", "part": plain}, payload=packer.payload)
 
     def _take_buffers(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._job.notifier.buffers.put(peer.worker, message.header["layout"], message.payload)
+        self._driver.notifier.buffers.put(peer.worker, message.header["layout"], message.payload)
 
     def _metrics(self, peer: Peer, message: Message, now: Seconds) -> None:
-        version = self._job.coordinator.version if self._job.coordinator is not None else 0
+        version = self._driver.coordinator.version if self._driver.coordinator is not None else 0
         values, known = message.header["values"], self._metric_names
         new = [name for name in values if name not in known]
         known.update(new[: METRICS_MAX - len(known)])
@@ -298,6 +263,36 @@ class WorkerRequests(Derived):
             if not self._metrics_full:
                 self._metrics_full = True
                 detail = f"scripts have logged more than {METRICS_MAX:,} different names: {left_out[0]!r} and later ones are left out"
-                self._job.journal.write(warning_record(now, "names_of_metrics", [peer.worker], 0, detail))
+                self._driver.journal.write(warning_record(now, "names_of_metrics", [peer.worker], 0, detail))
         if values:
-            self._job.journal.write(metrics_record(now, peer.worker, version, values))
+            self._driver.journal.write(metrics_record(now, peer.worker, version, values))
+
+
+_HANDLERS: Final[Mapping[str, Callable[[WorkerRequests, Peer, Message, Seconds], object]]] = {
+    "ready": WorkerRequests._ready,
+    "push": WorkerRequests._push,
+    "place": WorkerRequests._place,
+    "part": lambda one, peer, message, now: one._checkpoints.hand_in(peer.worker, message),
+    "parts": WorkerRequests._parts,
+    "checkpoint_part": WorkerRequests._checkpoint_part,
+    "got": lambda one, peer, message, now: one._driver.served.shard.got(peer.connection),
+    "abandoned": WorkerRequests._abandoned,
+    "initial": lambda one, peer, message, now: one._driver.live_plane.initial(peer.worker, message, now),
+    "buffers": WorkerRequests._take_buffers,
+    "metrics": WorkerRequests._metrics,
+    "heard": WorkerRequests._heard,
+    "stands": WorkerRequests._stands,
+    "skipped": WorkerRequests._skipped,
+    "met": lambda one, peer, message, now: one._driver.ranks.met(peer.worker),
+    "outside": WorkerRequests._outside,
+    "voided": lambda one, peer, message, now: one._driver.ranks.voided(message.header["number"], now),
+    "leaving": lambda one, peer, message, now: one._driver.ranks.joiners.on_leaving(peer.worker),
+    "donation": lambda one, peer, message, now: one._driver.ranks.joiners.on_donation(peer.worker, message),
+    "pull": WorkerRequests._pull,
+    "samples": WorkerRequests._wants,
+    "epoch": WorkerRequests._wants,
+    "barrier": WorkerRequests._barrier,
+    "left": WorkerRequests._leave,
+    "abort": WorkerRequests._abort,
+    "state": lambda one, peer, message, now: one._driver.served.shard.answer_state(peer.connection, message),
+}

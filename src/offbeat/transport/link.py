@@ -55,6 +55,24 @@ class _Kept(NamedTuple):
     """True if the standby sends it, and not the leader."""
 
 
+class _Here:
+    """The part of a link that is this process's own: another process that takes the link over makes it anew."""
+
+    def __init__(self) -> None:
+        self.socket: Connection | None = None
+        self.aside: Connection | None = None
+        """Between the standby and the other end, while the standby serves."""
+        self.ahead = 0
+        """How many bytes of the region that is sent next have gone over it."""
+        self.early: dict[int, Message] = {}
+        """By number: messages that have come before an earlier one."""
+        self.ready = False
+        """True once the other end has said, over the present socket, what it has received: earlier messages must not be overtaken."""
+        self.offered = 0
+        """The number of the newest message that was handed to the present socket."""
+        self.lock = threading.RLock()
+
+
 class Link(Connection):
     """One end of a stream of messages that outlives its sockets.
 
@@ -98,45 +116,32 @@ class Link(Connection):
         """What the other end was told last to have been confirmed."""
         self._kept: deque[_Kept] = deque()
         self._regions: dict[str, tuple[memoryview, PartArrived | None]] = {}
-        self._early: dict[int, Message] = {}
-        """By number: messages that have come before an earlier one."""
-        self._socket: Connection | None = None
-        self._aside: Connection | None = None
-        """Between the standby and the other end, while the standby serves."""
-        self._ahead = 0
-        """How many bytes of the region that is sent next have gone over it."""
-        self._ready = False
-        """True once the other end has said, over the present socket, what it has received: earlier messages must not be overtaken."""
-        self._offered = 0
-        """The number of the newest message that was handed to the present socket."""
-        self._lock = threading.RLock()
+        self._here = _Here()
 
     def __repr__(self) -> str:
         return f"<link {self.session} to {self.peer}>"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the sockets, which are this process's own. Regions that both ends map are bound anew."""
-        own = ("_socket", "_aside", "_ahead", "_early", "_ready", "_lock", "_offered")
-        state = {name: value for name, value in vars(self).items() if name not in own}
-        return {**state, "_regions": {}} if self.shares_memory else state
+        return {**vars(self), "_here": None, "_regions": {} if self.shares_memory else self._regions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _socket=None, _aside=None, _ahead=0, _early={}, _ready=False, _lock=threading.RLock(), _offered=0)
+        vars(self).update(state, _here=_Here())
 
     @property
     def socket(self) -> Connection | None:
         """Return the connection over which messages go at present; None: there is none."""
-        return self._socket
+        return self._here.socket
 
     @property
     def is_resumed(self) -> bool:
         """Return True if the other end has answered over the present socket."""
-        return self._ready
+        return self._here.ready
 
     @property
     def settled(self) -> bool:
         """Return True if every message has been sent over a socket that is still there."""
-        return self._ready or not self._kept
+        return self._here.ready or not self._kept
 
     @property
     def confirmed(self) -> int:
@@ -149,9 +154,9 @@ class Link(Connection):
 
     def resume(self, connection: Connection) -> None:
         """Go on over a new connection, as soon as the other end does (see `resumed`)."""
-        with self._lock:
-            self._socket, self._ready, self.bytes_received = connection, False, 0
-            self._early.clear()
+        with self._here.lock:
+            self._here.socket, self._here.ready, self.bytes_received = connection, False, 0
+            self._here.early.clear()
             if not self.shares_memory:
                 self._bind_all(connection)
             self._told = self.confirmed
@@ -159,46 +164,46 @@ class Link(Connection):
 
     def resumed(self, received: int) -> None:
         """Send again what the other end, which has received so many messages, does not have."""
-        with self._lock:
+        with self._here.lock:
             self.forget(received)
             self._kept = deque(kept._replace(served=False) for kept in self._kept)
-            assert self._socket is not None, "the other end resumes over a socket"
-            self._ready, self._offered = True, received
+            assert self._here.socket is not None, "the other end resumes over a socket"
+            self._here.ready, self._here.offered = True, received
             self.advance()
 
     def advance(self) -> None:
         """Send what has waited for its record to be committed."""
-        with self._lock:
-            if self._socket is None or not self._ready:
+        with self._here.lock:
+            if self._here.socket is None or not self._here.ready:
                 return
-            for kept in self._kept if self._offered < self.sent else ():
-                if kept.number > self._offered:
+            for kept in self._kept if self._here.offered < self.sent else ():
+                if kept.number > self._here.offered:
                     if self._commit is not None and self._commit.holds(kept.position):
                         return
-                    self._offered = kept.number
+                    self._here.offered = kept.number
                     if not kept.served:
-                        self._send(self._socket, kept)
+                        self._send(self._here.socket, kept)
             if self.closed:
-                self._socket.close()
+                self._here.socket.close()
             else:
                 self._confirm()
 
     def _confirm(self) -> None:
         """Tell the other end what it need not keep, if it has long heard nothing of this end that would have told it."""
-        if self._socket is not None and self._ready and (confirmed := self.confirmed) - self._told >= CONFIRM_EVERY:
+        if self._here.socket is not None and self._here.ready and (confirmed := self.confirmed) - self._told >= CONFIRM_EVERY:
             self._told = confirmed
-            self._socket.send({"kind": "confirm", "received": confirmed})
+            self._here.socket.send({"kind": "confirm", "received": confirmed})
 
     def cut(self) -> None:
         """Note that the socket has ended."""
-        with self._lock:
-            self._socket, self._ready = None, False
+        with self._here.lock:
+            self._here.socket, self._here.ready = None, False
 
     def note_bytes(self) -> int | None:
         """Return how many bytes have come over the present socket, if there are more than at the last call; else None."""
-        if self._socket is None or self._socket.bytes_received == self.bytes_received:
+        if self._here.socket is None or self._here.socket.bytes_received == self.bytes_received:
             return None
-        self.bytes_received = self._socket.bytes_received
+        self.bytes_received = self._here.socket.bytes_received
         return self.bytes_received
 
     def take(self, message: Message) -> Message | None:
@@ -221,8 +226,8 @@ class Link(Connection):
         except Unfit as unfit:
             raise ProtocolError(f"{self.peer} sent a message with {STAMP} = {shown(stamp)} (expected {unfit.expected})") from None
         number, received = stamp
-        if number > self.received + 1 and self.may_overtake and len(self._early) < EARLY_MAX:
-            self._early[number] = message
+        if number > self.received + 1 and self.may_overtake and len(self._here.early) < EARLY_MAX:
+            self._here.early[number] = message
             return None
         if number > self.received + 1:
             raise ProtocolError(f"{self.peer} sent message {number} after message {self.received} (expected none to be missing)")
@@ -236,15 +241,15 @@ class Link(Connection):
 
     def take_early(self) -> Message | None:
         """Return the next message if it has come before the last one that `take` has returned; None: it has not come yet."""
-        message = self._early.pop(self.received + 1, None)
+        message = self._here.early.pop(self.received + 1, None)
         if message is not None:
             self.note(self.received + 1)
         return message
 
     def go_aside(self, connection: Connection | None) -> None:
         """Let messages with a region come over another socket than the others, from the standby, or go over it; None: there is none."""
-        with self._lock:
-            self._aside, self._ahead = connection, 0
+        with self._here.lock:
+            self._here.aside, self._here.ahead = connection, 0
             if connection is not None:
                 self._bind_all(connection)
 
@@ -254,18 +259,18 @@ class Link(Connection):
 
     def _serve_again(self) -> None:
         """Send what the standby was to send and the other end has not received: the standby is gone, or does not reach it any more."""
-        with self._lock:
+        with self._here.lock:
             self.served = self.servable = False
             kept, self._kept = self._kept, deque(kept._replace(served=False) for kept in self._kept)
             for one in kept:
-                if one.served and one.number <= self._offered and self._socket is not None and self._ready:
-                    self._send(self._socket, one)
+                if one.served and one.number <= self._here.offered and self._here.socket is not None and self._here.ready:
+                    self._send(self._here.socket, one)
 
     def _delivered(self, received: int) -> None:
         """Note what the other end says that it has received, and confirm to it what this end has, before the message that has just come."""
         if received > self.sent:
             raise ProtocolError(f"{self.peer} has received {received} messages (expected at most {self.sent}, as many as were sent)")
-        with self._lock:
+        with self._here.lock:
             self.forget(received)
             self._confirm()
 
@@ -304,9 +309,9 @@ class Link(Connection):
 
     def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
         """Bind a region over each socket. Where both ends map the memory that a region names, nothing is carried."""
-        with self._lock:
+        with self._here.lock:
             self._regions[name] = region, arrived
-            for connection in (self._socket, self._aside):
+            for connection in (self._here.socket, self._here.aside):
                 if connection is not None and not self.shares_memory:
                     connection.bind(name, region, arrived)
 
@@ -320,7 +325,7 @@ class Link(Connection):
         lent: bool = False,
     ) -> None:
         """Send a message as `Connection.send` does; ``lent``: nobody changes the payload as long as the process lives."""
-        with self._lock:
+        with self._here.lock:
             if self.closed:
                 return
             self.sent += 1
@@ -331,17 +336,17 @@ class Link(Connection):
             data: list[Buffer] = list(payload) if lent else [bytes(part) for part in payload]
             served = self.served and carry is not None
             self._kept.append(_Kept(self.sent, header, carry, data, tuple(memory), position, lent, served))
-            if served and self._aside is not None:
-                gone = self._ahead == len(self._regions[carry][0]) if carry is not None else True
-                self._aside.send({**header, STAMP: [self.sent, 0]}, carry=None if gone else carry)
-                self._ahead = 0
+            if served and self._here.aside is not None:
+                gone = self._here.ahead == len(self._regions[carry][0]) if carry is not None else True
+                self._here.aside.send({**header, STAMP: [self.sent, 0]}, carry=None if gone else carry)
+                self._here.ahead = 0
             self.advance()
 
     def send_aside(self, header: Mapping[str, Any]) -> None:
         """Send a message that need not arrive, such as a heartbeat. It has no number."""
-        with self._lock:
-            if self._socket is not None and self._ready and not self.closed:
-                self._socket.send(header)
+        with self._here.lock:
+            if self._here.socket is not None and self._here.ready and not self.closed:
+                self._here.socket.send(header)
 
     def _send(self, connection: Connection, kept: _Kept) -> None:
         carry = None if self.shares_memory else kept.carry
@@ -354,21 +359,21 @@ class Link(Connection):
 
         Nothing is sent ahead over another socket: what is sent again is sent as a whole.
         """
-        with self._lock:
-            if self.served and self._aside is not None and start == self._ahead:
-                self._aside.send_ahead(name, start, stop)
-                self._ahead = stop
+        with self._here.lock:
+            if self.served and self._here.aside is not None and start == self._here.ahead:
+                self._here.aside.send_ahead(name, start, stop)
+                self._here.ahead = stop
 
     def recall_ahead(self) -> None:
         """Note that what was sent ahead is not what `send` sends."""
-        with self._lock:
-            self._ahead = 0
+        with self._here.lock:
+            self._here.ahead = 0
 
     def close(self) -> None:
-        with self._lock:
+        with self._here.lock:
             if not self.closed:
                 self.closed = True
-                if self._ready:
+                if self._here.ready:
                     self.advance()  # which closes the socket, once nothing waits
-                elif self._socket is not None:
-                    self._socket.close()
+                elif self._here.socket is not None:
+                    self._here.socket.close()

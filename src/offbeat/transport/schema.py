@@ -165,14 +165,14 @@ def _each(checks: Iterable[Check], items: Sequence[Any]) -> None:
 
 def mapping(check_value: Check, most: int = 1000) -> Check:
     """Accept a map of at most ``most`` fields, from texts of at most 200 characters to values that each pass a check."""
-    check_name = text(200)
 
     def check(value: Any) -> None:
         if type(value) is not dict or len(value) > most:
             raise Unfit(f"a map of at most {most} fields", shown(value))
         for index, (name, item) in enumerate(value.items()):
             try:
-                check_name(name)
+                if type(name) is not str or len(name) > 200:
+                    raise Unfit("a text of at most 200 characters", shown(name))
                 check_value(item)
             except Unfit as unfit:
                 unfit.path.insert(0, str(index))

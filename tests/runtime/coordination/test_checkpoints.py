@@ -14,10 +14,10 @@ from tests.by_hand import Line, Worker, coordinator
 from offbeat.errors import ProtocolError
 from offbeat.runtime.coordination.checkpoints import PARTS_S, SERVERS_S
 from offbeat.runtime.coordination.file_writer import FileWriter
-from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
 from offbeat.runtime.job.packing import Packer
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
+from offbeat.runtime.live_job import LiveJob
 from offbeat.transport.base import Message
 
 
@@ -28,7 +28,7 @@ class Saving:
         self.folder = CheckpointFolder(folder)
         settings = JobSettings(workers=2, servers=1 + len(shards or {}), checkpoint=CheckpointOrder(folder=str(folder), **order))
         self.writer = FileWriter(lambda: None)
-        self.host: LiveCoordinators = coordinator(settings, shards, self.writer)
+        self.host: LiveJob = coordinator(settings, shards, self.writer)
         self.workers = [Worker(self.host, number, 2.0) for number in range(2)]
         for worker in self.workers:
             worker.join(0.0)

@@ -14,9 +14,9 @@ from tests.by_hand import Worker, coordinator
 from offbeat import runtime
 from offbeat.errors import JobError, ProtocolError
 from offbeat.launch import agent_messages
-from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.recovery.replica_messages import FROM_LEADER, FROM_STANDBY
 from offbeat.tensors.optimizers import check_changed, hyperparameters, spec_of
 from offbeat.transport.base import Message
@@ -154,8 +154,8 @@ def test_samples_are_not_dealt_to_who_waits_for_its_push() -> None:
     with pytest.raises(ProtocolError, match="'epoch' before the job let it go on"):
         first.say("epoch", 0.3, want=early)
     second.push(0.4)
-    assert host.first.job.coordinator is not None
-    assert host.first.job.coordinator.version == 1
+    assert host.first.driver.coordinator is not None
+    assert host.first.driver.coordinator.version == 1
     host.close(True, "enough", 1.0)
 
 
@@ -183,7 +183,7 @@ def test_a_hello_that_does_not_fit_changes_nothing(sync: str) -> None:
     host.release_memory()
 
 
-def _greet_with(host: LiveCoordinators, worker: Worker, change: str, small: MemoryBlock) -> None:
+def _greet_with(host: LiveJob, worker: Worker, change: str, small: MemoryBlock) -> None:
     said: list[Message] = []
     worker.host = type("Ear", (), {"on_message": lambda self, line, message, now: said.append(message)})()
     worker.greet(0.0)

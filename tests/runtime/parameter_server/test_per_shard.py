@@ -14,8 +14,8 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.policies import BSP, PSP
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
 from offbeat.runtime.parameter_server import per_shard
-from offbeat.runtime.parameter_server.coordinator_side import _common
 from offbeat.runtime.parameter_server.per_shard import IN_FLIGHT, BlockShard, shard_of
+from offbeat.runtime.parameter_server.plane import _common
 from offbeat.runtime.parameter_server.shard import LiveShard
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.tensors.layout import Layout

@@ -37,7 +37,7 @@ def _gone_while_admitted(sync: str, place: int, monkeypatch: pytest.MonkeyPatch)
     for rank in ranks[:2]:
         rank.greet(0.0)
     host.on_lost(2, "its process ended", 0.1)
-    side = host.first.job.backend
+    side = host.first.driver.live_plane
     assert isinstance(side, RankCoordinatorSide)
     for rank in ranks[:2]:
         rank.say("ready", 0.2)
@@ -84,7 +84,7 @@ def test_a_process_that_dies_while_the_end_of_its_predecessor_is_unread_leaves_n
         rank.say("ready", 0.1)
     for rank in ranks:
         rank.say("initial", 0.2, number=rank.number, provided=True, replica=[], **{"from": 0})
-    side = host.first.job.backend
+    side = host.first.driver.live_plane
     assert isinstance(side, RankCoordinatorSide)
     processes = [OneHostGossip.attach(side.memory[0], number) for number in range(3)]
     for process in processes:
@@ -109,7 +109,7 @@ def test_a_process_that_dies_while_the_end_of_its_predecessor_is_unread_leaves_n
     for happens in (says_of_its_step, partial(begins, 0.7)) if first else (partial(begins, 0.6), says_of_its_step):
         happens()
     side.follow(0.8)
-    assert host.first.job.core.membership[WorkerId(2)].state is WorkerState.ALIVE
+    assert host.first.driver.core.membership[WorkerId(2)].state is WorkerState.ALIVE
     assert ranks[2].line.got("parameters"), "the third process is released"
     host.close(True, "enough", 1.0)
     host.release_memory()

@@ -24,7 +24,7 @@ def test_a_step_with_a_gradient_counts_and_one_without_is_rejected(sync: str, co
         rank.greet(0.0)
     for rank in ranks:
         rank.say("ready", 0.0)
-    side = host.first.job.backend
+    side = host.first.driver.live_plane
     assert isinstance(side, RankCoordinatorSide)
     for rank in ranks:
         rank.say("initial", 0.1, number=rank.number, provided=True, replica=[], **{"from": 0})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.by_hand import Line, Mailbox, Worker
 
-from offbeat.runtime.coordinators import LiveCoordinators
 from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.live_job import LiveJob
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.transport.link import Link
 
@@ -18,7 +18,7 @@ def test_where_gradients_may_come_over_a_network_servers_do_not(elsewhere: bool,
     supervisor = Line("supervisor")
     keeper = Keeper(supervisor, {})
     keeper.elsewhere = elsewhere
-    coordinators = LiveCoordinators(JobSettings(workers=2), {}, Line("supervisor"), Mailbox(), "", lambda: 0.0, keeper)
+    coordinators = LiveJob(JobSettings(workers=2), {}, Line("supervisor"), Mailbox(), "", lambda: 0.0, keeper)
     worker = Worker(coordinators, 0, sync=sync)
     worker.line = Link("3f", "worker 0")  # type: ignore[assignment]
     worker.greet(0.0)

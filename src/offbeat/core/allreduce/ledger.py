@@ -17,8 +17,7 @@ import numpy as np
 
 from offbeat.core.allreduce.policy import WIDTH, RoundRule
 from offbeat.core.allreduce.rounds import Rounds
-from offbeat.core.books import Books, Standing
-from offbeat.core.derived import Derived
+from offbeat.core.base_ledger import BaseLedger, Standing
 from offbeat.core.effects import Effect, Fold, Part, Settle, Undone
 from offbeat.core.events import Abandoned, Folded, Pushed, Voided, Withdrawn
 from offbeat.core.policy import Contribution
@@ -30,7 +29,7 @@ REMEMBERED = 512
 """Folds of which a ledger that follows still knows the parts: more than ranks may be behind."""
 
 
-class RoundLedger(Books, Derived):
+class RoundLedger(BaseLedger):
     """The books of one job of the allreduce family.
 
     Each method that changes something returns the effects, in the order in which they are to be carried out.
@@ -55,8 +54,6 @@ class RoundLedger(Books, Derived):
     Release late: its gradient is carried into round 1
     """
 
-    DERIVED = ("active", "waiting")
-
     def __init__(self, rule: RoundRule, seed: int = 0, *, follows: bool = False) -> None:
         self.rounds = Rounds(rule, ROOM, seed, follows=follows)
         self._follows = follows
@@ -74,12 +71,16 @@ class RoundLedger(Books, Derived):
         self.epoch: Epoch = 0
         self.version: Version = 0
         """Number of folded rounds."""
-        self._derive()
 
-    def _derive(self) -> None:
-        self.active: Collection[WorkerId] = self._active.keys()
-        self.waiting: Collection[WorkerId] = self._waiting.keys()
+    @property
+    def active(self) -> Collection[WorkerId]:
+        """Ranks for which a round may wait."""
+        return self._active.keys()
+
+    @property
+    def waiting(self) -> Collection[WorkerId]:
         """Ranks that have arrived on time in the open round."""
+        return self._waiting.keys()
 
     @property
     def unsettled(self) -> Collection[WorkerId]:
@@ -253,7 +254,6 @@ class RoundLedger(Books, Derived):
         version, folded = self.version, Fate.FOLDED
         effects += [Settle(c.worker, c.incarnation, c.clock, folded, reason, version, c.samples) for c in gone]
         waited, self._waiting = self._waiting, {}
-        self.waiting = self._waiting.keys()
         again = rounds.fold_done()
         assert not again, "who waits arrived on time, and nobody did while the round was folded"
         for worker in waited:

@@ -22,7 +22,7 @@ weight, in whatever round it is, and ``full`` is training with the joined batch.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -58,7 +58,6 @@ from offbeat.core.allreduce.policy import (
     RoundView,
     Table,
 )
-from offbeat.core.derived import Derived
 from offbeat.types import Version, WorkerId
 
 BUFFERS: Final = 2
@@ -104,7 +103,7 @@ class Arrival(NamedTuple):
     both buffers full, as one may be who was idle: like one on time."""
 
 
-class Rounds(Derived):
+class Rounds:
     """The rounds of one job.
 
     Args:
@@ -134,8 +133,6 @@ class Rounds(Derived):
     1
     """
 
-    DERIVED = ("_cells", "_rows", "_view")
-
     def __init__(
         self,
         rule: RoundRule,
@@ -162,8 +159,12 @@ class Rounds(Derived):
         """Offset of each rank's row."""
         self._view = RoundView(table, self._seed)
 
-    def _derive(self) -> None:
-        self.use(self.table)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"rule": self._rule, "slots": self._slots, "seed": self._seed, "follows": self._follows, "table": self.table}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        table = state["table"]
+        Rounds.__init__(self, state["rule"], len(table) - 1, state["seed"], slots=state["slots"], table=table, follows=state["follows"])
 
     @property
     def number(self) -> Version:

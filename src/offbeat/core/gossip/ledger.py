@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from offbeat.core.books import Books, Standing
-from offbeat.core.derived import Derived
+from offbeat.core.base_ledger import BaseLedger, Standing
 from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Part, Share, Source, WrittenOff
 from offbeat.core.events import Abandoned, Pushed
 from offbeat.core.gossip.push_sum import Gossip, GossipMessage, GossipRule, Mixture
@@ -22,15 +21,13 @@ from offbeat.core.policy import Contribution
 from offbeat.types import Fate, Incarnation, Seconds, Version, WorkerId
 
 
-class GossipLedger(Books, Derived):
+class GossipLedger(BaseLedger):
     """Keep the contributions, clocks and versions of one job. Each method that changes the ledger returns effects, in order.
 
     Args:
         policy: the rule.
         seed: seed of the rule's draws.
     """
-
-    DERIVED = ("waiting",)
 
     def __init__(self, policy: GossipRule, seed: int = 0) -> None:
         self.exchange = policy.exchange
@@ -43,11 +40,11 @@ class GossipLedger(Books, Derived):
         """For each rank, the ranks that wait for it."""
         self._effects: list[Effect] = []
         self.version: Version = 0
-        self._derive()
 
-    def _derive(self) -> None:
-        self.waiting: Collection[WorkerId] = self._waiting.keys()
+    @property
+    def waiting(self) -> Collection[WorkerId]:
         """Workers that have pushed and are not admitted yet."""
+        return self._waiting.keys()
 
     @property
     def active(self) -> Collection[WorkerId]:

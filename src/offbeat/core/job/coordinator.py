@@ -9,10 +9,9 @@ joins, is lost or leaves. Its parts are public to be looked at; only events chan
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from offbeat.core.derived import Derived
 from offbeat.core.effects import Effect, GoesOn, JobOver
 from offbeat.core.events import (
     Abandoned,
@@ -50,7 +49,7 @@ from offbeat.core.policy import Policy
 from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
 
 
-class Coordinator(Derived):
+class Coordinator:
     """Turn the events of one job into effects.
 
     Args:
@@ -74,8 +73,6 @@ class Coordinator(Derived):
     >>> [type(effect).__name__ for effect in job.on(push, now=0.3)]
     ['Fold', 'Settle', 'Release']
     """
-
-    DERIVED = ("_handlers",)
 
     def __init__(
         self,
@@ -120,31 +117,6 @@ class Coordinator(Derived):
         self._told_over: set[tuple[WorkerId, Incarnation]] = set()
         """The processes that have been told that the job is over."""
         self._contributions = Contributions(self.participants, self.waiting, self._work, self.progress, self._effects)
-        self._derive()
-
-    def _derive(self) -> None:
-        contributions = self._contributions
-        self._handlers: dict[type, Callable[[Any, Seconds], object]] = {
-            Joined: self._joined,
-            Initialised: self._initialised,
-            Heard: lambda event, now: self.participants.speaks(event.worker, event.incarnation, now),
-            Lost: self._lost,
-            Left: self._left,
-            Resumed: lambda event, now: self.progress.begin_at(event.worker, event.steps),
-            Pushed: contributions.pushed,
-            Abandoned: contributions.abandoned,
-            Folded: contributions.folded,
-            Withdrawn: contributions.withdrawn,
-            Voided: contributions.voided,
-            PullWanted: contributions.pull_wanted,
-            BarrierWanted: contributions.barrier_wanted,
-            LeaseWanted: contributions.samples_wanted,
-            EpochWanted: contributions.samples_wanted,
-            Skipped: contributions.skipped,
-            Stands: self.waiting.stands,
-            Elsewhere: self.waiting.elsewhere,
-            Returned: self.waiting.returned,
-        }
 
     @property
     def barriers(self) -> Barriers:
@@ -163,7 +135,7 @@ class Coordinator(Derived):
 
     def on(self, event: Event, now: Seconds) -> list[Effect]:
         """Handle an event; return its effects, in the order in which to carry them out."""
-        self._handlers[type(event)](event, self._time(now))
+        _HANDLERS[type(event)](self, event, self._time(now))
         return self._flush()
 
     def wake_at(self) -> Seconds | None:
@@ -267,3 +239,26 @@ class Coordinator(Derived):
         effects = self._effects[:]
         del self._effects[:]
         return effects
+
+
+_HANDLERS: Final[Mapping[type, Callable[[Any, Any, Seconds], object]]] = {
+    Joined: Coordinator._joined,
+    Initialised: Coordinator._initialised,
+    Heard: lambda job, event, now: job.participants.speaks(event.worker, event.incarnation, now),
+    Lost: Coordinator._lost,
+    Left: Coordinator._left,
+    Resumed: lambda job, event, now: job.progress.begin_at(event.worker, event.steps),
+    Pushed: lambda job, event, now: job._contributions.pushed(event, now),
+    Abandoned: lambda job, event, now: job._contributions.abandoned(event, now),
+    Folded: lambda job, event, now: job._contributions.folded(event, now),
+    Withdrawn: lambda job, event, now: job._contributions.withdrawn(event, now),
+    Voided: lambda job, event, now: job._contributions.voided(event, now),
+    PullWanted: lambda job, event, now: job._contributions.pull_wanted(event, now),
+    BarrierWanted: lambda job, event, now: job._contributions.barrier_wanted(event, now),
+    LeaseWanted: lambda job, event, now: job._contributions.samples_wanted(event, now),
+    EpochWanted: lambda job, event, now: job._contributions.samples_wanted(event, now),
+    Skipped: lambda job, event, now: job._contributions.skipped(event, now),
+    Stands: lambda job, event, now: job.waiting.stands(event, now),
+    Elsewhere: lambda job, event, now: job.waiting.elsewhere(event, now),
+    Returned: lambda job, event, now: job.waiting.returned(event, now),
+}

@@ -6,7 +6,7 @@
         ▼                                       │
     Ledger          (rules of job scope) ───────┤
     ShardedLedger   (rules of shard scope) ─────┘
-        ├── shard_view.Book      one for each shard: its version and its pending contributions
+        ├── shard_view.ShardLedger      one for each shard: its version and its pending contributions
         └── shard_pushes.Pushes  one fate for each push, out of its fates at the shards
 ```
 

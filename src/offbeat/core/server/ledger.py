@@ -9,15 +9,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping
 
-from offbeat.core.books import Books, Standing
-from offbeat.core.derived import Derived
+from offbeat.core.base_ledger import BaseLedger, Standing
 from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release
 from offbeat.core.events import Abandoned, Folded, Pushed, Withdrawn
 from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, terms_of
 from offbeat.types import Clock, Epoch, Fate, Incarnation, Seconds, Version, WorkerId
 
 
-class Ledger(Books, Derived):
+class Ledger(BaseLedger):
     """Keep the contributions, clocks and versions of one job with servers. The rule reads them through the `View` interface.
 
     Each method that changes the ledger returns effects, in the order in which the caller carries them out.
@@ -28,8 +27,6 @@ class Ledger(Books, Derived):
     Args:
         policy: the rule; the ledger asks a fresh copy of it (`Policy.start`).
     """
-
-    DERIVED = ("active", "pending", "gathered", "waiting")
 
     def __init__(self, policy: ServerRule) -> None:
         self._policy = policy.start()
@@ -51,17 +48,28 @@ class Ledger(Books, Derived):
         self.now: Seconds = 0.0
         self.version: Version = 0
         self.epoch: Epoch = 0
-        self._derive()
-
-    def _derive(self) -> None:
-        # Rules look at these several times for every push: as attributes they cost nothing.
-        self.active: Collection[WorkerId] = self._active.keys()
-        self.pending: Mapping[WorkerId, Contribution] = self._pending
-        self.gathered: Collection[Contribution] = self._gathered.keys()
-        self.waiting: Collection[WorkerId] = self._waiting.keys()
-        """Workers that have entered, pushed or given up, and have not been admitted since."""
 
     # The view of the rule.
+
+    @property
+    def active(self) -> Collection[WorkerId]:
+        """Return the workers that take part and do not pause."""
+        return self._active.keys()
+
+    @property
+    def pending(self) -> Mapping[WorkerId, Contribution]:
+        """Return the contributions without a fate, by worker."""
+        return self._pending
+
+    @property
+    def gathered(self) -> Collection[Contribution]:
+        """Return the contributions that have been added to their workers' sums."""
+        return self._gathered.keys()
+
+    @property
+    def waiting(self) -> Collection[WorkerId]:
+        """Return the workers that have entered, pushed or given up, and have not been admitted since."""
+        return self._waiting.keys()
 
     @property
     def unsettled(self) -> Collection[WorkerId]:

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from offbeat.core.books import Books, Standing
+from offbeat.core.base_ledger import BaseLedger, Standing
 from offbeat.core.effects import Effect, Fold, Part, Publish, Release, Settle
 from offbeat.core.events import Abandoned, Pushed
 from offbeat.core.policy import Contribution, Decision, ServerRule, terms_of
 from offbeat.core.server.shard_pushes import Push, Pushes
-from offbeat.core.server.shard_view import Book, Roll
+from offbeat.core.server.shard_view import Roll, ShardLedger
 from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 
-class ShardedLedger(Books):
+class ShardedLedger(BaseLedger):
     """Keep one ledger per shard for one job.
 
     Each method that changes something returns the effects, in the order in which they are to be carried out.
@@ -36,7 +36,7 @@ class ShardedLedger(Books):
     def __init__(self, policy: ServerRule, shards: int) -> None:
         self._policy = policy
         self._roll = Roll()
-        self._books = [Book(policy, self._roll) for _ in range(shards)]
+        self._ledgers = [ShardLedger(policy, self._roll) for _ in range(shards)]
         self._pushes = Pushes(shards)
         self._missed: dict[WorkerId, list[Version]] = {}
         """The version of each shard at the time a worker paused; a paused worker is sent no blocks."""
@@ -45,17 +45,17 @@ class ShardedLedger(Books):
 
     def begin_at(self, version: Version) -> None:
         """Begin with this version at every shard, before any worker enters."""
-        for book in self._books:
-            book.version = version
+        for ledger in self._ledgers:
+            ledger.version = version
 
     def version_at(self, shard: int) -> Version:
         """Return the version of a shard."""
-        return self._books[shard].version
+        return self._ledgers[shard].version
 
     @property
     def version(self) -> Version:  # type: ignore[override]
         """Least version among the shards."""
-        return min(book.version for book in self._books)
+        return min(ledger.version for ledger in self._ledgers)
 
     @property
     def active(self) -> Collection[WorkerId]:
@@ -102,9 +102,9 @@ class ShardedLedger(Books):
         self._roll.now = now
         self._pushes.expect_no_more(worker)
         reason = "its worker has come back before the fold and contributes anew"
-        for shard, book in enumerate(self._books):
-            for contribution in book.waiting_of(worker):
-                self._settle(shard, contribution, Fate.DROPPED, reason, book.version)
+        for shard, ledger in enumerate(self._ledgers):
+            for contribution in ledger.waiting_of(worker):
+                self._settle(shard, contribution, Fate.DROPPED, reason, ledger.version)
         standing = self._roll.standings.setdefault(worker, Standing())
         standing.incarnation = incarnation
         standing.pushed_at = standing.interval = None
@@ -112,24 +112,24 @@ class ShardedLedger(Books):
         assert worker not in self._roll.active, f"worker {worker} takes part already"
         self._activate(worker)
         self._release(worker, "takes part from now on")
-        return self._advance(range(len(self._books)))
+        return self._advance(range(len(self._ledgers)))
 
     def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
         """Take a contribution that has arrived at one shard. At its first arrival ``refusal`` may name a reason to reject it."""
         self._roll.now = now
         shard = event.shard
-        assert shard is not None and len(event.held) == len(self._books), f"a push of shard scope names its shard and all blocks: {event}"
+        assert shard is not None and len(event.held) == len(self._ledgers), f"a push of shard scope names its shard and all blocks: {event}"
         known = self._pushes.known(event)
         push = known or self._begin(event, refusal)
         self._pushes.arrived(push, shard)
         contribution = self._contribution(event, push.clock, now)
-        book = self._books[shard]
+        ledger = self._ledgers[shard]
         if push.refusal is not None:
-            self._fate_at(shard, contribution, Fate.REJECTED, push.refusal, book.version)
+            self._fate_at(shard, contribution, Fate.REJECTED, push.refusal, ledger.version)
             if known is None:  # no shard will answer with a new version on account of it
                 self._release(event.worker, "its gradient is rejected")
             return self._flush()
-        book.add(contribution)
+        ledger.add(contribution)
         return self._advance((shard,))
 
     def abandon(self, event: Abandoned, now: Seconds) -> list[Effect]:
@@ -148,14 +148,14 @@ class ShardedLedger(Books):
         self._missed.pop(worker, None)
         self._pushes.expect_no_more(worker)
         self._deactivate(worker)
-        return self._advance(range(len(self._books)))
+        return self._advance(range(len(self._ledgers)))
 
     def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
         """Remove a worker without samples from the active ones until `resume`. Its last push may still be arriving."""
         self._roll.now = now
-        self._missed[worker] = [book.version for book in self._books]
+        self._missed[worker] = [ledger.version for ledger in self._ledgers]
         self._deactivate(worker)
-        return self._advance(range(len(self._books)))
+        return self._advance(range(len(self._ledgers)))
 
     def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
         """Make a paused worker active again. Its clock is raised to the slowest, or to the last slowest if all have paused."""
@@ -164,7 +164,7 @@ class ShardedLedger(Books):
             standing = self._roll.standings[worker]
             standing.clock = max(standing.clock, self._roll.slowest())
             self._activate(worker)
-        return self._advance(range(len(self._books)))
+        return self._advance(range(len(self._ledgers)))
 
     def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
         """Send a worker the newest version of every block."""
@@ -184,9 +184,9 @@ class ShardedLedger(Books):
         """Drop the contributions that have no fate at the end of the job."""
         self._roll.now = now
         self._pushes.close()
-        for shard, book in enumerate(self._books):
-            for contribution in [*book.gathered, *book.pending.values()]:
-                self._settle(shard, contribution, Fate.DROPPED, reason, book.version)
+        for shard, ledger in enumerate(self._ledgers):
+            for contribution in [*ledger.gathered, *ledger.pending.values()]:
+                self._settle(shard, contribution, Fate.DROPPED, reason, ledger.version)
         return self._flush()
 
     def _begin(self, event: Pushed, refusal: str | None) -> Push:
@@ -196,42 +196,42 @@ class ShardedLedger(Books):
     def _make_up(self, worker: WorkerId, incarnation: Incarnation) -> None:
         """Send the blocks of the pause to a worker that goes on before the end of its epoch."""
         missed = self._missed.pop(worker, None)
-        for shard, book in enumerate(self._books):
-            if missed is not None and book.version > missed[shard]:
-                self._effects.append(Publish(shard, book.version, ((worker, incarnation),), "this worker had paused"))
+        for shard, ledger in enumerate(self._ledgers):
+            if missed is not None and ledger.version > missed[shard]:
+                self._effects.append(Publish(shard, ledger.version, ((worker, incarnation),), "this worker had paused"))
 
     # Decisions.
 
     def _advance(self, shards: Iterable[int]) -> list[Effect]:
         for shard in shards:
-            book = self._books[shard]
-            while (decision := book.policy.fold(book)) is not None:
-                self._carry_out(shard, book, decision)
-            wake_at = book.policy.wake_at(book)
+            ledger = self._ledgers[shard]
+            while (decision := ledger.policy.fold(ledger)) is not None:
+                self._carry_out(shard, ledger, decision)
+            wake_at = ledger.policy.wake_at(ledger)
             if wake_at is not None:
                 self._wakes[shard] = wake_at
             else:
                 self._wakes.pop(shard, None)
         return self._flush()
 
-    def _carry_out(self, shard: int, book: Book, decision: Decision) -> None:
+    def _carry_out(self, shard: int, ledger: ShardLedger, decision: Decision) -> None:
         assert decision.fold or decision.drop, "a decision folds or drops something"
         assert not decision.gather, "a shard takes over every gradient as it arrives"
         for contribution in decision.drop:
-            self._settle(shard, contribution, Fate.DROPPED, decision.reason, book.version)
+            self._settle(shard, contribution, Fate.DROPPED, decision.reason, ledger.version)
         if not decision.fold:
             return
-        before, book.version = book.version, book.version + 1
+        before, ledger.version = ledger.version, ledger.version + 1
         parts = tuple(
             Part(c.worker, c.incarnation, c.clock, weight, before - self._pushes.held(c, shard)) for c, weight in terms_of(decision)
         )
-        self._effects.append(Fold(book.version, parts, decision.reason, decision.scale, shard, sums=decision.fold[0].sums))
+        self._effects.append(Fold(ledger.version, parts, decision.reason, decision.scale, shard, sums=decision.fold[0].sums))
         for contribution in decision.fold:
-            self._settle(shard, contribution, Fate.FOLDED, decision.reason, book.version)
-        self._effects.append(Publish(shard, book.version, self._roll.present, decision.reason))
+            self._settle(shard, contribution, Fate.FOLDED, decision.reason, ledger.version)
+        self._effects.append(Publish(shard, ledger.version, self._roll.present, decision.reason))
 
     def _settle(self, shard: int, contribution: Contribution, fate: Fate, reason: str, version: Version) -> None:
-        self._books[shard].take(contribution)
+        self._ledgers[shard].take(contribution)
         self._fate_at(shard, contribution, fate, reason, version)
 
     def _fate_at(self, shard: int, c: Contribution, fate: Fate, reason: str, version: Version) -> None:
@@ -241,7 +241,7 @@ class ShardedLedger(Books):
     def _release(self, worker: WorkerId, reason: str) -> None:
         self._missed.pop(worker, None)
         standing = self._roll.standings[worker]
-        plan = self._policy.plan(self._books[0], worker)
+        plan = self._policy.plan(self._ledgers[0], worker)
         self._effects.append(Release(worker, standing.incarnation, self.version, standing.clock, reason, plan))
 
     # Who is active.
@@ -249,13 +249,13 @@ class ShardedLedger(Books):
     def _activate(self, worker: WorkerId) -> None:
         self._roll.active[worker] = None
         self._roll.changed()
-        for book in self._books:
-            book.count(worker, 1)
+        for ledger in self._ledgers:
+            ledger.count(worker, 1)
 
     def _deactivate(self, worker: WorkerId) -> None:
         if worker in self._roll.active:
             self._roll.slowest()
             del self._roll.active[worker]
             self._roll.changed()
-            for book in self._books:
-                book.count(worker, -1)
+            for ledger in self._ledgers:
+                ledger.count(worker, -1)

@@ -1,6 +1,6 @@
 """Follow each push over all shards under a rule of shard scope: the shards of its arrival, of its fates, and the fate of its samples.
 
-The books of the shards (`core.server.shard_view`) know nothing of each other; here their fates come together.
+The ledgers of the shards (`core.server.shard_view`) are independent of each other; here their fates come together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keep one shard's ledger under a rule of shard scope, which is the rule's view, and the list of workers that all shards share.
 
-A book knows its shard's version and which contributions wait there for a fate. It does not know what the other shards have done with the
-other blocks of the same gradients: `core.server.per_shard_ledger` does.
+A shard's ledger has the version of the shard and the contributions that wait there for a fate. What the other shards have done with the
+other blocks of the same gradients is in `core.server.per_shard_ledger`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from offbeat.core.books import Standing
+from offbeat.core.base_ledger import Standing
 from offbeat.core.policy import Contribution, ServerRule
 from offbeat.types import Clock, Epoch, Incarnation, Seconds, Version, WorkerId
 
@@ -48,7 +48,7 @@ class Roll:
         return standing
 
 
-class Book:
+class ShardLedger:
     """Keep the pending contributions of one shard. The shard's rule reads them through the `View` interface.
 
     ``version`` is the shard's own. ``pending`` holds the newest contribution of each worker that has no fate at this shard; ``gathered``

@@ -5,11 +5,11 @@ Who calls whom::
     runtime/coordinator.py           LiveCoordinator: one message in, and what follows from it, for one optimizer
       +-- runtime/admission.py       Admission: from a process's hello to its welcome or refusal
       +-- runtime/worker_requests.py WorkerRequests: what a message of a welcomed worker asks for
-      +-- runtime/live_job.py        LiveJob: one event for `core.job.Coordinator` -> effects -> journal, backend, messages
+      +-- runtime/driver.py          Driver: one event for `core.job.Coordinator` -> effects -> journal, plane, messages
       |
       +-- peers.py            which connection speaks for which worker
-      +-- backend.py          the interface of what differs with and without servers:
-      |                       ../parameter_server/coordinator_side.py, ../ranks/coordinator_side.py
+      +-- plane.py            the interface of what differs with and without servers:
+      |                       ../parameter_server/plane.py, ../ranks/coordinator_side.py
       +-- arrivals.py         pushes that have arrived at some shards only; hyperparameters that came with them
       +-- notifier.py         effects that concern a worker, as messages (grant, no_more, fence, interrupt ...)
       |     +-- buffers.py    the mean of the workers' BatchNorm statistics, which goes with some of them

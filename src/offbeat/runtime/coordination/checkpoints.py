@@ -47,7 +47,7 @@ CLOSE_S: Final[Seconds] = 2.0
 
 
 class Saves(Protocol):
-    """The job of one optimizer, as far as a checkpoint needs it: `runtime.live_job.LiveJob`."""
+    """The job of one optimizer, as far as a checkpoint needs it: `runtime.driver.Driver`."""
 
     @property
     def version(self) -> Version:

@@ -31,7 +31,6 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 import torch
 
-from offbeat.core.derived import Derived
 from offbeat.errors import ProtocolError
 from offbeat.transport.base import SharedMemory
 
@@ -47,6 +46,7 @@ OTHERS: Final = {
 }
 """Further classes and functions that stand in a table themselves: to be called, or as the owner of a class method."""
 REMAKES: Final = {
+    ("offbeat.core.allreduce.rounds", "Rounds"),
     ("offbeat.runtime.allreduce.one_host_coordinator", "OneHostGroup"),
     ("offbeat.runtime.coordination.checkpoint_content", "Resumed"),
     ("offbeat.runtime.gossip.coordinator_side", "GossipGroup"),
@@ -57,7 +57,7 @@ REMAKES: Final = {
     ("offbeat.runtime.parameter_server.shard", "LiveShard"),
     ("offbeat.transport.link", "Link"),
 }
-"""Classes whose ``__setstate__`` is called, beside those that extend `Derived`."""
+"""Classes whose ``__setstate__`` is called."""
 NOTHING: Final[Mapping[str, Any]] = {}
 _ATOMS: Final = frozenset({type(None), bool, float, str, bytes})
 _WHOLE: Final = range(-(1 << 63), 1 << 64)
@@ -481,7 +481,7 @@ def _remakes(kind: type) -> bool:
     """Return True if ``__setstate__`` fills the objects of a class. Raises `TypeError` if it must not be called: it may open files."""
     if not hasattr(kind, "__setstate__"):
         return False
-    if issubclass(kind, Derived) or (kind.__module__, kind.__qualname__) in REMAKES:
+    if (kind.__module__, kind.__qualname__) in REMAKES:
         return True
     raise TypeError(f"an object of {kind.__module__}.{kind.__qualname__}, which each process makes for itself")
 

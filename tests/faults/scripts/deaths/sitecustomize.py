@@ -59,14 +59,14 @@ def deafen(owner: Any) -> None:
     deaf: set[int] = set()
 
     def wanted(server: Any, workers: list[str]) -> bool:
-        return not workers or [str(worker) for worker in server.service.state.coordinator.first.job.core.ledger.unsettled] == workers
+        return not workers or [str(worker) for worker in server.service.state.job.first.driver.core.ledger.unsettled] == workers
 
     def changed(self: Any, item: Any) -> None:
         order = Path(os.environ["OFFBEAT_DEATHS"]) / f"{number()}-deaf"
         if order.exists() and not self._queue and wanted(self, order.read_text().split()):
             deaf.add(os.getpid())
             written = order.with_suffix(".new")
-            written.write_text(str(self.service.state.coordinator.first.job.version))
+            written.write_text(str(self.service.state.job.first.driver.version))
             written.rename(order.with_suffix(".version"))
             order.unlink()
         if os.getpid() not in deaf or not hasattr(item, "header"):

@@ -147,7 +147,7 @@ def _drawn(draw: random.Random) -> tuple[dict[str, Any], torch.Tensor]:
 def _is_refused(network: Network, at: int, header: dict[str, Any], content: torch.Tensor) -> bool:
     """Whether it is, at the gate; what is not, is not heard here."""
     process = network.seat if at == SEQUENCER else network.nodes[at]
-    kinds = network.seat._kinds if at == SEQUENCER else network.nodes[at]._kinds.between
+    kinds = kinds_of(network.seat._ranks, network.seat.slots).requests if at == SEQUENCER else network.nodes[at]._kinds.between
     try:
         process._check_now(INTRUDER, kinds.check(header, "peer 2", content.nbytes), header)
     except ProtocolError:

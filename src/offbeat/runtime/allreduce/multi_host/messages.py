@@ -6,6 +6,7 @@ breaks a rule costs its sender the connection.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Final, NamedTuple
 
 from offbeat.core.allreduce.rounds import BUFFERS
@@ -39,6 +40,7 @@ class RoundKinds(NamedTuple):
     """Of a rank to another one."""
 
 
+@cache
 def kinds_of(ranks: int, slots: int) -> RoundKinds:
     """Return the kinds of messages of rounds.
 

@@ -31,7 +31,6 @@ from typing import Any
 from offbeat.core.allreduce.commands import Allocate, Answer, Exclude, Order, Prepare, ReportProgress, Start, Transfer
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.sequencer import Sequencer
-from offbeat.core.derived import Derived
 from offbeat.core.rank_log import Entry, Fenced, TooOld
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.messages import WHY_MAX, kinds_of
@@ -39,7 +38,7 @@ from offbeat.transport.base import Connection, Message
 from offbeat.types import Seconds, Version, WorkerId, worker_ids
 
 
-class SequencedRounds(Derived):
+class SequencedRounds:
     """The rounds of one kind, as the coordinator has them. A snapshot of the server contains them.
 
     Args:
@@ -49,8 +48,6 @@ class SequencedRounds(Derived):
         now: the job's clock, by which the log's entries are dated.
         seed: seed of the rule's draws.
     """
-
-    DERIVED = ("_kinds",)
 
     def __init__(self, rule: RoundRule, ranks: int, slots: int, now: Callable[[], Seconds], seed: int = 0) -> None:
         self.slots = slots
@@ -65,10 +62,6 @@ class SequencedRounds(Derived):
         self._connections: dict[WorkerId, Connection] = {}
         self._queued: dict[WorkerId, list[dict[str, Any]]] = {}
         """Orders for ranks that are expected and have not called yet."""
-        self._derive()
-
-    def _derive(self) -> None:
-        self._kinds = kinds_of(self._ranks, self.slots).requests
 
     # What the coordinator decides.
 
@@ -161,7 +154,7 @@ class SequencedRounds(Derived):
 
     def on_message(self, rank: WorkerId, message: Message) -> None:
         """Handle a message of a rank. Raises `ProtocolError` if the rank may not send it now; nothing has changed then."""
-        kind = self._kinds.check(message.header, f"rank {rank}", len(message.payload), len(message.memory))
+        kind = kinds_of(self._ranks, self.slots).requests.check(message.header, f"rank {rank}", len(message.payload), len(message.memory))
         self._check_now(rank, kind, message.header)
         self._on_request(rank, message.header)
 

@@ -11,8 +11,8 @@ from offbeat.transport.base import Connection, Message
 from offbeat.types import Seconds, WorkerId
 
 
-class Backend(Protocol):
-    """Carry out the coordinator's decisions and report results. `ServerCoordinatorSide` with servers, `RankCoordinatorSide` without."""
+class Plane(Protocol):
+    """Carry out the coordinator's decisions and report results. `ServerPlane` with servers, `RankCoordinatorSide` without."""
 
     @property
     def follows(self) -> bool:

@@ -25,7 +25,7 @@ class Standing:
     """True if the worker has been sent an `Interrupt` for its present computation."""
 
 
-class Books:
+class BaseLedger:
     """Base of the ledgers: each has its own methods for the rest of what `core.job.coordinator` tells and asks.
 
     Each method that changes something returns the effects, in the order in which they are to be carried out.

@@ -32,7 +32,7 @@ from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import NO_CAUSE, RecordId, Seconds, WorkerId
 
 
-class ServerCoordinatorSide:
+class ServerPlane:
     """Hold server 0's shard, and exchange orders and reports with the other shards, which are set up here.
 
     Args:
