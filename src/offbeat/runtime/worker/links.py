@@ -210,7 +210,7 @@ class Links:
                 RESUME.check(item.header, link.peer, len(item.payload), len(item.memory))
                 link.resumed(item.header["received"])
             elif item.header.get("kind") == "refused" and not link.is_resumed:
-                # A link that was resumed before: the server has ended it, since over TCP a connection may break that neither end has closed.
+                # A link resumed before: the server has ended it, since over TCP a connection may break that neither end has closed.
                 del self._at[connection]
                 self._former.add(connection)
                 link.cut()
