@@ -124,7 +124,7 @@ class Agent:
     port: int
     """A port that was free on its machine when it came."""
     address: str
-    """The address at which others reach its machine: --advertise, or its end of the connection; "": it knows none."""
+    """The address at which others reach its machine: --advertise, or its end of the connection; "": unknown."""
     heard_at: Seconds
     leaving: str | None = None
     """The reason for which it ends after its processes; None: it does not."""
@@ -151,6 +151,7 @@ class AgentEngine(Engine):
         publish: called with the supervisor's address once it listens.
         guests: True if each agent is a thread of its worker's process. Then no agent is lost for its silence.
     """
+
     # A guest's script that keeps Python's lock (imports of large libraries, code in C) silences its agent's thread: the servers judge the
     # worker, and the engine that has started the process replaces it.
 

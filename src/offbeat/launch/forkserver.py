@@ -49,7 +49,7 @@ POSSIBLE = sys.platform.startswith("linux")
 OPTIMIZERS = "torch._dynamo"
 """The module that every PyTorch optimizer imports when it is made, which takes as long as importing torch."""
 _OURS = ("offbeat.optimizer", "offbeat.runtime.joining", "offbeat.runtime.group.leader")
-"""What a script's `DistributedOptimizer` imports beside torch; it takes 0.25 s of a core."""
+"""Modules that a script's `DistributedOptimizer` imports beside torch, in 0.25 s of a core."""
 
 
 class Forkserver:

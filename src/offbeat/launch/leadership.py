@@ -219,6 +219,7 @@ class EtcdStore:
         endpoints: host and port of each member; they are asked in turn until one answers.
         encrypted: True for TLS, with the authorities that the system trusts (``SSL_CERT_FILE``).
     """
+
     # Not through a Python client: none is maintained, and etcd3 (2020) cannot be imported beside a current protobuf.
 
     def __init__(self, endpoints: Sequence[tuple[str, int]], *, encrypted: bool = False) -> None:

@@ -48,7 +48,7 @@ class Outcome:
     reason: str
     summary: dict[str, Any] | None
     missing: Missing = field(default_factory=Missing)
-    """What the user asked for and has not got; ``status`` and ``reason`` include it."""
+    """Results that the user asked for and has not got; ``status`` and ``reason`` include them."""
 
 
 class Sheltered:

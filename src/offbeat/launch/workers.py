@@ -68,7 +68,7 @@ class Workers:
         self._backoffs: defaultdict[WorkerId, Backoff] = defaultdict(Backoff)
         """Pauses of workers that could not be started, or whose processes have failed before they could join."""
         self._later: dict[WorkerId, str] = {}
-        """How the newest process ended, by worker that is to be restarted later."""
+        """By worker that is to be restarted later: text on the end of its newest process."""
         self._bugs = Bugs()
         self.bug: str | None = None
         """The bug of the script for which the job ends; None: no bug is known."""

@@ -92,7 +92,7 @@ class Outbox:
             self._drop_first()
 
     def go_over(self, sock: socket.socket | TlsSocket, received: int) -> None:
-        """Continue over another socket, after the ``received`` bytes of the other end. Raises `ProtocolError` if the number is impossible."""
+        """Continue over another socket after byte ``received``, which the other end has. Raises `ProtocolError` if it cannot be so."""
         if not self._start <= received <= self._end:
             raise ProtocolError(f"the peer has {received} bytes of this end's stream (expected {self._start} to {self._end})")
         self._queue.extendleft(reversed(self._taken))

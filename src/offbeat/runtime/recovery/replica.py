@@ -35,7 +35,7 @@ CATCH_UP_S: Final[Seconds] = 10.0
 """Seconds after which messages wait for a standby that has the state and lacks more records: the leader keeps these for it meanwhile."""
 T = TypeVar("T")
 Fold: TypeAlias = Mapping[str, Any]
-"""What a standby needs of a fold beside the sum: ``hyper``, ``scale``, and the workers ``released`` with the new version."""
+"""Description of a fold, which a standby needs beside the sum: ``hyper``, ``scale``, and the workers ``released`` with the new version."""
 CARRYING: Final = ("push", "initial")
 """Kinds of a worker's messages with a region that is not in the log record."""
 

@@ -145,7 +145,7 @@ class JobSession(Session):
     @property
     @abstractmethod
     def unwritten(self) -> str | None:
-        """What becomes of values that the script writes to the parameters, for a warning; None: the parameters are this worker's own."""
+        """The fate of values that the script writes to the parameters, for a warning; None: the parameters are this worker's own."""
 
     @cached_property
     def _writes(self) -> ScriptWrites:

@@ -46,7 +46,7 @@ LAUNCHERS = (
 def hand_over(environment: Mapping[str, str] = os.environ, token: str | None = None) -> None:
     """Replace this process by an agent, which starts the script again, if another launcher has started several processes of it.
 
-    The script's beginning runs twice, up to its first `DistributedOptimizer`; process 0 says so in a line with the command to type. If
+    The script's beginning runs twice, up to its first `DistributedOptimizer`; process 0 prints a line about it with the command to type. If
     the process cannot be replaced (a notebook, a child of ``multiprocessing``, variables that were set by hand), `refuse` is called.
 
     Args:
