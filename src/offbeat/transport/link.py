@@ -22,7 +22,7 @@ from offbeat.transport.output_commit import OutputCommit
 from offbeat.transport.schema import Kinds, MessageSchema, Unfit, fields, row, shown, text, whole
 
 STAMP: Final = "at"
-"""The header field with a message's number, and the number of the newest message received."""
+"""The header field with a message's number, and the number of the newest message that its sender confirms."""
 RESUME: Final = Kinds({"resume": MessageSchema(fields({"session": text(100), "received": whole()}))})
 """A link's first message over a new connection, from each end."""
 AWAIT: Final = Kinds({"await": MessageSchema(fields({"session": text(100)}))})
