@@ -41,7 +41,7 @@ class Keeper(Survival):
         self.note_result: Callable[[str, int, Any], None] = lambda name, number, result: None
         """Writes the result of an operation to the log: shard, operation and value."""
         self.answers = Answers(lambda record: None, memoryview(bytearray(8)).cast("Q"))
-        """Results that depend on memory that others change too; see there. Written to no log until `Recorder` replaces it."""
+        """Answers of calls about memory that others change too. `Recorder` replaces this object by one with a log."""
         self.snapshot_due = False
         """True if a snapshot is due now, whatever the log's size: the records so far cannot be handled again later."""
         self.elsewhere = False

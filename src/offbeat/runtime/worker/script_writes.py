@@ -11,7 +11,7 @@ from offbeat.tensors.flat import FlatModel
 from offbeat.types import Incarnation
 
 CLOSER = 3
-"""Calls in which all values are compared after a write that left the sample unchanged; also, writes put back after which none is sought."""
+"""Calls that compare all values after a write that left the sample unchanged; also the number of restored writes that ends the watch."""
 
 
 class ScriptWrites:
