@@ -1,4 +1,4 @@
-"""A worker that speaks the wire protocol of ``runtime/__init__.py``: what the real one does in ``worker.py`` and ``worker_samples.py``.
+"""A worker that speaks the wire protocol of ``runtime/__init__.py``, a stand-in for ``runtime/worker/job_session.py`` and ``samples.py``.
 
 Its script goes through batches, or through epochs of them where samples are dealt out. Its gradients are real, and depend on nothing but
 its number and that of the iteration, so that a test can follow what the servers make of them.

@@ -1,8 +1,8 @@
 """Start processes of a job on this machine for a supervisor on any machine: an agent, also called a babysitter.
 
-It connects to the supervisor, takes its seat, starts what the supervisor asks for, passes on what the processes print and how they end,
-and ends with the job's status. It never ends because of a process that it has started. An agent that is cut off from the supervisor kills
-its processes, since the supervisor counts them as dead, and connects again.
+An agent connects to the supervisor, gets a seat, starts what the supervisor asks for, passes on the output and ends of its processes, and
+ends with the job's status. The end of a process that it has started never ends it. An agent that is cut off from the supervisor kills its
+processes, since the supervisor counts them as dead, and connects again.
 """
 
 from __future__ import annotations
@@ -43,36 +43,36 @@ POLL_S: Seconds = 0.1
 RETRY_S: Seconds = 0.5
 """Seconds between two attempts to connect."""
 GONE_S: Seconds = 5.0
-"""Seconds during which nobody listens at the supervisor's address any more, after which the job is over."""
+"""Seconds without a listener at the supervisor's address after which the job is over."""
 UNHEARD_MAX = 16
-"""Most messages with output that the supervisor has not acknowledged; the rest of the output waits in its pipe."""
+"""Most messages with output that the supervisor has not acknowledged; further output waits in its pipe."""
 BEFORE_SEAT_TIMEOUT_S: Seconds = 10.0
 BEGINNING_S: Seconds = 5.0
-"""Seconds for which workers begin undisturbed, before what later servers are forked from takes a core for its imports,"""
+"""Seconds after the newest worker's start before servers' forkserver is started: its imports take a core, which workers need first."""
 PREPARED_S: Seconds = 30.0
-"""unless this many have passed since it was asked for."""
+"""Seconds after the supervisor's request at which the servers' forkserver is started in any case."""
 
 
 def versions() -> list[str]:
-    """Return what must be equal on all machines of a job, as texts."""
+    """Return the versions of software that must be equal on all machines of a job, as texts."""
     torch = importlib.metadata.version("torch").partition("+")[0]
     return [f"offbeat {importlib.metadata.version('offbeat')}", f"torch {torch}"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duties:
-    """What one agent has to do.
+    """Describe the work of one agent.
 
     Args:
-        program: what the workers run.
-        workers: how many it starts.
-        seat: its number; None: the supervisor gives it one.
-        local_size: the number of agents on this machine.
+        program: the program of the workers.
+        workers: number of workers that the agent starts.
+        seat: the agent's number; None: the supervisor gives it one.
+        local_size: number of agents on this machine.
         advertise: the address at which others reach this machine; "": that of its connection to the supervisor.
-        preload: what to import once, in a process that workers are forked from.
+        preload: modules to import once, in a process that workers are forked from.
         start_s: seconds to look for the supervisor.
         grace_s: seconds that processes have to end after a signal to this agent.
-        notice: says when this machine is about to be taken away; None: only signals do.
+        notice: detects that this machine is about to be taken away; None: only signals do.
     """
 
     program: Program
@@ -90,28 +90,28 @@ class Agent:
     """Serve one supervisor.
 
     Args:
-        duties: what it has to do.
-        token: the job's.
-        find: returns the supervisor's address, or None while it is not known.
-        supervisor: its process, if this agent has started it; the agent ends after it.
+        duties: the agent's work.
+        token: the job's token.
+        find: returns the supervisor's address, None while it is not known.
+        supervisor: the supervisor's process, if this agent has started it; the agent ends after it.
     """
 
     def __init__(self, duties: Duties, token: str, find: Callable[[], Address | None], supervisor: LocalChild | None = None) -> None:
         self._duties, self._token, self._find, self._supervisor = duties, token, find, supervisor
         self._forkserver: Forkserver | None = None
         self._names_imports = False
-        """True if it is still to be said what the forkserver has left out, which one agent says for all."""
+        """True if this agent still has to print, for all agents, which imports the forkserver has left out."""
         self._servers = ServerStarter()
         self._prepare_since: Seconds | None = None
-        """Since when the process is to be started from which later servers are forked; None: it is not to be. The first ones are new
-        processes, whose variables say which one leads; those of forks do not show it."""
+        """When the supervisor asked for the servers' forkserver, which is not started yet; None: it need not be. The first servers are new
+        processes: their variables, which other processes can read, show which one leads; a fork's do not."""
         self._worker_at: Seconds | None = None
-        """When the newest worker was started; None: none was."""
+        """When the newest worker was started; None: no worker was."""
         self._children: dict[int, LocalChild] = {}
         self._waiting: dict[int, Mapping[str, Any]] = {}
-        """Orders to start a worker, until the forkserver has imported."""
+        """Orders to start a process, by child number; those for workers wait until the forkserver has imported."""
         self._backoff = Backoff()
-        """When to try again after this machine has lacked descriptors or memory for a process."""
+        """Pause after this machine has lacked descriptors or memory for a process."""
         self._hub: SocketHub
         self._connection: Connection | None = None
         self._address: Address | None = None
@@ -124,16 +124,16 @@ class Agent:
         self._clock = LivedClock()
         self._told = StopSignals()
         self._passed_on = 0
-        """How many signals the supervisor's process has been sent."""
+        """Number of signals that were sent on to the supervisor's process."""
         self._leaving_at: Seconds | None = None
         self._over: tuple[int, str] | None = None
 
     def run(self) -> int:
-        """Serve until the job is over. Returns its status.
+        """Serve until the job is over. Returns its exit status.
 
         Raises:
-            ConfigurationError: the supervisor does not take this agent.
-            JobError: the supervisor is not there, or no longer.
+            ConfigurationError: the supervisor does not accept this agent.
+            JobError: the supervisor cannot be reached, or is gone.
         """
         before = {number: signal.signal(number, self._on_signal) for number in ends_in_order()}
         self._hub = SocketHub(self._token)
@@ -176,7 +176,7 @@ class Agent:
     # The connection.
 
     def _connect(self) -> None:
-        """Connect to the supervisor and say hello, trying again for some time."""
+        """Connect to the supervisor and send the hello, trying again for ``start_s`` seconds."""
         began = self._clock.now()
         deadline = began + self._duties.start_s
         said = False
@@ -228,7 +228,7 @@ class Agent:
         )
 
     def _supervisor_ended(self) -> bool:
-        """Return True if this agent has started the supervisor, and it has ended: then the job is over."""
+        """Return True if this agent has started the supervisor, and the supervisor has ended: then the job is over."""
         if self._supervisor is not None and self._over is None and (status := self._supervisor.ended()) is not None:
             self._over = status, "the supervisor has ended"
         return self._over is not None
@@ -238,7 +238,7 @@ class Agent:
         self._connection.send({"kind": kind, **fields}, payload=payload)
 
     def _serve(self) -> None:
-        """Do what the supervisor asks for, until the connection or the job ends."""
+        """Carry out the supervisor's requests, until the connection or the job ends."""
         while self._over is None and self._connection is not None:
             pipes = [pipe for child in self._all_children() for pipe in child.pipes()] if self._unheard < UNHEARD_MAX else []
             for connection, item in self._hub.poll(POLL_S, pipes):
@@ -285,7 +285,7 @@ class Agent:
                     say(f"the job has ended with status {header['status']}: {header['reason']}")
             case "signal" if child is not None:
                 child.signal(header["number"])
-            case "signal" if self._waiting.pop(header["child"], None) is not None:  # it has nothing to save
+            case "signal" if self._waiting.pop(header["child"], None) is not None:  # it was not started: it has nothing to save
                 self._tell("ended", child=header["child"], status=-header["number"])
             case "strike" if child is not None:
                 child.strike()
@@ -297,7 +297,7 @@ class Agent:
                     self._tell("said", [f"no stacks: {why_not}\n".encode()], child=header["child"], error=True)
 
     def _elsewhere(self) -> bool:
-        """Return True if the supervisor is on another machine, where this one's output comes to."""
+        """Return True if the supervisor, which gets this machine's output, is on another machine."""
         here = self._address is None or self._connection is None or self._address.host == self._hub.host
         return not here and self._connection is not None and not is_loopback(self._connection.interface)
 
@@ -324,11 +324,11 @@ class Agent:
         return [*self._children.values(), *self._helpers()]
 
     def _helpers(self) -> list[LocalChild]:
-        """Return the processes from which others are forked."""
+        """Return the forkservers of workers and servers."""
         return [child for child in (None if self._forkserver is None else self._forkserver.child, self._servers.child) if child is not None]
 
     def _start_waiting(self) -> None:
-        """Start what was ordered; workers only after the imports of the process that they are forked from."""
+        """Start the processes that were ordered, workers only once their forkserver has imported."""
         ready = self._forkserver is None or self._forkserver.settled()
         if ready and self._names_imports and self._forkserver is not None:
             self._names_imports = False
@@ -363,7 +363,7 @@ class Agent:
                 self._servers.prepare(self._server_environment())
 
     def _may_pass(self, error: OSError | ValueError, header: Mapping[str, Any]) -> bool:
-        """Return True if a process that could not be started is to be tried again, after a while: this machine lacks something for it."""
+        """Return True if a process that could not be started is to be tried again later, since this machine lacked something for it."""
         now = self._clock.now()
         lack = lack_of(error) if isinstance(error, OSError) else None
         if lack is None or self._backoff.hopeless(now):
@@ -385,7 +385,7 @@ class Agent:
         return server_environment(0, 1, token=self._token, supervisor=self._address, port=0)
 
     def _pass_on(self) -> None:
-        """Pass on what the processes have printed, and their ends."""
+        """Send the supervisor the processes' output and ends."""
         for helper in self._helpers():
             for _, data in helper.read():
                 pass_on(data)
@@ -407,14 +407,14 @@ class Agent:
             self._unheard += 1
 
     def _look_for_notice(self) -> None:
-        """Treat the notice of the user's command as SIGTERM."""
+        """Treat a notice from the user's command as SIGTERM."""
         notice = self._duties.notice
         if notice is not None and self._told.number is None and notice.look(self._clock.now()):
             say(f"this machine will be taken away, says --notice-command {notice.command!r}")
             self._told.note(signal.SIGTERM)
 
     def _heed_signals(self) -> None:
-        """Pass a signal on: to the supervisor, if it is this agent's, or else to the processes of this machine, and end after them."""
+        """Pass a signal on to this agent's supervisor; without one, notify the processes of this machine, and end after them."""
         number = self._told.number
         if number is None:
             return

@@ -15,7 +15,7 @@ _OF_TORCHRUN: Final = frozenset(torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 
 
 
 def _variables(value: Any) -> None:
-    """Accept variables as [name, value, name, value, ...]: offbeat's and torchrun's. Others decide which code a process runs."""
+    """Accept variables as [name, value, name, value, ...], only offbeat's and torchrun's: others decide which code a process runs."""
     many(text(1 << 17), 1000)(value)
     if len(value) % 2:
         raise Unfit("a value for each name", shown(value))

@@ -1,9 +1,9 @@
-"""Start the processes of a job through agents on any machines: the supervisor's side. An agent's side is in `agent`.
+"""Start a job's processes through agents on any machines: the supervisor's side. The agent's side is in `agent`.
 
-Each agent has a seat, and starts the workers of this seat: those numbered ``seat * n`` to ``seat * n + n - 1``, where ``n`` is the number
-of workers of an agent. Agents of one host identity are a machine. Servers are started by the machines in turn. An agent that is silent
-for the job's timeout, or whose connection ends, is lost, with all agents of its machine that are silent, too; their processes are lost
-at once. The agent kills them itself when it finds itself cut off, and may come back then. So may another agent for the same seat.
+Each agent has a seat: the number from which its workers follow, ``seat * n`` to ``seat * n + n - 1`` if an agent has ``n`` workers. Agents
+with the same host identity are on one machine. The machines start the servers in turn. An agent is lost if it is silent for the job's
+timeout, with all silent agents of its machine, or if its connection ends; its processes are lost at once. An agent that is cut off kills
+its processes itself, and may come back. Another agent may also come for the same seat.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from offbeat.types import Seconds, WorkerId, worker_ids
 BEATS_PER_TIMEOUT = 10
 LONGEST_BEAT_S: Seconds = 1.0
 WAIT_SAID_S: Seconds = 5.0
-"""Seconds of waiting after which a line says what is waited for."""
+"""Seconds of waiting after which a line names what is awaited."""
 KILLED = -9
 
 
@@ -35,7 +35,7 @@ NOT_ENCRYPTED = (
 
 
 def beat_of(timeout_s: Seconds) -> Seconds:
-    """Return the interval of the signs of life that supervisor and agents send each other."""
+    """Return the seconds between two signs of life that supervisor and agents send each other."""
     return min(LONGEST_BEAT_S, timeout_s / BEATS_PER_TIMEOUT)
 
 
@@ -43,8 +43,8 @@ class RemoteChild(Child):
     """One process that an agent has started.
 
     Args:
-        number: of this child, among all that this supervisor has had started.
-        connection: to the agent.
+        number: number of this child among all that this supervisor has ordered.
+        connection: the connection to the agent.
         node: the name of its machine.
     """
 
@@ -81,7 +81,7 @@ class RemoteChild(Child):
         self._tell("signal", number=number)
 
     def print_stacks(self) -> str | None:
-        self._tell("stacks")  # the agent prints why it cannot
+        self._tell("stacks")  # if the process cannot print them, the agent prints why
         return None
 
     def strike(self) -> None:
@@ -94,14 +94,14 @@ class RemoteChild(Child):
         if self._status is None:
             self._connection.send({"kind": kind, "child": self._number, **fields})
 
-    # What the agent reports.
+    # Reports of the agent.
 
     def started(self, pid: int) -> None:
-        """Note the number of the process on its machine."""
+        """Note the process number on its machine."""
         self._pid = pid
 
     def said(self, error: bool, data: bytes) -> None:
-        """Note what the process has printed."""
+        """Queue output of the process."""
         self._said.append((error, data))
 
     def over(self, status: int, lost: str | None = None) -> None:
@@ -123,38 +123,39 @@ class Agent:
     local_size: int
     """The number of agents on its machine."""
     port: int
-    """Free on its machine."""
+    """A port that was free on its machine when it came."""
     address: str
-    """The address at which others reach its machine, as far as the agent knows: --advertise, or its end of the connection; or ""."""
+    """The address at which others reach its machine: --advertise, or its end of the connection; "": unknown."""
     heard_at: Seconds
     leaving: str | None = None
-    """Why it ends after its processes; None: it does not."""
+    """The reason for which it ends after its processes; None: it does not."""
     children: dict[int, RemoteChild] = field(default_factory=dict)
 
 
 class AgentEngine(Engine):
-    """Have agents start the processes of a job.
+    """Have agents start a job's processes.
 
-    A server that dies is started again by an agent of this machine if it is the only one, since what outlives it is in this machine's
-    memory. Of several some are on other machines.
+    If the job has one server, an agent of this machine restarts it: the memory that outlives it is on this machine. Of several servers
+    some are on other machines, and none is restarted.
 
     Args:
-        seats: the number of agents, at most.
-        machines: how many machines must have come, each with all its agents, before the job begins; None: all seats must be taken.
-        workers: the number of workers of each agent.
-        start_s: seconds to wait for them.
+        seats: the highest number of agents.
+        machines: number of machines that must have come, each with all its agents, before the job begins; None: all seats must be taken.
+        workers: number of workers of each agent.
+        start_s: seconds to wait for the agents.
         listen: the address at which the supervisor listens.
-        port: where the supervisor listens, and server ``n`` at ``port + 1 + n``; 0: the system chooses.
+        port: the supervisor's port; server ``n`` has ``port + 1 + n``; 0: the system chooses.
         reached: the address at which other machines reach this one; "": unknown, or there are no others.
-        encrypted: True if connections between machines are.
-        never_again: the name of the engine that has started the agents, if it never starts one again; "": it does, or the user can.
-        versions: of the software that all machines must have, as texts.
+        encrypted: True if connections between machines are encrypted.
+        never_again: the name of the engine that has started the agents, if it never restarts one; "": it does, or the user can.
+        versions: versions of software that all machines must have, as texts.
         publish: called with the supervisor's address once it listens.
-        guests: True if each agent is a thread of its worker's process. A script that keeps Python's lock (imports of large libraries, code
-            in C) silences the thread, so that no agent is lost for its silence: the servers judge the worker, and the engine that has
-            started the process replaces it.
+        guests: True if each agent is a thread of its worker's process. Then no agent is lost for its silence.
         starter: starts the servers as children of this process; None: agents start them. Standbys are the agents' in any case.
     """
+
+    # A guest's script that keeps Python's lock (imports of large libraries, code in C) silences its agent's thread: the servers judge the
+    # worker, and the engine that has started the process replaces it.
 
     workers_elsewhere = True
 
@@ -184,7 +185,7 @@ class AgentEngine(Engine):
         if never_again:
             self.returns = f"{never_again} does not start it again: it returns only if its machine was cut off"
         self._agents: dict[int, Agent] = {}
-        """Those that are there, by seat."""
+        """Agents that are there, by seat."""
         self._refused: list[Connection] = []
         self._came: list[int] = []
         self._notes: list[str] = []
@@ -195,11 +196,11 @@ class AgentEngine(Engine):
         self._begun = self._told = self._prepares = False
         self._wait_said = False
         self._apart: set[int] = set()
-        """Servers that have had a standby on another machine."""
+        """Servers that have had a standby on another machine than their leader."""
         self._group: tuple[str, int] | None = None
-        """Where the scripts' own process group meets."""
+        """Address and port at which the scripts' own process group meets."""
 
-    # What the supervisor asks for.
+    # Calls of the supervisor.
 
     def begin(self, settings: JobSettings, hub: Hub) -> Address:
         self._settings, self._hub = settings, hub
@@ -227,7 +228,7 @@ class AgentEngine(Engine):
         return True
 
     def servers_return(self, servers: int) -> bool:
-        return servers == 1  # several are on several machines, and the supervisor holds memory of its own machine alone
+        return servers == 1  # several servers are on several machines, and the supervisor holds memory of its own machine alone
 
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         if self._starter is not None:
@@ -264,11 +265,11 @@ class AgentEngine(Engine):
         return self._start_server(agent, number, "standby", first if leader_at is not None and leader_at.tcp[1] == second else second)
 
     def _machines_of_servers(self) -> list[list[Agent]]:
-        """Return the agents of each machine: the supervisor's own first, since its loss ends the job anyway."""
+        """Return the agents by machine, the supervisor's own machine first, since its loss ends the job anyway."""
         return sorted(self._by_machine(), key=lambda agents: agents[0].host != self._hub.host)
 
     def _ports_of(self, number: int) -> tuple[int, int]:
-        """Return where the two processes of a server listen; 0: the system chooses."""
+        """Return the ports of the two processes of a server; 0: the system chooses."""
         return (self._port + 1 + number, self._port + 1 + number + self._settings.servers) if self._port else (0, 0)
 
     def _start_server(self, agent: Agent, number: int, role: ServerRole, port: int, *, listen: str = "", local: str = "") -> Child:
@@ -284,7 +285,7 @@ class AgentEngine(Engine):
         return server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached, local=local)
 
     def prepare_returns(self) -> Child | None:
-        """Also for new standbys, whose processes are the agents'."""
+        """Prepare to start servers again. Returns the process that does so here; None: agents do, whose processes they are."""
         if self._starter is not None and not self._settings.replicas:
             return self._starter.prepare(self._environment_here(0, "", 0, ""))
         self._prepares = True
@@ -322,7 +323,7 @@ class AgentEngine(Engine):
             servers_return=servers_return,
             standbys=known,
         )
-        del variables[TOKEN]  # each agent has it
+        del variables[TOKEN]  # each agent has the token
         return self._start(agent, "worker", worker, variables)
 
     def arrived(self) -> list[WorkerId]:
@@ -363,7 +364,7 @@ class AgentEngine(Engine):
         if self._starter is not None and self._starter.child is not None:
             self._starter.child.kill()
 
-    # What agents say.
+    # Messages of agents.
 
     def on_message(self, connection: Connection, message: Message) -> bool:
         agent = next((agent for agent in self._agents.values() if agent.connection is connection), None)
@@ -413,11 +414,11 @@ class AgentEngine(Engine):
                 child.said(header["error"], bytes(message.payload))
                 agent.connection.send({"kind": "heard"})
             case "ended":
-                child.over(header["status"], agent.leaving if header["status"] != 0 else None)  # it may return with the machine
+                child.over(header["status"], agent.leaving if header["status"] != 0 else None)  # with a reason: the worker may return
                 del agent.children[header["child"]]
 
     def _seat(self, connection: Connection, message: Message) -> None:
-        """Give an agent its seat, or raise `ConfigurationError`."""
+        """Give an agent a seat. Raises `ConfigurationError` if there is none for it."""
         header = message.header
         node, seat = header["node"], header["seat"]
         if header["versions"] != self._versions:
@@ -467,14 +468,14 @@ class AgentEngine(Engine):
         )
 
     def _who_came(self) -> tuple[str, str]:
-        """Return how many agents have come, with the names of their machines, and the numbers of the others."""
+        """Return two texts: how many agents have come, with their machines' names, and the numbers of the missing ones."""
         missing = [str(seat) for seat in range(self._seats) if seat not in self._agents]
         names = ", ".join(agents[0].node for agents in self._by_machine()) or "no machine"
         others = f"agent{'s' * (len(missing) != 1)} {', '.join(missing)}"
         return f"{len(self._agents)} of {self._seats} agents came ({names})", others
 
     def _by_machine(self) -> list[list[Agent]]:
-        """Return the agents of each machine, in order of their seats."""
+        """Return the agents by machine, in the order of their seats."""
         machines: dict[str, list[Agent]] = {}
         for _, agent in sorted(self._agents.items()):
             machines.setdefault(agent.host, []).append(agent)
@@ -490,7 +491,7 @@ class AgentEngine(Engine):
         return Place(node, local_rank, agent.local_size * self._workers, *self._group)
 
     def _address_of(self, agent: Agent) -> str:
-        """Return the address at which other machines reach the one of an agent: where its servers listen."""
+        """Return the address at which other machines reach an agent's machine, and at which its servers listen."""
         found = [agent.address]
         if agent.host == self._hub.host:
             found += [other.connection.interface for other in self._agents.values() if other.host != agent.host]

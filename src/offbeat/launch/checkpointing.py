@@ -1,4 +1,4 @@
-"""Check the options about checkpoints, before any process is started."""
+"""Check the options for checkpoints, and prepare their files, before any process is started."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from offbeat.runtime.job.checkpoint_folder import COMPLETE, MANIFEST, Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder
 
 EVERY: Final = "600"
-"""Seconds between two checkpoints, if the user does not choose."""
+"""Seconds between two checkpoints by default."""
 KEEP: Final = 2
 
 
 @dataclass
 class Results:
-    """What has become of a job's checkpoints so far, for its outcome.
+    """Record the results of a job's checkpoints so far, for its outcome.
 
     >>> results = Results()
     >>> results.add(20, None)
@@ -30,21 +30,21 @@ class Results:
     """
 
     newest: int | None = None
-    """The version of the newest checkpoint that was made; None: there is none."""
+    """Version of the newest checkpoint that was made; None: there is none."""
     tried: int = -1
-    """The version of the newest one that was made, or could not be."""
+    """Version of the newest checkpoint that was made or has failed."""
     made: int = 0
     failed: int = 0
     ended: bool = False
-    """True once server 0 has said what became of the checkpoint of the job's end."""
+    """True once server 0 has reported the result of the checkpoint at the job's end."""
     reason: str | None = None
-    """Why the last one could not be made; None: it was made."""
+    """The reason for which the last checkpoint failed; None: it was made."""
 
     def add(self, version: int, failed: str | None, *, last: bool = False) -> None:
-        """Note that a checkpoint was made; ``failed``: why it could not be; ``last``: it is that of the job's end."""
+        """Add a checkpoint's result. ``failed``: the reason if it failed; ``last``: it is the checkpoint at the job's end."""
         self.ended = self.ended or last
         if last and failed is None and version <= self.tried:
-            return  # nothing was folded since
+            return  # nothing has been folded since the checkpoint before
         self.tried, self.reason = max(self.tried, version), failed
         if failed is None:
             self.newest, self.made = version, self.made + 1
@@ -52,7 +52,7 @@ class Results:
             self.failed += 1
 
     def missing(self) -> str | None:
-        """Return what is missing at the end of the job, in words; None: the last checkpoint was made, or none was to be."""
+        """Return, as a sentence, what is missing at the job's end; None: the last checkpoint was made, or there was to be none."""
         if self.reason is None:
             return None
         left = "there is none" if self.newest is None else f"the newest one is of version {self.newest}"
@@ -60,11 +60,11 @@ class Results:
 
 
 def found(resume: Path | None, *, auto: bool = False, checkpoint: Path | None = None) -> Checkpoint | None:
-    """Return the checkpoint from which the job goes on; None: it begins anew.
+    """Return the checkpoint from which the job resumes; None: it begins anew.
 
     Args:
-        resume: the folder of ``--resume``: the newest sound checkpoint in it, or the one that this folder is.
-        auto: True with ``--auto-resume``: the newest sound checkpoint in the folder of ``--checkpoint``, if any was completed there.
+        resume: the folder of ``--resume``: one checkpoint, or a folder whose newest sound checkpoint is taken.
+        auto: True with ``--auto-resume``: take the newest sound checkpoint in the folder of ``--checkpoint``, if any was completed there.
         checkpoint: the folder of ``--checkpoint``.
 
     Raises:
@@ -80,7 +80,7 @@ def found(resume: Path | None, *, auto: bool = False, checkpoint: Path | None = 
 
 
 def _newest(given: Path, option: str) -> Checkpoint | None:
-    """Return the newest sound checkpoint in a folder; with ``--auto-resume`` None if none was ever completed there."""
+    """Return the newest sound checkpoint in a folder; None with ``--auto-resume``: none was ever completed there."""
     saved, damaged = CheckpointFolder(given.absolute()).search()
     if saved is None and damaged:
         listed = "; ".join(f"{one.path.name}: {one.reason}" for one in damaged)
@@ -92,12 +92,12 @@ def _newest(given: Path, option: str) -> Checkpoint | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Return True if a path names one checkpoint, perhaps a damaged one, and not a folder of checkpoints."""
+    """Return True if a path is one checkpoint, possibly damaged, and not a folder of checkpoints."""
     return (path / MANIFEST).exists() or (path.name.startswith(COMPLETE) and not CheckpointFolder(path.absolute()).versions())
 
 
 def _named(resume: Path) -> Checkpoint:
-    """Return the checkpoint that the user has named."""
+    """Return the checkpoint at the path that the user has given."""
     path = resume.absolute()
     try:
         return Checkpoint(path, sound_manifest(path))
@@ -110,7 +110,7 @@ def _named(resume: Path) -> Checkpoint:
 
 
 def check_folders(resume: Path | None, *, auto: bool, checkpoint: Path | None) -> None:
-    """Check which folders ``--auto-resume`` has to do with, without a look into them. Arguments are those of `found`.
+    """Check the folders with ``--auto-resume``, without reading them. Arguments are those of `found`.
 
     Raises:
         ConfigurationError: the options contradict each other.
@@ -122,11 +122,11 @@ def check_folders(resume: Path | None, *, auto: bool, checkpoint: Path | None) -
 
 
 def check_spelling(every: str | None, keep: int | None, *, any_folder: bool) -> tuple[float | None, int | None, int]:
-    """Return what ``--every`` and ``--keep`` say: seconds or versions between two checkpoints, and how many are kept.
+    """Return the meaning of ``--every`` and ``--keep``: the seconds, or the versions, between two checkpoints, and the number to keep.
 
     Args:
         every, keep: the options; None: not given.
-        any_folder: whether a folder is given, with ``--checkpoint`` or ``--resume``.
+        any_folder: True if ``--checkpoint`` or ``--resume`` gives a folder.
 
     Raises:
         ConfigurationError: an option is wrong, or there is no folder.
@@ -145,7 +145,7 @@ def check_spelling(every: str | None, keep: int | None, *, any_folder: bool) -> 
 
 
 def order_of(checkpoint: Path | None, every: str | None, keep: int | None, resume: Checkpoint | None) -> CheckpointOrder | None:
-    """Return what the options order; a job that resumes goes on with checkpoints in the same folder. None: no checkpoints.
+    """Return the order for checkpoints; None: no checkpoints. A job that resumes writes to the same folder unless another is given.
 
     Raises:
         ConfigurationError: an option is wrong, or the folder has checkpoints of another job.
@@ -174,10 +174,10 @@ def order_of(checkpoint: Path | None, every: str | None, keep: int | None, resum
 
 
 def begin(journal: Path | None, saved: Checkpoint | None, order: CheckpointOrder | None) -> list[str]:
-    """Prepare files for a job that resumes, before any process is started. Returns what to tell the user.
+    """Prepare the files of a job that resumes, before any process is started. Returns lines for the user.
 
-    The journal of the job before gets another name: ``run.jsonl`` becomes ``run.1.jsonl``, or the first free number. So does each damaged
-    checkpoint that is newer than the one from which this job goes on. A file that cannot be renamed is left to its fate.
+    The earlier job's journal is renamed: ``run.jsonl`` to ``run.1.jsonl``, or the first free number. So is each damaged checkpoint that is
+    newer than the resumed one, if it is in this job's folder. A file that cannot be renamed is left.
     """
     if saved is None:
         return []
@@ -196,7 +196,7 @@ def begin(journal: Path | None, saved: Checkpoint | None, order: CheckpointOrder
 
 
 def _place(saved: Checkpoint) -> str:
-    """Return what a resumed script passes through before it trains, in words."""
+    """Return, in words, which epochs a resumed script passes over before it trains."""
     if saved.manifest.get("finished", False):
         return ": the job had finished there, and trains on if its script asks for more"
     places = [dict(optimizer["places"]) for optimizer in saved.manifest["optimizers"] if optimizer.get("places")]
@@ -208,7 +208,7 @@ def _place(saved: Checkpoint) -> str:
 
 
 def _set_aside(damaged: Damaged, order: CheckpointOrder | None) -> str:
-    """Give a damaged checkpoint another name if this job's checkpoints go into the same folder: it would count as newer than these."""
+    """Rename a damaged checkpoint if it is in the folder of this job's checkpoints, where it would count as newer than they."""
     if order is None or Path(order.folder) != damaged.path.parent:
         return ""
     try:
@@ -229,7 +229,7 @@ def _keep_journal(journal: Path | None) -> None:
 
 
 def interval(text: str) -> tuple[float | None, int | None]:
-    """Return the seconds, or the versions, between two checkpoints.
+    """Return the seconds, or the versions, between two checkpoints, from the text of ``--every``.
 
     >>> interval("90"), interval("1.5s"), interval("500v"), interval("500versions")
     ((90.0, None), (1.5, None), (None, 500), (None, 500))
@@ -245,13 +245,13 @@ def interval(text: str) -> tuple[float | None, int | None]:
 
 
 def taken_over(saved: Checkpoint | None, given: Callable[[str], bool], names: Sequence[str], *, seed: int) -> dict[str, Any]:
-    """Return the values of options that a job which resumes has from its checkpoint: those that the command line does not give.
+    """Return the options that a resumed job takes from its checkpoint, by name: those that the command line does not give.
 
     Args:
         saved: the checkpoint; None: the job does not resume.
         given: returns True if the command line gives this option.
-        names: of these options.
-        seed: that of the command line.
+        names: names of these options.
+        seed: the command line's seed.
 
     Raises:
         ConfigurationError: the command line gives another seed, from which the order of samples is drawn.
@@ -266,7 +266,7 @@ def taken_over(saved: Checkpoint | None, given: Callable[[str], bool], names: Se
 
 
 def check_rule(saved: Checkpoint | None, spelling: str | None) -> None:
-    """Compare the rule of the command line, if it names one, with that of the checkpoint.
+    """Compare the rule of the command line, if it names one, with the checkpoint's rule.
 
     Raises:
         ConfigurationError: they differ.

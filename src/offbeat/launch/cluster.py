@@ -1,4 +1,4 @@
-"""Run one task of a job on several machines: find the others, start the supervisor if it is this task's, and be an agent."""
+"""Run one task of a job on several machines: find the other tasks, start the supervisor if this task has to, and act as an agent."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from offbeat.transport.tls import VARIABLE, Identity, Tls
 from offbeat.types import Seconds
 
 SUPERVISES = "OFFBEAT_SUPERVISES"
-"""In the environment of the supervisor's process: the file descriptor to which it writes its address."""
+"""The environment variable with the file descriptor to which the supervisor's process writes its address."""
 EVERYWHERE = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The options of a job on several machines, checked.
+    """Hold the checked options of a job on several machines.
 
     Args:
-        task: this process.
-        workers: the number of workers of each task.
+        task: the task that this process is.
+        workers: number of workers of each task.
         start_s: seconds to wait for the other machines.
         listen: the address at which the supervisor listens; "": that of the task's host.
-        port: where the supervisor listens; 0: as the task says.
+        port: the port at which the supervisor listens; 0: the task's.
     """
 
     task: Task
@@ -51,14 +51,14 @@ class Cluster:
 
 
 def tls_of(wanted: bool | None, *, several: bool, certificate: str, key: str, authority: str) -> Tls | None:
-    """Return how the connections between machines are encrypted; None: they are not.
+    """Return how to encrypt the connections between machines; None: not at all.
 
     Args:
-        wanted: --tls or --no-tls; None: neither.
+        wanted: True for --tls, False for --no-tls; None: neither is given.
         several: True if there are several machines.
-        certificate: --tls-cert.
-        key: --tls-key.
-        authority: --tls-ca.
+        certificate: the file of --tls-cert.
+        key: the file of --tls-key.
+        authority: the file of --tls-ca.
 
     Raises:
         ConfigurationError: the options contradict each other, or a file cannot be used.
@@ -82,24 +82,24 @@ def tls_of(wanted: bool | None, *, several: bool, certificate: str, key: str, au
 
 
 def pass_on(tls: Tls | None) -> None:
-    """Let this process, and the servers and workers that it starts, encrypt their connections in this way."""
+    """Set the encryption for the connections of this process, and of the servers and workers that it starts."""
     os.environ.pop(VARIABLE, None)
     if tls is not None:
         os.environ[VARIABLE] = tls.to_text()
 
 
 def take_part(cluster: Cluster, duties: Duties, token: str | None, arguments: Sequence[str]) -> int:
-    """Be an agent until the job is over. Returns the job's status.
+    """Act as an agent until the job is over. Returns the job's exit status.
 
     Args:
-        cluster: the job's machines.
-        duties: what this agent has to do.
-        token: the job's secret, if the user gave one.
+        cluster: the options of the job.
+        duties: the work of this agent.
+        token: the job's token, if the user has given one.
         arguments: of this command, with which the supervisor is started.
 
     Raises:
-        ConfigurationError: there is no token, or the supervisor does not take this agent.
-        JobError: the supervisor is not there, or no longer.
+        ConfigurationError: there is no token, or the supervisor does not accept this agent.
+        JobError: the supervisor cannot be reached, or is gone.
     """
     meeting = Meeting(cluster.task, cluster.listen)
     secret = meeting.token(token)
@@ -136,10 +136,10 @@ def supervise(
     leaders: str | None,
     report_to: int,
 ) -> Outcome:
-    """Run the job's supervisor, in a process that `take_part` has started.
+    """Run the job's supervisor, in the process that `take_part` has started. ``report_to``: the file descriptor for its address.
 
     Raises:
-        ConfigurationError: the supervisor cannot listen where it should.
+        ConfigurationError: the supervisor cannot listen at its address.
     """
     task = cluster.task
 
@@ -179,7 +179,7 @@ def supervise(
 
 
 def _reported(reading: int, supervisor: LocalChild) -> Address | None:
-    """Return the address that the supervisor writes to its pipe; None if it ends before."""
+    """Return the address that the supervisor writes to its pipe; None: the supervisor ended before."""
     text = b""
     while block := os.read(reading, 1 << 16):
         text += block

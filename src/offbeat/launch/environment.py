@@ -1,6 +1,6 @@
-"""Set the environment variables of servers and workers of a local job: their numbers, the addresses, and their share of the machine.
+"""Set the environment variables of servers and workers: their numbers, addresses, and their share of the machine.
 
-Variables that the user has set are kept, except those with which a process joins this job, and OMP_WAIT_POLICY on servers.
+Variables that the user has set are kept, except those by which a process joins this job, and OMP_WAIT_POLICY on servers.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ MMAP_THRESHOLD_BYTES = 1 << 30
 OLD_MMAP_THRESHOLD_BYTES = 32 << 20
 TRIM_THRESHOLD_BYTES = 4 << 30
 LOWEST_PORT, TRIES = 10_000, 20
-"""Below the first are ports of well-known services; and how many ports `free_port` looks at."""
+"""The lowest port that `free_port` chooses (below are ports of well-known services), and the number of ports that it tries."""
 _AGENT_STORE = ("TORCHELASTIC_USE_AGENT_STORE",)
-"""With this variable a process group would use the store of the outer torchrun, which listens at another port."""
+"""Variables that make a process group use the store of the outer torchrun, which listens at another port."""
 
 
 class Place(NamedTuple):
-    """Where a worker runs, in the words of torchrun, for the script's own process group."""
+    """A worker's place, in torchrun's terms, for the script's own process group."""
 
     node: int
     local_rank: int
-    """The number of the worker among those of its machine."""
+    """Number of the worker among the workers of its machine."""
     local_size: int
-    """The number of workers on its machine."""
+    """Number of workers on its machine."""
     address: str
-    """Of the machine of worker 0, as the others reach it."""
+    """Address of worker 0's machine, as the other machines reach it."""
     port: int
-    """Free on the machine of worker 0; its process group listens there."""
+    """Port for the process group, free on worker 0's machine."""
 
 
 def server_environment(
@@ -60,13 +60,13 @@ def server_environment(
     """Return all variables of a server's process.
 
     Args:
-        number: which server.
-        servers: how many there are on this machine.
+        number: the server.
+        servers: number of servers on this machine.
         token: authenticates the processes of the job to each other.
-        supervisor: where the server reports.
-        port: where the server listens; 0: the system chooses.
-        listen: the address of this machine at which it listens; "": loopback.
-        local: the name of the local socket at which an earlier process of this server has listened; "": a new one.
+        supervisor: the supervisor's address.
+        port: the server's port; 0: the system chooses.
+        listen: the address of this machine at which the server listens; "": loopback.
+        local: the name of the local socket at which an earlier process of this server listened; "": a new one.
         user: the variables that the job was started with.
     """
     return {
@@ -82,11 +82,11 @@ def server_environment(
 
 
 def common_environment(workers: int, user: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables that are the same for all workers of this machine.
+    """Return the variables that all workers of this machine share.
 
     Args:
-        workers: how many there are on this machine.
-        user: the variables that the job was started with. Variables of an outer torchrun are removed.
+        workers: number of workers on this machine.
+        user: the variables that the job was started with. Variables of an outer torchrun are left out.
     """
     outer = {*torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)), *_AGENT_STORE}
     rest = {name: value for name, value in user.items() if name not in outer}
@@ -94,15 +94,14 @@ def common_environment(workers: int, user: Mapping[str, str] = os.environ) -> di
 
 
 def torchrun_variables(worker: WorkerId, workers: int, place: Place) -> dict[str, str]:
-    """Return what torchrun would set, with which a script makes its own process group beside the job, and splits data.
-
-    TORCHELASTIC_RUN_ID is not set: libraries such as Lightning take it as a sign of torchrun, and start a process group.
+    """Return the variables that torchrun would set, from which a script makes its own process group beside the job, or splits its data.
 
     Args:
-        worker: which worker.
-        workers: the number of workers.
-        place: where it runs.
+        worker: the worker.
+        workers: number of workers.
+        place: the worker's place.
     """
+    # Without TORCHELASTIC_RUN_ID: libraries such as Lightning take it as a sign of torchrun, and start a process group.
     return {
         "RANK": str(worker),
         "LOCAL_RANK": str(place.local_rank),
@@ -115,15 +114,13 @@ def torchrun_variables(worker: WorkerId, workers: int, place: Place) -> dict[str
 
 
 def free_port(host: str | None = None) -> int:
-    """Return a port that is free now, and that will not be given to a connection before it is used.
-
-    From its range of local ports the kernel takes one for each connection that a process makes. So the port is one below that range.
+    """Return a port that is free, and below the range from which the kernel gives ports to connections, so that it stays free until use.
 
     Args:
-        host: the address of the interface; "": of all, None: loopback.
+        host: the address of the interface; "": all interfaces; None: loopback.
 
     Raises:
-        ConfigurationError: the interface has no such address.
+        ConfigurationError: no interface has this address.
     """
     host = loopback() if host is None else host
     for port in random.SystemRandom().sample(range(LOWEST_PORT, _local_ports_begin()), TRIES):
@@ -139,7 +136,7 @@ def free_port(host: str | None = None) -> int:
 
 
 def _local_ports_begin() -> int:
-    """Return the first port that the kernel may choose itself, or the first of most systems."""
+    """Return the first port that the kernel may give to a connection; 32768, as on most systems, if that is unknown or too low."""
     with contextlib.suppress(OSError, ValueError):
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
         if first >= LOWEST_PORT + TRIES:
@@ -161,13 +158,13 @@ def worker_environment(
     """Return all variables of a worker's process in a job whose workers are all on this machine.
 
     Args:
-        worker: which worker.
-        job: its job.
+        worker: the worker.
+        job: the job.
         token: authenticates the processes of the job to each other.
-        servers: where they listen, server 0 first.
-        place: for the script's own process group; None: do not set torchrun's variables.
-        servers_return: True if a server that dies may come back in a new process.
-        standbys: where those of the servers listen, None for each that has none; None: the job has no replicas.
+        servers: the servers' addresses, server 0 first.
+        place: the worker's place, for the script's own process group; None: do not set torchrun's variables.
+        servers_return: True if a server that dies may be restarted.
+        standbys: addresses of the servers' standbys, None for a server without one; None: the job has no standbys.
         user: the variables that the job was started with.
     """
     variables = worker_variables(worker, job, token=token, servers=servers, place=place, servers_return=servers_return, standbys=standbys)
@@ -184,7 +181,7 @@ def worker_variables(
     servers_return: bool = False,
     standbys: tuple[Address | None, ...] | None = None,
 ) -> dict[str, str]:
-    """Return the variables with which a worker's process joins its job, to be added to those of `common_environment`. See above."""
+    """Return the variables by which a worker's process joins its job, beside `common_environment`. Arguments: see `worker_environment`."""
     settings = WorkerSettings(
         worker=worker,
         workers=job.workers,
@@ -205,14 +202,14 @@ def worker_variables(
 
 
 def _defaults(ours: Mapping[str, str], user: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's variables, and ours where the user has set none."""
+    """Return the user's variables, and those of ``ours`` that the user has not set."""
     return {**user, **{name: value for name, value in ours.items() if name not in user}}
 
 
 def _keep_memory(library: str, version: str) -> dict[str, str]:
-    """Return settings that make glibc keep freed memory: each backward pass allocates the gradients of large layers again.
+    """Return variables that make glibc keep freed memory, since each backward pass allocates the gradients of large layers again.
 
-    glibc 2.34 and older refuse a threshold above 32 MiB, and would then map every block above 128 KiB anew (2.36 takes any).
+    glibc 2.34 and older reject a threshold above 32 MiB, and would map every block above 128 KiB anew; 2.36 accepts any threshold.
 
     >>> _keep_memory("glibc", "2.36")
     {'MALLOC_MMAP_THRESHOLD_': '1073741824', 'MALLOC_TRIM_THRESHOLD_': '4294967296'}

@@ -1,4 +1,4 @@
-"""Parse the faults to inject, as they are written on the command line."""
+"""Parse the faults to inject from the command line."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Run the processes that follow a job, such as ``--log-to`` and ``--metrics``, and pass them its records; nothing here blocks or fails.
+"""Run processes that follow a job, such as ``--log-to`` and ``--metrics``, and pass them its records; nothing here blocks or fails.
 
-A follower is a process of this machine that may hang, be killed or never start: the job goes on as without it. What it is sent waits in
-a bounded queue, whose oldest records make room and are counted. A follower that dies is started again, and gets once more what it has
-not confirmed. What it lacks is in the job's summary, and leaves the exit status as it is.
+A follower is a process of this machine that may hang, be killed or never start without an effect on the job. Its input waits in a bounded
+queue; when the queue is full, the oldest records are dropped and counted. A follower that dies is restarted, and gets again what it has not
+confirmed. The job's summary lists what it lacks; the exit status does not depend on it.
 
-To its stdin, JSON lines: the job's records; ``{"kind": "status", "snapshot": ...}`` with the job's figures, once a second;
-``{"kind": "missed", "records": n}`` where records are missing; ``{"kind": "mark", "number": n}``, which it confirms once it has processed
-what came before. From its stdout, JSON lines: ``{"taken": n}`` confirms; ``{"note": "..."}`` is for the user, with ``"always": true`` even
-for one who has asked for few words; ``{"lack": "..."}`` says why it ends for good. `view.follow` is the other end.
+Its stdin gets JSON lines: the job's records; ``{"kind": "status", "snapshot": ...}``, the job's figures, once a second;
+``{"kind": "missed", "records": n}`` where records were dropped; and ``{"kind": "mark", "number": n}``, which it confirms once it has
+processed all lines before. Its stdout has JSON lines: ``{"taken": n}`` confirms a mark; ``{"note": "..."}`` is for the user, with
+``"always": true`` even after ``--quiet``; ``{"lack": "..."}`` is the reason for which it ends for good. `view.follow` is the other end.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from offbeat.launch.processes import LocalChild, describe, start
 from offbeat.types import Seconds
 
 QUEUE_NBYTES: Final = 8 << 20
-"""Most bytes that wait for a follower; the oldest records make room."""
+"""Most bytes that wait for a follower; when there are more, the oldest records are dropped."""
 UNCONFIRMED_NBYTES: Final = 2 << 20
-"""Most bytes that a follower is given before it confirms any: what a process that dies may have to be given again."""
+"""Most bytes written to a follower and not confirmed, which a new process would have to get again."""
 PIPE_NBYTES: Final = 1 << 20
 STATUS_S: Final[Seconds] = 1.0
 """Seconds between two snapshots of the job's figures."""
 RESTARTS_MAX: Final = 3
-"""How often in a row a follower that has died is started again;"""
+"""Most restarts in a row of a follower that dies."""
 LIVED_S: Final[Seconds] = 600.0
-"""one that has lived for so many seconds counts as the first."""
+"""Seconds of life after which the count of restarts begins anew."""
 HUNG_S: Final[Seconds] = 300.0
-"""Seconds without an answer after which a follower is killed, and started again; clients of servers try again for minutes."""
+"""Seconds without a confirmation after which a follower is killed and restarted; clients of remote services retry for minutes."""
 SILENT_S: Final[Seconds] = 10.0
-"""Seconds without an answer after which a follower is not waited for at the end of the job;"""
+"""Seconds without a confirmation after which the job's end does not wait for a follower."""
 END_S: Final[Seconds] = 30.0
-"""the longest wait for the others, in seconds."""
+"""Longest wait for the other followers at the job's end, in seconds."""
 _WORDS_MAX: Final = 500
 _TAIL_NBYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowerSpec:
-    """What a follower is."""
+    """Describe a follower."""
 
     name: str
-    """The option that asks for it, as the user has written it: every sentence about the follower begins with it."""
+    """The user's option that asks for it, as written; every message about the follower begins with it."""
     command: tuple[str, ...]
     """The interpreter's arguments."""
     kinds: tuple[str, ...]
-    """Kinds of records that it reads; ``*``: every kind."""
+    """Kinds of records that it reads; ``*``: all."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables for its process, beside those of this one: what must not stand on a command line."""
+    """Further variables for its process, such as secrets, which must not be on a command line."""
 
 
 def kinds_of(specs: Iterable[FollowerSpec]) -> tuple[str, ...]:
@@ -75,20 +75,20 @@ def kinds_of(specs: Iterable[FollowerSpec]) -> tuple[str, ...]:
 
 class _Item(NamedTuple):
     records: int
-    """0: this is a line with the job's figures."""
+    """Number of records; 0: the item is a line with the job's figures."""
     data: bytes
     mark: int = 0
-    """The number by which the follower confirms it; 0: it has not been written."""
+    """Number of the mark that confirms it; 0: it has not been written."""
 
 
 class Follower:
-    """One follower, through all of its processes.
+    """Run one follower, through all of its processes.
 
     Args:
-        spec: what it is.
-        note: shows the user a sentence.
-        missing: takes what the user does not get.
-        tell: shows a sentence even to a user who has asked for few words.
+        spec: describes the follower.
+        note: shows a line to the user.
+        missing: collects what the user does not get.
+        tell: shows a line even with ``--quiet``.
     """
 
     def __init__(self, spec: FollowerSpec, note: Callable[[str], None], missing: Missing, tell: Callable[[str], None]) -> None:
@@ -98,20 +98,20 @@ class Follower:
         self._pipe: int | None = None
         self._waiting: deque[_Item] = deque()
         self._given: deque[_Item] = deque()
-        """Written to its pipe, and not confirmed."""
+        """Items written to its pipe and not confirmed."""
         self._waiting_nbytes = self._given_nbytes = 0
         self._rest = memoryview(b"")
-        """What its pipe has not taken of the newest item in `_given`."""
+        """Bytes of the newest item in `_given` that are not in its pipe yet."""
         self._marks = 0
         self._status = b""
         """The newest line with the job's figures."""
         self._gap = 0
-        """Records that are missing before the next item."""
+        """Records dropped before the next item."""
         self._lost = 0
         self._restarts = 0
         self._started_at: Seconds = 0.0
         self._heard_at: Seconds = 0.0
-        """When it has confirmed something, or was given something with nothing to confirm."""
+        """Monotonic time of its last confirmation, or of the first item that it was given after it had confirmed all."""
         self._backoff = Backoff()
         self._closing = self._over = self._hung = self._answers = False
         self._said, self._tail = b"", b""
@@ -123,11 +123,11 @@ class Follower:
         return self._over
 
     def hopeless(self, now: Seconds) -> bool:
-        """Return True if it hangs. A process that imports what it needs has not answered yet, and takes its time on a busy machine."""
+        """Return True if it hangs: it has confirmed before and is silent now. A process that is still importing does not count."""
         return bool(self._given) and self._answers and now - self._heard_at >= SILENT_S
 
     def pipes(self) -> list[int]:
-        """Return the descriptors that say when there is something to read."""
+        """Return the file descriptors of its output, to poll."""
         return [] if self.child is None else self.child.pipes()
 
     def add(self, records: int, data: bytes) -> None:
@@ -150,14 +150,14 @@ class Follower:
         self._lost += records
 
     def show(self, status: bytes) -> None:
-        """Take a line with the job's newest figures. It replaces one that still waits."""
+        """Queue a line with the job's newest figures, in place of one that still waits."""
         if self._over:
             return
         self._status = status
         self._requeue([*(item for item in self._waiting if item.records), _Item(0, status)])
 
     def pump(self, now: Seconds) -> None:
-        """Start the process if it is not there, write what its pipe takes, and read what it says."""
+        """Start the process if there is none, write what its pipe accepts, read its output, and handle its end."""
         if self._over:
             return
         if self.child is None:
@@ -180,7 +180,7 @@ class Follower:
         self._closing = True
 
     def give_up(self, why: str) -> None:
-        """End without the process."""
+        """End the follower for good, for a reason: kill its process and report the lack."""
         if not self._over:
             self._over = True
             self.kill()
@@ -188,7 +188,7 @@ class Follower:
             self._note(f"{self._spec.name}: {why}{'' if self._closing else '; training goes on without it'}")
 
     def account(self) -> None:
-        """Report at the end of the job what was left out."""
+        """Report, at the job's end, the records that it has not got."""
         lost = self._lost + (0 if self._over else sum(item.records for item in [*self._given, *self._waiting]))
         if lost:
             what = f"{self._spec.name} lacks {lost:,} records of the job, which came faster than it read"
@@ -215,7 +215,7 @@ class Follower:
             raise
         finally:
             os.close(reading)
-        status = [_Item(0, self._status)] if self._status else []  # a new process knows nothing of the job yet
+        status = [_Item(0, self._status)] if self._status else []  # a new process has no figures of the job yet
         self._requeue([*status, *(item for item in (*self._given, *self._waiting) if item.records), *status])
         self._given.clear()
         self._given_nbytes = 0
@@ -249,7 +249,7 @@ class Follower:
                 os.close(self._pipe)
             self._pipe = None
 
-    # What is written and read.
+    # Writing and reading.
 
     def _requeue(self, items: list[_Item]) -> None:
         self._waiting, self._waiting_nbytes = deque(items), sum(len(item.data) for item in items)
@@ -260,14 +260,14 @@ class Follower:
                 self._rest = self._rest[os.write(self._pipe, self._rest) :]
         except BlockingIOError:
             return
-        except OSError:  # it has ended, or is about to
+        except OSError:  # the process has ended, or is about to
             self._close_pipe()
             return
         if self._closing and not self._rest and not self._waiting:
             self._close_pipe()
 
     def _next(self) -> bool:
-        """Take the next item that waits. Returns False if there is none, or too much has not been confirmed."""
+        """Take the next waiting item. Returns False if there is none, or too many bytes are unconfirmed."""
         if not self._waiting or (self._given and self._given_nbytes + len(self._waiting[0].data) > UNCONFIRMED_NBYTES):
             return False
         item = self._waiting.popleft()
@@ -298,7 +298,7 @@ class Follower:
                     self._given_nbytes -= len(self._given.popleft().data)
                 self._heard_at, self._answers = time.monotonic(), True
             case {"note": str(text), "always": True}:
-                if text != self._told:  # its next process says the same
+                if text != self._told:  # a restarted process repeats the note
                     self._told = text
                     self._tell(f"{self._spec.name}: {text[:_WORDS_MAX]}")
             case {"note": str(text)}:
@@ -308,13 +308,13 @@ class Follower:
 
 
 class Followers:
-    """All followers of a job. No method raises: an error ends the follower that it is about.
+    """Run all followers of a job. No method raises: an error ends the follower that caused it.
 
     Args:
-        specs: what they are.
-        note: shows the user a sentence.
-        missing: takes what the user does not get.
-        tell: shows a sentence even to a user who has asked for few words; None: as ``note`` does.
+        specs: describe the followers.
+        note: shows a line to the user.
+        missing: collects what the user does not get.
+        tell: shows a line even with ``--quiet``; None: ``note`` is used.
     """
 
     def __init__(
@@ -326,15 +326,15 @@ class Followers:
     ) -> None:
         self._all = [Follower(spec, note, missing, tell or note) for spec in specs]
         self._next = 0
-        """The number of the first record that has not come."""
+        """The number of the next record to come."""
         self._status_at: Seconds = 0.0
 
     def pipes(self) -> list[int]:
-        """Return the descriptors that say when there is something to read."""
+        """Return the file descriptors of the followers' output, to poll."""
         return [pipe for one in self._all for pipe in one.pipes()]
 
     def on_records(self, first: int, count: int, payload: memoryview) -> None:
-        """Take a batch of records, of which some may have come before: a server's next process sends them again."""
+        """Queue a batch of records, without those that have come before: a server's next process sends some again."""
         gap, known = max(0, first - self._next), max(0, self._next - first)
         if not self._all or known >= count:
             return
@@ -349,7 +349,7 @@ class Followers:
         self._each(add)
 
     def on_status(self, snapshot: Mapping[str, Any], *, last: bool = False) -> None:
-        """Take the newest figures of the job, and pass them on once a second; ``last``: at once, since the job has ended."""
+        """Queue the job's newest figures, at most once a second; ``last``: at once, since the job has ended."""
         now = time.monotonic()
         if self._all and (last or now - self._status_at >= STATUS_S):
             self._status_at = now
@@ -357,12 +357,12 @@ class Followers:
             self._each(lambda one: one.show(status))
 
     def tick(self) -> None:
-        """Do what is due."""
+        """Start, write to and read from each follower."""
         now = time.monotonic()
         self._each(lambda one: one.pump(now))
 
     def close(self) -> None:
-        """Let the followers end: no more records come."""
+        """Let the followers end: no more records will come."""
         self._each(Follower.close)
 
     def all_over(self) -> bool:
@@ -371,7 +371,7 @@ class Followers:
         return all(one.over or one.hopeless(now) for one in self._all)
 
     def end(self) -> None:
-        """Kill those that have not ended, and report what is missing."""
+        """Kill followers that have not ended, and report what is missing."""
         for one in self._all:
             one.account()
             if not one.over:

@@ -1,9 +1,9 @@
 """Fork workers, or servers, from a process that has already imported what they all need.
 
 Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker is restarted. The forkserver's
-process imports modules once (``preload.py`` chooses which) and then waits for requests. Each worker is a fork of this process, and runs the
-script as ``python script.py`` would. `Forkserver` is the supervisor's side, `main` runs in the forkserver's process. What the script
-imports is tried first (``import_trial.py``): what cannot be shared is left to the workers.
+process imports modules once (``preload.py`` chooses them) and then waits for requests. Each worker is a fork of this process, and runs the
+script as ``python script.py`` would. `Forkserver` is the supervisor's side; `main` runs in the forkserver's process. The script's own
+imports are tried first (``import_trial.py``), and those that cannot be shared are left to the workers.
 
 Linux only: elsewhere libraries do not survive a fork, and every worker is a new process.
 """
@@ -38,29 +38,29 @@ from offbeat.types import Seconds
 
 MESSAGE_BYTES = 1 << 16
 FOUND = "--"
-"""Between the modules that must be imported and those that may be, in the forkserver's command."""
+"""Separates required modules from optional ones in the forkserver's command."""
 REFUSED = -1
-"""Sent in place of a fork's number if the fork failed, for example because there are too many processes."""
+"""Sent in place of a fork's process number if the fork failed, for example because there are too many processes."""
 ANSWER_S: Seconds = 5.0
-"""Seconds that a forkserver has to answer a request. A fork takes milliseconds; a forkserver that was stopped (SIGSTOP) never answers, and
-the process that waits for the answer is the supervisor, or an agent."""
+"""Seconds that a forkserver has to answer a request. A fork takes milliseconds; a stopped forkserver (SIGSTOP) never answers, and the
+process that waits is the supervisor or an agent."""
 POSSIBLE = sys.platform.startswith("linux")
 """True if this system can run a forkserver."""
 OPTIMIZERS = "torch._dynamo"
-"""Every PyTorch optimizer imports it when it is made, which takes as long as the import of torch."""
+"""The module that every PyTorch optimizer imports when it is made, which takes as long as importing torch."""
 _OURS = ("offbeat.optimizer", "offbeat.runtime.joining", "offbeat.runtime.group.leader")
-"""What a script's `DistributedOptimizer` imports, beside torch: a quarter of a second of a core."""
+"""Modules that a script's `DistributedOptimizer` imports beside torch, in 0.25 s of a core."""
 
 
 class Forkserver:
-    """Start the forkserver's process, and ask it for forks.
+    """Start the forkserver's process, and request forks from it.
 
     Args:
-        program: what the forks will run; modules are searched in its folder first.
-        modules: imported once.
+        program: the program of the forks; modules are searched in its folder first.
+        modules: modules to import once.
         environment: all variables; forks have these and more.
-        capture: keep what the forks print for `LocalChild.read`.
-        found: imported once too, unless that does harm; as in `ScriptImports.modules`.
+        capture: True: keep the forks' output for `LocalChild.read`.
+        found: modules to import once unless that does harm, as in `ScriptImports.modules`.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Forkserver:
         self._ready = False
         self._statuses: dict[int, int] = {}
         self.over = False
-        """True once the process has ended."""
+        """True once the forkserver's process has ended."""
         self.hung = False
-        """True if it was killed because it did not answer."""
+        """True if the forkserver was killed because it did not answer."""
         self.failure: str | None = None
-        """Why a module could not be imported; None if all could."""
+        """The reason for which a required module could not be imported; None: no import has failed."""
         self.left_out: dict[str, str] = {}
-        """Modules of the script that each worker imports for itself, and why."""
+        """Modules of the script that each worker imports for itself, with the reason."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "offbeat.launch.forkserver", str(theirs.fileno()), program.folder, *modules, FOUND, *found]
@@ -95,13 +95,13 @@ class Forkserver:
         return self._ready or self.over
 
     def fork(self, environment: Mapping[str, str], program: Program) -> LocalChild | None:
-        """Return a new process that runs a program; None if the forkserver has ended or the fork fails.
+        """Return a new process that runs a program; None: the forkserver has ended, or the fork has failed.
 
         A forkserver that does not answer within `ANSWER_S` is killed, and its forks with it: a fork that came later would be one too many.
 
         Args:
-            environment: all of its variables.
-            program: the user's.
+            environment: all variables of the fork.
+            program: the user's program.
         """
         more = {name: value for name, value in environment.items() if self._environment.get(name) != value}
         request = json.dumps({"environment": more, "command": program.command, "outputs": 2 if self._capture else 0}).encode()
@@ -131,21 +131,21 @@ class Forkserver:
         return None
 
     def status(self, pid: int, timeout_s: Seconds) -> int | None:
-        """Return a fork's exit status, negative for a signal; None if none has come within ``timeout_s``."""
+        """Return a fork's exit status, negative for a signal; None: it has not arrived within ``timeout_s`` seconds."""
         if pid not in self._statuses:
             self._receive(timeout_s)
         return self._statuses.get(pid, -signal.SIGKILL if self.over else None)  # the kernel kills the forks of a dead forkserver
 
     def release(self, pid: int) -> None:
-        """Let the system reuse the number of a fork that has ended: no signal will be sent to it any more."""
+        """Let the system reuse the process number of an ended fork, to which no signal will be sent any more."""
         with contextlib.suppress(OSError):
             self._channel.send(json.dumps({"release": pid}).encode())
 
     def _receive(self, timeout_s: Seconds) -> int | None:
-        """Read the messages that have come, up to the number of a new fork, which is returned."""
+        """Read messages that have arrived, up to one with the process number of a new fork, which is returned."""
         while not self.over and select.select([self._channel], [], [], timeout_s)[0]:
             message = {}
-            with contextlib.suppress(ConnectionResetError, ValueError, RecursionError):  # what is no JSON is taken for the end, too
+            with contextlib.suppress(ConnectionResetError, ValueError, RecursionError):  # data that is no JSON counts as the end too
                 message = json.loads(self._channel.recv(MESSAGE_BYTES) or "{}")
             match message:
                 case {"forked": int(pid)}:
@@ -163,7 +163,7 @@ class Forkserver:
 
 
 def left_to_workers(forkserver: Forkserver) -> str | None:
-    """Return which of the script's imports each worker makes for itself, and why; None: it makes none."""
+    """Return a sentence on the script's imports that each worker makes for itself, and why; None: there are none."""
     if not forkserver.left_out:
         return None
     listed = "; ".join(f"{module}: {why}" for module, why in forkserver.left_out.items())
@@ -173,12 +173,12 @@ def left_to_workers(forkserver: Forkserver) -> str | None:
 def fork_or_start(
     forkserver: Forkserver | None, environment: Mapping[str, str], program: Program, note: Callable[[str], object]
 ) -> LocalChild:
-    """Return a new process that runs a program: a fork, or a plain one where there is no forkserver that could fork.
+    """Return a new process that runs a program: a fork if the forkserver can fork, otherwise a plain process.
 
     Args:
-        forkserver: None, or one that has ended: there is none.
+        forkserver: the forkserver; None: there is none.
         environment: all variables of the process.
-        program: the user's, or a server's.
+        program: the user's program, or a server's.
         note: shows a line to the user.
     """
     if forkserver is not None and not forkserver.over:
@@ -192,7 +192,7 @@ def fork_or_start(
 
 
 class Fork:
-    """Provide the parts of `subprocess.Popen` that `LocalChild` needs, for a fork."""
+    """Provide, for a fork, the parts of `subprocess.Popen` that `LocalChild` needs."""
 
     def __init__(self, forkserver: Forkserver, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
         self._forkserver = forkserver
@@ -225,8 +225,8 @@ class Fork:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Import, then fork on each request; in a fork, run the program as if it were this process's own."""
-    sit_out()  # its forks would die with it
+    """Import, then fork on each request; in a fork, run the program as if the fork were a new process."""
+    sit_out()  # the forks would die with this process
     channel = socket.socket(fileno=int(arguments[0]))
     folder, *rest = arguments[1:]
     modules, found = rest[: rest.index(FOUND)], rest[rest.index(FOUND) + 1 :]
@@ -238,10 +238,10 @@ def main(arguments: Sequence[str]) -> None:
         except Exception as error:
             channel.send(json.dumps({"failed": f"--preload {name}: {type(error).__name__}: {error}"[: MESSAGE_BYTES // 8]}).encode())
             sys.exit(1)
-    for name in _OURS if "torch" in sys.modules else ():  # without torch a script may still set what torch reads when it is loaded
+    for name in _OURS if "torch" in sys.modules else ():  # without torch, a script may still set variables that torch reads when loaded
         importlib.import_module(name)
     left_out = dict(import_all(found, channel.fileno()))
-    gc.freeze()  # these objects stay: a collection in a fork would touch, and so copy, their pages
+    gc.freeze()  # the modules' objects stay: a collection in a fork would touch, and so copy, their pages
     channel.send(json.dumps({"ready": True, "left_out": left_out}).encode())
     command = _serve(channel)
     if command is not None:
@@ -250,13 +250,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _serve(channel: socket.socket) -> list[str] | None:
-    """Fork, and report how forks end, until the supervisor is gone. Returns None then, and in a fork the command that it is to run."""
+    """Fork, and report the ends of forks, until the supervisor is gone: then return None. In a fork, return the command to run."""
     with selectors.DefaultSelector() as selector:
         selector.register(channel, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
                 if key.data is not None:
-                    ended = os.waitid(os.P_PID, key.data, os.WEXITED | os.WNOWAIT)  # its number stays taken until it is released
+                    ended = os.waitid(os.P_PID, key.data, os.WEXITED | os.WNOWAIT)  # keeps the process number taken until it is released
                     assert ended is not None
                     status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
                     selector.unregister(key.fd)
@@ -267,7 +267,7 @@ def _serve(channel: socket.socket) -> list[str] | None:
                 match json.loads(text or "{}"):
                     case {"command": command, "environment": environment, "outputs": outputs}:
                         watch, pid = REFUSED, REFUSED
-                        if len(descriptors) == outputs:  # fewer have come if this process may not open so many files
+                        if len(descriptors) == outputs:  # the kernel passes fewer if this process may not open so many files
                             watch, pid = _fork(environment, descriptors)
                         for descriptor in descriptors:
                             os.close(descriptor)
@@ -286,10 +286,10 @@ def _serve(channel: socket.socket) -> list[str] | None:
 
 
 def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> tuple[int, int]:
-    """Fork. Returns a descriptor that tells of the new process's end, and its number: 0 in the new process itself, `REFUSED` if it failed.
+    """Fork. Returns a descriptor that becomes readable at the fork's end, and its process number: 0 in the fork, `REFUSED` after a failure.
 
-    The new process has its own session, environment and output, and dies with this one. This process must go on if it lacks descriptors or
-    processes: the forks that are there die with it.
+    The fork has its own session, environment and output, and dies with this process. A lack of descriptors or processes must not end this
+    process: its earlier forks would die with it.
     """
     prepare = die_with_parent()
     try:
@@ -310,13 +310,13 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> tuple[i
         _take_name(environment)
     os.close(prepared)
     if pid != 0:
-        os.read(waiting, 1)  # returns at the end of the pipe: from now on the new session exists, and signals reach it
+        os.read(waiting, 1)  # returns at the end of the pipe: by then the fork has its session, and signals reach it
     os.close(waiting)
     return (REFUSED, pid) if pid in (0, REFUSED) else _watched(pid)
 
 
 def _watched(pid: int) -> tuple[int, int]:
-    """Return a descriptor that tells of a fork's end, and its number; end a fork that cannot be watched."""
+    """Return a descriptor that becomes readable at a fork's end, and its process number. Kills a fork that cannot be watched."""
     try:
         return os.pidfd_open(pid), pid
     except OSError:
@@ -326,7 +326,7 @@ def _watched(pid: int) -> tuple[int, int]:
 
 
 def begin_anew(environment: Mapping[str, str]) -> None:
-    """Give a fork, which calls this first, the variables and the random numbers of a new process."""
+    """Give a fork the variables and random seeds of a new process. A fork calls this first."""
     os.environ.update(environment)
     if TOKEN in os.environ:
         take_token()
@@ -335,7 +335,7 @@ def begin_anew(environment: Mapping[str, str]) -> None:
 
 
 def _take_name(environment: Mapping[str, str]) -> None:
-    """Show which process of the job this is: to ``ps`` and ``top`` forks look alike, with the forkserver's command and variables."""
+    """Name this process by role and number for ``ps`` and ``top``, where all forks show the forkserver's command and variables."""
     for role in ("worker", "server"):
         if (number := environment.get(f"OFFBEAT_{role.upper()}")) is not None:
             with contextlib.suppress(OSError):
@@ -343,14 +343,14 @@ def _take_name(environment: Mapping[str, str]) -> None:
 
 
 def run_program(command: Sequence[str]) -> NoReturn:
-    """Run the program of this command, and end the process as Python would; ``sys.path[0]`` is the program's folder already."""
+    """Run this command's program, and end the process as Python would. ``sys.path[0]`` must be the program's folder."""
     stacks.register()
     sys.excepthook = _show
     process_exit.run_and_exit(Program.of(command).run)
 
 
 def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Show an exception as Python does, without the frames of this package that have run the program."""
+    """Show an exception as Python does, without this package's frames, which have run the program."""
     while trace is not None and os.path.dirname(trace.tb_frame.f_code.co_filename) == os.path.dirname(program.__file__):
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

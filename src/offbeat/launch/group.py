@@ -1,8 +1,8 @@
 """Run one worker as several processes, the ranks of a ``torch.distributed`` group in which the script's own DDP or FSDP2 works.
 
-For the engine that starts it, the worker is one process: this one, which starts the ranks and waits. Rank 0 is the leader, which takes part
-in the job; `runtime.group` is what the ranks say to each other. If one rank dies, this process ends the others and itself, in the same way:
-so the death of a rank is the death of its worker, and the engine starts the worker again.
+The engine that starts the worker sees one process, this one, which starts the ranks and waits for them. Rank 0 is the group's leader, which
+takes part in the job; `runtime.group` connects the ranks. If one rank dies, this process kills the others and ends itself in the same way:
+so the death of a rank is the death of its worker, and the engine restarts the worker.
 
     python -m offbeat.launch.group 2 train.py --epochs 3
 """
@@ -30,11 +30,11 @@ from offbeat.transport.addresses import loopback
 
 MODULE = "offbeat.launch.group"
 RANK = "rank"
-"""In place of a size: the process is a rank."""
+"""In place of a size in the command: this process is a rank."""
 FORWARDED = {number: number for number in (*NOTICES, signal.SIGINT)} | {
     order: number for order, number in ((LEAVE, signal.SIGTERM), (INTERRUPT, signal.SIGINT)) if order is not None
 }
-"""Signals that are sent on to the leader, and what each means; orders as orders."""
+"""Signals sent on to the group's leader, with the signal that each means; an order is sent on as an order."""
 
 
 def grouped(program: Program, size: int) -> Program:
@@ -47,7 +47,7 @@ def grouped(program: Program, size: int) -> Program:
 def rank_environment(rank: int, size: int, port: int, links: Sequence[int], worker: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of one rank that differ from those of its worker.
 
-    ``LOCAL_RANK`` counts all ranks of the machine, so that each may choose a GPU by it.
+    ``LOCAL_RANK`` counts the ranks of all workers of the machine, so that each rank can choose a GPU by it.
 
     >>> env = rank_environment(1, 2, 4711, [5], {"LOCAL_RANK": "3"})
     >>> env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"]
@@ -72,17 +72,17 @@ class Ranks:
     """Start and watch the processes of one worker.
 
     Args:
-        program: the user's.
-        size: how many processes.
+        program: the user's program.
+        size: number of processes.
     """
 
     def __init__(self, program: Program, size: int) -> None:
         self._program, self._size = program, size
         self._pids: dict[int, int] = {}
-        """By process id: the rank."""
+        """Rank by process number."""
 
     def start(self) -> bool:
-        """Start all ranks. Returns True in a rank that is a fork of this process, which is to run the program then."""
+        """Start all ranks. Returns True in a rank that is a fork of this process, and has to run the program."""
         token = {TOKEN: take_token()}
         pairs = [socket.socketpair() for _ in range(self._size - 1)]
         ends = [[pair[0] for pair in pairs], *([pair[1]] for pair in pairs)]
@@ -91,7 +91,7 @@ class Ranks:
             environment = rank_environment(rank, self._size, port, [end.fileno() for end in mine], os.environ)
             if rank == 0:
                 environment |= token
-            if "torch" in sys.modules:  # this process is a fork that has imported it: its forks need not do this again
+            if "torch" in sys.modules:  # this process is a fork with imports done, which its own forks need not repeat
                 pid = self._fork(environment)
                 if pid == 0:
                     for end in (end for other in ends if other is not mine for end in other):
@@ -120,7 +120,7 @@ class Ranks:
         return pid
 
     def watch(self) -> int:
-        """Wait for all ranks. Returns the status with which the worker ends, negative for a signal; the others are killed at the first."""
+        """Wait for all ranks; kill the others at the first failure. Returns the worker's status, negative for a signal."""
         for number in heeded(FORWARDED):
             signal.signal(number, lambda number, _: self._pass_on(number))
         if stacks.NUMBER is not None:
@@ -131,7 +131,7 @@ class Ranks:
             pid, waited = os.wait()
             rank, status = self._pids.pop(pid, 0), os.waitstatus_to_exitcode(waited)
             if status == LEADERLESS and 0 in self._pids.values():
-                leaderless = True  # the leader is about to end, with a status that says more
+                leaderless = True  # the leader is about to end too, with a status that tells more
             elif status != 0 or (leaderless and not self._pids):
                 self._end_others(rank, status)
                 return status or 1
@@ -146,7 +146,7 @@ class Ranks:
             os.waitpid(pid, 0)
 
     def _pass_on(self, number: int) -> None:
-        """Send the leader a signal that tells the worker to end."""
+        """Send the group's leader a signal that asks the worker to end."""
         means = FORWARDED[number]
         for pid in [pid for pid, rank in self._pids.items() if rank == 0]:
             os.kill(pid, number if means == number else ordered(pid, means))
@@ -157,17 +157,15 @@ class Ranks:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be the worker's process, or a rank, which runs the program.
-
-    A rank ends without clearing its modules, as forks do: a thread of gloo that drops a tensor meanwhile aborts the process. That happened
-    in one of ten runs of short FSDP2 scripts, after their last collective.
-    """
+    """Act as the worker's process, or run the program as a rank."""
+    # A rank ends without clearing its modules, as forks do: a thread of gloo that drops a tensor meanwhile would abort the process (seen in
+    # one of ten runs of short FSDP2 scripts, after their last collective).
     program = Program.of(arguments[1:])
     ranks = Ranks(program, int(arguments[0])) if arguments[0] != RANK else None
     if ranks is None or ranks.start():
         if not sys.flags.safe_path:
             sys.path[0] = program.folder
-        if json.loads(os.environ[PROCESS])[0] != 0:  # the leader decides for all
+        if json.loads(os.environ[PROCESS])[0] != 0:  # only the leader reacts to signals
             sit_out()
         run_program(program.command)
     status = ranks.watch()

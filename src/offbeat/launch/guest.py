@@ -1,7 +1,7 @@
-"""Take part in a job with a process that another engine has started, and restarts: a guest. It has the agent's connection, and no children.
+"""Take part in a job with a process that another engine has started, and restarts: a guest, with an agent's connection and no children.
 
-The supervisor counts the guest as an agent whose only child is its own process. The guest's thread keeps the connection alive; when the
-process dies the connection ends, its worker is lost, and returns with the process that the engine starts in its place.
+The supervisor treats the guest as an agent whose only child is the guest's own process. The guest's thread keeps the connection alive. When
+the process dies, the connection ends and its worker is lost; the worker returns with the process that the engine starts next.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 
 class Guest:
-    """Be the agent of this process.
+    """Act as the agent of this process.
 
     Args:
         seat: the worker's number.
-        token: the job's.
-        supervisor: where it listens, or will.
-        advertise: the address at which others reach this machine; "": that of the connection.
-        start_s: seconds to wait for the supervisor, and for the other workers.
+        token: the job's token.
+        supervisor: the supervisor's address, at which it may begin to listen later.
+        advertise: the address at which other machines reach this one; "": that of the connection.
+        start_s: seconds to wait for the supervisor and the other workers.
 
     Raises:
-        ConfigurationError: the supervisor does not take this process.
-        JobError: nobody listens there, or not all workers have come in time.
+        ConfigurationError: the supervisor does not accept this process.
+        JobError: no supervisor listens there, or not all workers have come in time.
     """
 
     def __init__(self, seat: int, token: str, supervisor: Address, *, advertise: str, start_s: Seconds) -> None:
@@ -45,7 +45,7 @@ class Guest:
         self._hub = SocketHub(token)
         self._deadline = time.monotonic() + start_s
         self._child = 0
-        """The number that the supervisor gives this process; 0: not yet."""
+        """The supervisor's number for this process; 0: it has not given one yet."""
         self._over = False
         self._timeout_s: Seconds = 10.0
         self._connection = self._connect(supervisor)
@@ -110,14 +110,14 @@ class Guest:
             case "start":
                 flat = header["variables"]
                 os.environ.update(dict(zip(flat[::2], flat[1::2], strict=True)), **{TOKEN: self._token})
-                take_token()  # not for processes that this one starts
+                take_token()  # removes it from the environment, so that child processes do not inherit it
                 self._child = header["child"]
                 self._connection.send({"kind": "started", "child": self._child, "pid": os.getpid()})
             case "signal" | "strike":
-                os.kill(os.getpid(), header.get("number", 9))  # the engine that has started this process starts another
+                os.kill(os.getpid(), header.get("number", 9))  # 9 is SIGKILL; the engine starts another process
             case "over":
                 self._over = True
 
     def finish(self) -> None:
-        """Report that the work of this process is done; the connection stays until the job's end."""
+        """Report that this process has done its work; the connection stays until the job's end."""
         self._connection.send({"kind": "ended", "child": self._child, "status": 0})

@@ -1,8 +1,8 @@
-"""Decide how long the supervisor waits for a worker's process that hangs, and what it reports. (Servers: ``core/fleet.py``.)
+"""Detect that a worker's process hangs and must be killed, with the reason to report. (For servers see ``core/fleet.py``.)
 
-A worker hangs if it was declared dead and is silent for another timeout, if its script makes no progress, if its process never says
-hello, or if it does not end after its goodbye. Times count only while the supervisor itself runs: while it is stopped (SIGSTOP, a suspended
-machine), no other process can be blamed.
+A process hangs if its worker was declared dead and stays silent for another timeout, if its script makes no progress, if it never says
+hello, or if it does not end after its goodbye. Time counts only while the supervisor runs: after a stop of the supervisor (SIGSTOP, a
+suspended machine), other processes must not be blamed for silence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from offbeat.types import Seconds
 
 LOOK_S: Seconds = 1.0
-"""Most seconds that count between two readings of the clock; a running supervisor reads it several times a second."""
+"""Most seconds that count between two readings of the clock, which a running supervisor reads several times a second."""
 STACKS_S: Seconds = 0.5
 """Seconds that a process has to print its stacks before it is killed."""
 
@@ -24,7 +24,7 @@ class LivedClock:
     """Count the seconds during which this process was running.
 
     Args:
-        clock: seconds, monotonic.
+            clock: returns monotonic seconds.
 
     >>> times = iter([10.0, 10.5, 99.0])
     >>> lived = LivedClock(lambda: next(times))
@@ -36,7 +36,7 @@ class LivedClock:
         self._clock, self._looked_at, self._lived = clock, clock(), 0.0
 
     def now(self) -> Seconds:
-        """Return the seconds so far. Call it at least every `LOOK_S`."""
+        """Return the seconds so far. To be called at least every `LOOK_S` seconds."""
         before, self._looked_at = self._looked_at, self._clock()
         self._lived += min(LOOK_S, self._looked_at - before)
         return self._lived
@@ -44,27 +44,27 @@ class LivedClock:
 
 @dataclass(slots=True)
 class ProcessStanding:
-    """Keep the state of one worker process: its start, and what server 0 reports of it.
+    """Keep the state of one worker's process: its start, and the reports of server 0.
 
     Args:
-        started: when the process was started.
+        started: when the process was started, by the supervisor's `LivedClock`, as all times here.
     """
 
     started: Seconds
     said_hello: bool = False
-    """True once it has said hello."""
+    """True once server 0 has reported its hello."""
     dead_since: Seconds | None = None
     dead_because: str = ""
     stuck_s: Seconds = 0.0
-    """Seconds that its script has neither called the library nor waited in it, by its heartbeat."""
+    """Seconds for which its script has neither called the library nor waited in it, by its heartbeat."""
     exits_since: Seconds | None = None
-    """When it has said goodbye because its process ends; None: it has not."""
+    """When it said goodbye because its process ends; None: it has not."""
     told_at: Seconds | None = None
-    """When it has reported that a signal has told it to end; None: it has not."""
+    """When it reported that a signal asks it to end; None: it has not."""
     ordered: bool = False
     """True once it was ordered to leave."""
     kill_reason: str | None = None
-    """Why it is being killed; None: it is not."""
+    """The reason for which it is being killed; None: it is not."""
     kill_at: Seconds = 0.0
 
     def heard(self, header: Mapping[str, Any], now: Seconds) -> None:
@@ -83,16 +83,16 @@ class ProcessStanding:
                 self.told_at = now
 
     def was_done(self, status: int) -> bool:
-        """Return True if it was ended by a signal after its goodbye: a library has crashed, or it was killed. Its work was done."""
+        """Return True if it said goodbye before a signal ended it (a crash in a library, or a kill): its work was done."""
         return self.exits_since is not None and status < 0
 
     def hung(self, now: Seconds, timeout_s: Seconds, progress_timeout_s: Seconds, exit_s: Seconds = float("inf")) -> str | None:
-        """Return why the process must be killed, in words that follow its name; None: it need not.
+        """Return the reason for which the process must be killed, in words that follow its name; None: it need not be.
 
         Args:
-            now: by the supervisor's `LivedClock`.
-            timeout_s: seconds of silence after which a worker is dead, and as many more after which its process is killed.
-            progress_timeout_s: seconds that a script may go without progress, or a process without its hello; 0: for ever.
+            now: time by the supervisor's `LivedClock`.
+            timeout_s: seconds of silence after which a worker is dead, and further seconds after which its process is killed.
+            progress_timeout_s: seconds that a script may go without progress, or a process without its hello; 0: no limit.
             exit_s: seconds that a process may take to end after its goodbye.
         """
         if self.exits_since is not None and now - self.exits_since >= exit_s:

@@ -1,9 +1,9 @@
-"""Import what may do harm in the process that workers are forked from, and leave out what does. Linux only.
+"""Try imports in the process that workers are forked from, and leave out those that would do harm. Linux only.
 
-An import that starts a thread, opens CUDA or draws random numbers has effects that do not survive a fork, or that each worker needs for
-itself. Nobody knows this before the import, and an import cannot be undone. So a fork of this process imports one module after the other,
-and looks at itself after each. If all is well, the fork goes on as the process that workers are forked from, and this one only waits for
-its end; if not, the fork ends, and another one begins again without that module. Nothing is imported twice as long as nothing is wrong.
+An import that starts a thread, opens CUDA or seeds random numbers has effects that do not survive a fork, or that each worker needs for
+itself. They are not known before the import, and cannot be undone. So a fork of this process imports one module after another, and checks
+itself after each. If all is well, the fork continues as the process that workers are forked from, and this process only waits for its end.
+If not, the fork ends, and another one begins again without that module. So without trouble nothing is imported twice.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from offbeat.launch.processes import describe, die_with_parent
 from offbeat.types import FIRST_WORKER, Seconds
 
 IMPORT_S: Seconds = 30.0
-"""Seconds that the import of one module may take."""
+"""Most seconds for the import of one module."""
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-"""How the names of the devices begin that a GPU's library opens."""
+"""Prefixes of the devices that a GPU's library opens."""
 WORKERS_OWN = frozenset(torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)))
-"""Variables that each worker has its own of, as all whose name begins with ``OFFBEAT_``."""
+"""Variables that differ between workers, beside all those that begin with ``OFFBEAT_``."""
 
 
 def import_all(found: Sequence[str], keep: int) -> list[tuple[str, str]]:
-    """Import modules in a fork of this process, which returns in place of this one. This process ends with it.
+    """Import modules in a fork of this process. This returns in the fork only; the process that called it ends with the fork.
 
     Args:
         found: as in `ScriptImports.modules`.
-        keep: a descriptor that belongs to the process that returns: whoever waits for its end hears of that process's end.
+        keep: a descriptor whose end others await: only the fork keeps it open.
 
     Returns:
-        What was left out, each with the reason.
+        The modules that were left out, each with the reason.
     """
     left_out: dict[str, str] = {}
     while rest := [item for item in found if _top(item) not in map(_top, left_out)]:
@@ -64,12 +64,12 @@ def import_all(found: Sequence[str], keep: int) -> list[tuple[str, str]]:
 
 
 def _top(item: str) -> str:
-    """Return the package that a module is of: where one part of it is left to the workers, they import the rest, too."""
+    """Return the top package of a module. If one of its modules is left to the workers, all are."""
     return item.partition(":")[0].partition(".")[0]
 
 
 def quiet_fork() -> int:
-    """Fork without Python's warning that there are threads: the libraries' own threads handle forks."""
+    """Fork without Python's warning about threads: libraries handle forks of their own threads."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
@@ -81,7 +81,7 @@ class _Trouble(NamedTuple):
 
 
 def _watch(pid: int, reading: int) -> _Trouble | None:
-    """Follow a fork's imports. Returns None once all are done; the first with trouble, and the fork has ended then."""
+    """Follow a fork's imports until all are done, and return None; else end the fork, and return the first import with trouble."""
     item, text, deadline = "", b"", time.monotonic() + IMPORT_S
     why = f"it was not done within {IMPORT_S:g} s"
     while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -118,7 +118,7 @@ def _end_with(pid: int, keep: int) -> NoReturn:
 
 
 def _import_each(items: Sequence[str], log: Any) -> None:
-    """Import all; the first with trouble ends this process."""
+    """Import all modules, and report each; the first with trouble ends this process."""
     for item in items:
         log.write(f"?{item}\n")
         why = _import(item)
@@ -130,7 +130,7 @@ def _import_each(items: Sequence[str], log: Any) -> None:
 
 
 def _import(item: str) -> str | None:
-    """Import one module. Returns why it has to be left to the workers; None: it has not."""
+    """Import one module. Returns the reason for which it must be left to the workers; None: it may stay."""
     _draw()
     before = _Standing.now()
     loaded = len(sys.modules)
@@ -140,7 +140,7 @@ def _import(item: str) -> str | None:
         except BaseException as error:
             return f"{type(error).__name__}: {error}"
         if len(sys.modules) > loaded:
-            pid = quiet_fork()  # the threads of libraries that handle forks (OpenBLAS) end before one
+            pid = quiet_fork()  # libraries that handle forks (OpenBLAS) end their threads before one
             if pid == 0:
                 os._exit(0)
             os.waitpid(pid, 0)
@@ -153,7 +153,7 @@ def _import(item: str) -> str | None:
 
 
 def _as_the_program(item: str) -> None:
-    """Import a module, and take names from it as ``from module import name`` does: some packages import what is asked for only."""
+    """Import a module, and take names from it as ``from module import name`` does, since some packages import submodules on demand."""
     module, _, names = item.partition(":")
     found = importlib.import_module(module)
     for name in names.split(",") if names else ():
@@ -162,7 +162,7 @@ def _as_the_program(item: str) -> None:
 
 
 class _Standing(NamedTuple):
-    """What a process has that does not survive a fork, or that forks would share."""
+    """Properties of a process that do not survive a fork, or that forks would share."""
 
     threads: int
     children: int
@@ -186,7 +186,7 @@ class _Standing(NamedTuple):
         return cls(len(tasks), children, frozenset(opened), cuda, _randomness())
 
     def trouble(self, before: _Standing) -> str | None:
-        """Return what an import has done since."""
+        """Return the harm that an import has done since ``before``, in words; None: none."""
         new = [name for _, name in self.opened - before.opened]
         devices = sorted(name for name in new if name.startswith(DEVICES))
         if self.cuda and not before.cuda:
@@ -204,16 +204,17 @@ class _Standing(NamedTuple):
 
 
 def _randomness() -> tuple[Any, ...]:
-    """Return the states of the generators that are seeded anew in each fork, Python's and NumPy's, which a few draws do not change.
+    """Return the states of Python's and NumPy's generators, which each fork seeds anew, without their positions, so that a few draws do not
+    change the result.
 
-    PyTorch's begins with the same seed in every process, and a fork goes on with it.
+    PyTorch's generator is not included: it begins with the same seed in every process, and a fork continues with it.
     """
     numpy = sys.modules.get("numpy")
     return random.getstate()[1][:-1], None if numpy is None else numpy.random.get_state()[1].tobytes()
 
 
 def _draw() -> None:
-    """Draw from these generators: the first draw after a seed changes the whole state, the next 600 only the place in it."""
+    """Draw from these generators: the first draw after seeding changes the whole state, each of the next 600 only the position."""
     random.random()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.random()
@@ -221,7 +222,7 @@ def _draw() -> None:
 
 @contextlib.contextmanager
 def _captured() -> Iterator[list[str]]:
-    """Keep what is printed to stdout and stderr, by whichever library, from the job's output; its lines are in the list afterwards."""
+    """Capture what any library prints to stdout and stderr. Afterwards the list has the lines."""
     lines: list[str] = []
     memory = os.memfd_create("printed")
     saved = [os.dup(number) for number in (1, 2)]
@@ -242,7 +243,7 @@ def _captured() -> Iterator[list[str]]:
 
 
 class _Watched(dict[Any, Any]):
-    """A dictionary that remembers which keys were looked for and are not there."""
+    """A dictionary that records lookups of missing keys."""
 
     def __init__(self, values: dict[Any, Any]) -> None:
         super().__init__(values)
@@ -255,7 +256,7 @@ class _Watched(dict[Any, Any]):
 
 @contextlib.contextmanager
 def _watched_variables() -> Iterator[set[str]]:
-    """Collect the names of variables that were read through ``os.environ`` and are not set."""
+    """Collect the names of variables that are read through ``os.environ`` and are not set."""
     names: set[str] = set()
     table: Any = os.environ
     values = table._data

@@ -1,4 +1,4 @@
-"""Name what this machine lacks when a process cannot be started."""
+"""Name the resource that this machine lacks when a process cannot be started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KNOBS = {
 
 
 def lack_of(error: OSError) -> str | None:
-    """Return what is lacking, with its limit and the knob, in words; None: the error is of another kind.
+    """Return the missing resource, with its limit and how to raise it; None: the error is of another kind.
 
     >>> lack_of(OSError(errno.ENFILE, "..."))
     'this machine has no file descriptor left (raise sysctl fs.file-max)'

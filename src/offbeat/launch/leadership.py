@@ -1,15 +1,15 @@
-"""Enter into a store, which many processes trust, who leads: which supervisor leads a job, and which process leads each of its servers.
+"""Record in a store that many processes trust which supervisor leads a job, and which process leads each of its servers.
 
 ```
-    JOB/supervisor/ATTEMPT             who it is            the supervisor with the greatest attempt leads the job
-    JOB/ATTEMPT/server N/term TERM     where it listens     the process that leads server N from this term on
+      JOB/supervisor/ATTEMPT             a process           the supervisor with the greatest attempt leads the job
+      JOB/ATTEMPT/server N/term TERM     an address          the process that leads server N from this term on
 ```
 
-Each entry is written once, by the first process that claims it, and never changed. A supervisor enters itself when it begins, in the place
-of any earlier supervisor: an engine may have started the job again on another machine while the first machine is only cut off. What is
-asked when, and what follows from the answers, is decided by `core.fleet.Fleet`.
+The first process that claims an entry writes it, and it never changes. When a supervisor begins, it claims the next attempt, and so
+replaces any earlier supervisor: an engine may have restarted the job on another machine while the first machine is only cut off.
+`core.fleet.Fleet` decides when to ask the store, and what follows from its answers.
 
-Without a store the supervisor decides by itself, which is as safe as long as there is one. Clusters have torchrun's store, or an etcd.
+Without a store the supervisor decides alone, which is safe as long as the job has only one. Clusters have torchrun's store, or an etcd.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from offbeat.transport.addresses import spelled, split_port
 from offbeat.types import Seconds
 
 ANSWER_S: Final[Seconds] = 2.0
-"""How long a store may take for one answer."""
+"""Longest wait for one answer of a store, in seconds."""
 ATTEMPTS_MAX: Final = 10_000
 ETCD_PORT: Final = 2379
 URL: Final = re.compile(r"(?P<kind>etcds?)://(?P<hosts>[^/]+)/(?P<job>[^/\s]+)")
@@ -44,53 +44,53 @@ class StoreError(Exception):
 
 
 class LeaderStore(Protocol):
-    """A store that keeps what was written first."""
+    """A store of which each key keeps its first value."""
 
     name: str
-    """In words."""
+    """The store's name in messages."""
 
     def claim(self, key: str, value: str) -> str:
-        """Write a value, unless there is one. Returns the one that is there now. Raises `StoreError`."""
+        """Write a value unless the key has one. Returns the key's value afterwards. Raises `StoreError`."""
 
     def find(self, key: str) -> str | None:
-        """Return the value; None: there is none. Raises `StoreError`."""
+        """Return a key's value; None: it has none. Raises `StoreError`."""
 
     def close(self) -> None:
         """End the connection."""
 
 
 class Answer(NamedTuple):
-    """What the store says."""
+    """The store's answer to one question."""
 
     server: int | None
-    """Who leads this server; None: who leads the job after this supervisor."""
+    """The server whose leader was claimed; None: the question was for a later supervisor of the job."""
     term: int
     value: str | None
-    """What stands there; None: nothing, or the store has not answered."""
+    """The key's value; None: it has none, or the store has not answered."""
     error: str | None
-    """Why it has not answered; None: it has."""
+    """The reason for which the store has not answered; None: it has."""
 
 
 class StoreClient:
-    """Ask the store. One thread waits for its answers; no call but `begin` does. What follows from them `core.fleet.Fleet` decides.
+    """Ask the store in a thread of its own. Only `begin` waits for the answer.
 
     Args:
         store: the store.
-        job: names the job, in this store and for all its attempts.
-        thread: makes the calls; None: one that is started.
+        job: the job's name in this store, the same in all its attempts.
+        thread: makes the calls; None: a new thread does.
     """
 
     def __init__(self, store: LeaderStore, job: str, thread: Executor | None = None) -> None:
         self._store, self.name = store, store.name
-        # The random part: in a container that is started again, a process may have the number and the host name of an earlier one.
+        # The random part is needed: a process in a restarted container may have the number and the host name of an earlier one.
         self._who = f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(4)})"
         self._job, self._attempt = f"offbeat/{job}", 0
         self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="offbeat-leaders")
         self._calls: list[tuple[int | None, int, Future[Any]]] = []
-        """Those under way, by server and term."""
+        """Calls in progress, with the server (None: for a later supervisor) and the term of each."""
 
     def begin(self) -> None:
-        """Enter this supervisor as the job's.
+        """Claim the job for this supervisor.
 
         Raises:
             ConfigurationError: the store cannot be reached.
@@ -108,16 +108,16 @@ class StoreClient:
         return f"{self._job}/supervisor/{attempt}"
 
     def claim(self, server: int, term: int, where: str) -> None:
-        """Enter the process that listens there as the one that leads the server in this term, unless another one was."""
+        """Claim a server's term for the process at address ``where``. `answers` has the address of the process that got it."""
         key = f"{self._job}/{self._attempt}/server {server}/term {term}"
         self._calls.append((server, term, self._thread.submit(self._store.claim, key, where)))
 
     def look(self) -> None:
-        """Look for a later supervisor of the job."""
+        """Ask for a later supervisor of the job."""
         self._calls.append((None, 0, self._thread.submit(self._store.find, self._key(self._attempt + 1))))
 
     def answers(self) -> list[Answer]:
-        """Return the answers that have come since the last call."""
+        """Return the answers that have arrived since the last call."""
         calls, self._calls = self._calls, []
         found = []
         for call in calls:
@@ -138,14 +138,14 @@ class StoreClient:
 
 
 def store_client(text: str | None, engine: Callable[[], tuple[LeaderStore, str]] | None) -> StoreClient | None:
-    """Return how a supervisor asks who leads; None: it decides by itself.
+    """Return the client with which a supervisor asks who leads; None: it decides alone.
 
     Args:
-        text: ``etcd://HOST/JOB``; ``none``; None: the store of the engine, if it has one.
-        engine: returns the store of the engine that has started the job, and the name of the job in it; None: it has none.
+        text: ``--leaders``: ``etcd://HOST/JOB``, or ``none``; None: the store of the engine, if it has one.
+        engine: returns the store of the engine that has started the job, and the job's name in it; None: it has no store.
 
     Raises:
-        ConfigurationError: the text is none of these.
+        ConfigurationError: the text has another form.
     """
     if text is None:
         return None if engine is None else StoreClient(*engine())
@@ -153,10 +153,10 @@ def store_client(text: str | None, engine: Callable[[], tuple[LeaderStore, str]]
 
 
 def store_of(text: str) -> tuple[LeaderStore, str]:
-    """Return the etcd of this address, and the name of the job in it.
+    """Return the etcd at an address, and the job's name in it.
 
     Raises:
-        ConfigurationError: the text is no such address.
+        ConfigurationError: the text is not such an address.
 
     >>> store, job = store_of("etcd://node7,node8:2380/night-run")
     >>> store.name, job
@@ -178,11 +178,11 @@ def store_of(text: str) -> tuple[LeaderStore, str]:
 
 
 class TorchrunStore:
-    """The store in which torchrun's agents meet, a ``torch.distributed.TCPStore``. It ends with the machine of the first one.
+    """The store in which torchrun's agents meet, a ``torch.distributed.TCPStore``. It ends with the first agent's machine.
 
     Args:
-        host: where it is.
-        port: the same.
+        host: the store's host.
+        port: the store's port.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -195,10 +195,10 @@ class TorchrunStore:
             if self._store is None:
                 from torch._C._distributed_c10d import TCPStore
 
-                socket.create_connection(self._at, ANSWER_S).close()  # TCPStore logs pages, and tries twice, if nobody listens
+                socket.create_connection(self._at, ANSWER_S).close()  # if nothing listens, TCPStore would try twice and log pages
                 self._store = TCPStore(*self._at, is_master=False, timeout=datetime.timedelta(seconds=ANSWER_S))
             return ask(self._store)
-        except (RuntimeError, OSError) as error:  # all of torch.distributed's extend the first
+        except (RuntimeError, OSError) as error:  # all errors of torch.distributed extend RuntimeError
             self._store = None
             raise StoreError(str(error).splitlines()[0]) from None
 
@@ -215,12 +215,12 @@ class TorchrunStore:
 class EtcdStore:
     """An etcd, version 3.4 or newer, over its JSON gateway.
 
-    Its Python clients are not kept any more: etcd3, of 2020, cannot be imported beside a protobuf of today.
-
     Args:
         endpoints: host and port of each member; they are asked in turn until one answers.
         encrypted: True for TLS, with the authorities that the system trusts (``SSL_CERT_FILE``).
     """
+
+    # Not through a Python client: none is maintained, and etcd3 (2020) cannot be imported beside a current protobuf.
 
     def __init__(self, endpoints: Sequence[tuple[str, int]], *, encrypted: bool = False) -> None:
         self.name = f"the etcd at {', '.join(spelled(host, port) for host, port in endpoints)}"
@@ -243,7 +243,7 @@ class EtcdStore:
         return _value(answer) if answer.get("kvs") else None
 
     def close(self) -> None:
-        """Do nothing: each question has a connection of its own."""
+        """Do nothing: each question uses a new connection."""
 
     def _asked(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
         failures = []
@@ -252,7 +252,7 @@ class EtcdStore:
                 answer = self._ask(endpoint, what, body)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 failures.append(f"{endpoint[0]}:{endpoint[1]}: {error}")
-                self._endpoints.append(self._endpoints.pop(0))  # the next question goes to the next member first
+                self._endpoints.append(self._endpoints.pop(0))  # the next question tries the next member first
                 continue
             return answer
         raise StoreError("; ".join(failures))
@@ -272,7 +272,7 @@ def _encoded(text: str) -> str:
 
 
 def _value(answer: Any, *path: str | int) -> str:
-    """Return the value in what etcd has answered. Raises `StoreError` if it is not there, or is none of ours."""
+    """Return the value at a path in an answer of etcd. Raises `StoreError` if there is none, or it is not text in base64."""
     try:
         for step in (*path, "kvs", 0, "value"):
             answer = answer[step]

@@ -1,4 +1,4 @@
-"""Start the processes of a job on this machine."""
+"""Start a job's processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class LocalEngine(Engine):
     """Start servers and workers as children of this process.
 
     Args:
-        program: what the workers run.
-        port: where server 0 listens; 0: the system chooses.
-        preload: what to import once, in a process that workers are forked from.
+        program: the program of the workers.
+        port: port of server 0; 0: the system chooses.
+        preload: modules to import once, in a process that workers are forked from.
     """
 
     def __init__(self, program: Program, *, port: int = 0, preload: Preload = NOTHING) -> None:

@@ -1,8 +1,8 @@
-"""Keep what the user asked for and does not get although training goes on: it is part of the outcome of a job.
+"""Collect what the user asked for and does not get although training goes on. It is part of a job's outcome.
 
-A full disk under ``--journal``, ``--checkpoint``, ``--summary`` or ``--log-dir`` ends nothing. Whatever part of a job notices such a lack
-reports it here. The last line, the summary's ``missing`` and the exit status say so. What only observes the job, such as ``--log-to``,
-is in the summary's ``missing`` too, and leaves the exit status as it is.
+A full disk under ``--journal``, ``--checkpoint``, ``--summary`` or ``--log-dir`` does not end the job. Each part of a job reports such a
+lack here. It is in the job's last line, in the summary's ``missing``, and makes the exit status nonzero. A lack of something that only
+observes the job, such as ``--log-to``, is in the summary's ``missing`` and leaves the exit status as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from offbeat.errors import FAILED
 
 
 class Missing:
-    """A list of sentences, each with its reason.
+    """Collect sentences, each with its reason.
 
     >>> missing = Missing()
     >>> missing.report("the log of worker 1 is not complete", "No space left on device")
@@ -29,7 +29,7 @@ class Missing:
         self._harmless: set[str] = set()
 
     def report(self, what: str, why: str = "", *, fails: bool = True) -> None:
-        """Note what is missing, and the newest reason; ``fails``: False if the exit status does not depend on it."""
+        """Note that something is missing, with the newest reason; ``fails``: False if the exit status does not depend on it."""
         self._why[what] = why
         if not fails:
             self._harmless.add(what)
@@ -44,6 +44,6 @@ class Missing:
         return (f"{what}: {self._why[what]}" if self._why[what] else what for what in whats)
 
     def outcome(self, status: int, reason: str) -> tuple[int, str]:
-        """Return the exit status and the reason of a job, with what is missing."""
+        """Return a job's exit status and reason, both adjusted for what is missing."""
         sentences = list(self._sentences(what for what in self._why if what not in self._harmless))
         return (status or FAILED, "; but ".join([reason, "; ".join(sentences)])) if sentences else (status, reason)

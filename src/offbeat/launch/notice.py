@@ -1,10 +1,10 @@
-"""Ask a command of the user, time and again, whether this machine is about to be taken away.
+"""Run a command of the user again and again, to learn whether this machine is about to be taken away.
 
-Clouds say so in ways of their own, shortly before: on AWS, for instance, an address answers that is not found otherwise::
+Each cloud announces that in its own way, shortly before. On AWS, for example, an address that is otherwise not found answers::
 
     --notice-command "curl --fail --silent http://169.254.169.254/latest/meta-data/spot/instance-action"
 
-The command runs through ``sh``. Status 0 is the notice; any other status, or no end within `LIMIT_S` seconds, means that there is none yet.
+The command runs through ``sh``. Status 0 is the notice; another status, or no end within `LIMIT_S` seconds, means that there is none yet.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LIMIT_S: Seconds = 30.0
 
 
 class NoticeCommand:
-    """Run one command again and again, beside the process that calls `look`.
+    """Run one command repeatedly, beside the process that calls `look`.
 
     Args:
-        command: a line for ``sh``.
+        command: a command line for ``sh``.
 
     Raises:
-        ConfigurationError: the line is empty.
+        ConfigurationError: the command line is empty.
     """
 
     def __init__(self, command: str) -> None:
@@ -43,7 +43,7 @@ class NoticeCommand:
         """When to begin the next run; None: at once."""
 
     def look(self, now: Seconds) -> bool:
-        """Begin a run that is due, and return True if a run has ended with status 0. Never waits."""
+        """Begin a run if one is due; return True if a run has ended with status 0. Never waits."""
         if self._running is None:
             if self._next is None or now >= self._next:
                 self._begin(now)
@@ -68,7 +68,7 @@ class NoticeCommand:
         )
 
     def close(self) -> None:
-        """End a run that is under way, with all its processes."""
+        """End the present run, if there is one, with all its processes."""
         if self._running is None:
             return
         with contextlib.suppress(OSError):

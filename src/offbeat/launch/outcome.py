@@ -1,7 +1,7 @@
 """Define the supervisor's display, and compute a job's outcome from the ends of its workers.
 
-A worker's death by a signal is an event without blame. A script that fails is a mistake: unless a restart mends it, the job's exit status
-is not 0 even if all other workers have finished.
+A worker's death by a signal is no mistake. A script that fails is one: unless a restart succeeds, the job's exit status is not 0 even if
+all other workers have finished.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from offbeat.types import Seconds, WorkerId
 
 
 class Display(Protocol):
-    """Shows a job to the user."""
+    """Show a job to the user."""
 
     @property
     def redraws(self) -> bool:
-        """Return True if it redraws lines of a terminal, so that nothing else may print there."""
+        """True if the display redraws lines of a terminal, so that nothing else may print there."""
 
     def update(self, snapshot: dict[str, Any], now: Seconds) -> None: ...
 
     def note(self, text: str) -> None: ...
 
     def event(self, text: str, now: Seconds) -> None:
-        """Show what has happened at a time of the clock that `update` has."""
+        """Show an event. ``now``: when it happened, by the clock of `update`."""
 
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
-        """Print lines of a process, to stdout or to stderr."""
+        """Print a process's lines, to stdout or to stderr."""
 
     def bar(self, text: str | None) -> None:
-        """Show a worker's progress bar as it is now, if that is possible; None: there is none."""
+        """Show a worker's progress bar, if the display can; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended."""
+    """The end of a job."""
 
     status: int
-    """The exit status for the command line."""
+    """The command's exit status."""
     reason: str
     summary: dict[str, Any] | None
     missing: Missing = field(default_factory=Missing)
-    """What was asked for and is not there; the status and the reason know it already."""
+    """Results that the user asked for and has not got; ``status`` and ``reason`` include them."""
 
 
 class Sheltered:
-    """A display whose failures, for instance by a lack of memory, end nothing.
+    """Wrap a display so that its failures, for example from lack of memory, do not end the job.
 
     Args:
         display: shows the job.
@@ -61,7 +61,7 @@ class Sheltered:
     def __init__(self, display: Display) -> None:
         self._display = display
         self.said: deque[tuple[Seconds, str]] = deque(maxlen=50)
-        """The newest notes, with the monotonic time of each."""
+        """The newest notes and events, each with its monotonic time."""
 
     @property
     def redraws(self) -> bool:
@@ -87,19 +87,19 @@ class Sheltered:
 
 
 class End(NamedTuple):
-    """How a worker ended for good."""
+    """The final end of a worker."""
 
     status: int
     words: str
 
 
 def verdict(ends: Mapping[WorkerId, End], *, joined: bool, script: str) -> tuple[int, str]:
-    """Return the exit status and the reason of a job whose workers have all ended for good.
+    """Return the exit status and the reason of a job all of whose workers have ended for good.
 
     Args:
-        ends: of every worker.
-        joined: True if any worker has ever taken part.
-        script: its name.
+        ends: the end of every worker.
+        joined: True if any worker has ever joined.
+        script: the script's name.
     """
     failed = {worker: end.words for worker, end in ends.items() if end.status != 0}
     if len(failed) == len(ends):
@@ -116,7 +116,7 @@ def verdict(ends: Mapping[WorkerId, End], *, joined: bool, script: str) -> tuple
 
 
 def grouped(words: Mapping[WorkerId, str]) -> str:
-    """Return what happened to workers, in words, with equal texts written once.
+    """Return workers and their texts as one sentence, in which workers with equal texts share the text.
 
     >>> grouped({0: "killed by SIGKILL", 1: "failed: no data", 2: "failed: no data"})
     'worker 0 killed by SIGKILL; workers 1, 2 failed: no data'

@@ -1,4 +1,4 @@
-"""Print what the processes of a job print: whole lines with a label, lines of a traceback together; optionally also raw, into files."""
+"""Print the output of a job's processes: whole lines with a label, a traceback's lines together; and write it raw to files if wanted."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from offbeat.launch.outcome import Display
 from offbeat.types import Seconds
 
 QUIET_S: Seconds = 0.1
-"""Lines of stderr are printed together once the process has printed none for this many seconds,"""
+"""Seconds without a new line of stderr after which a process's held lines are printed."""
 TRACEBACK_S: Seconds = 1.0
-"""or for this many, if a traceback has begun and its last line has not come."""
+"""Seconds in place of `QUIET_S` while a traceback lacks its last line."""
 BAR_EVERY_S: Seconds = 10.0
-"""How often a progress bar is printed if there is no terminal to draw it on, in seconds."""
+"""Seconds between two prints of a progress bar where no terminal can redraw it."""
 HELD_LINES_MAX = 500
 REASON_MAX = 500
 LINE_BYTES_MAX = 1 << 16
 _STACK = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+|Stack \(most recent call first\):|  File \"|  <|  \.\.\.|no stacks: |$")
-"""A line that `faulthandler` prints, or an agent in its place."""
+"""A line that `faulthandler` prints, or an agent in place of it."""
 _LOWER_BAR = re.compile(rb"\n\r?[^\n]*?\x1b\[A")
-"""tqdm's second bar: down one line, draw, up again."""
+"""The redrawing of tqdm's second bar: down one line, draw, up again."""
 
 
 class Lines:
@@ -47,11 +47,11 @@ class Lines:
 
     @property
     def bar(self) -> str | None:
-        """Return the line that is being redrawn; None if there is none."""
+        """The line that is being redrawn; None: none is."""
         return _shown(self._rest) or None if b"\r" in self._rest else None
 
     def feed(self, data: bytes) -> list[str]:
-        """Take what was read. Returns the lines that are complete."""
+        """Add data from the pipe; return the lines that are now complete."""
         *lines, rest = _LOWER_BAR.sub(b"", self._rest + data).split(b"\n")
         if len(rest) > LINE_BYTES_MAX and b"\r" not in rest:
             lines.append(rest)
@@ -61,17 +61,17 @@ class Lines:
         return [_shown(line) for line in lines if not (b"\r" in line and not _shown(line).strip())]
 
     def end(self) -> list[str]:
-        """Return the last line if it has no newline, as a list; else []."""
+        """Return the last line, in a list, if it lacks its newline; else an empty list."""
         rest, self._rest = _shown(self._rest), b""
         return [rest] if rest.strip() else []
 
 
 class _LogFile:
-    """Append to the file of one process, as long as the disk takes it; what it does not take is reported once, and left out.
+    """Append to one process's log file. What the disk does not accept is left out and reported once.
 
     Args:
         path: the file.
-        name: of the process, in words.
+        name: the process's name in messages.
         missing: takes the report.
     """
 
@@ -80,7 +80,7 @@ class _LogFile:
         self._file: FileIO | None = None
 
     def write(self, data: bytes) -> str | None:
-        """Append. Returns why not, the first time."""
+        """Append data. Returns the reason if that fails for the first time; else None."""
         try:
             if self._file is None:
                 self._file = FileIO(self._path, "a", opener=private)
@@ -100,12 +100,12 @@ class _LogFile:
 
 
 class _Printer:
-    """Print the pipes of one process.
+    """Print the output of one process.
 
     Args:
         child: the process.
         label: printed before each line.
-        log: gets the raw bytes, too.
+        log: also gets the raw bytes; None: no file.
     """
 
     def __init__(self, child: Child, label: str, log: _LogFile | None) -> None:
@@ -118,9 +118,9 @@ class _Printer:
         self._bar_said: str | None = None
         self._in_traceback = False
         self.stacks: list[str] | None = None
-        """The stacks that the process has printed for a watcher, who gets them instead of the user; None: nobody has asked."""
+        """Stacks that the process has printed for a watcher, which gets them in place of the user; None: no watcher has asked."""
         self.error: str | None = None
-        """The exception of the last traceback, as Python prints it."""
+        """The last line of the last traceback: the exception as Python prints it."""
         self.last_line: str | None = None
         """The last line on stderr."""
 
@@ -130,7 +130,7 @@ class _Printer:
         return None if bar is None else self._label + bar
 
     def drain(self, display: Display, now: Seconds) -> None:
-        """Read and print what is available; after the process's end, all of it."""
+        """Read and print the available output; after the process's end, all of it."""
         said: list[str] = []
         for error, data in self.child.read():
             self._log_it(data, display)
@@ -174,7 +174,7 @@ class _Printer:
             display.note(f"{lack}; training goes on")
 
     def _whole(self, now: Seconds) -> bool:
-        """Return True if no more lines are expected to belong to those that are held back."""
+        """Return True if no more lines are expected to belong to the held ones."""
         traceback = max((n for n, line in enumerate(self._held) if line.startswith("Traceback (most recent")), default=None)
         unfinished = traceback is not None and all(line[:1] in (" ", "") for line in self._held[traceback + 1 :])
         return len(self._held) >= HELD_LINES_MAX or now - self._held_at >= (TRACEBACK_S if unfinished else QUIET_S)
@@ -185,8 +185,8 @@ class Output:
 
     Args:
         display: prints the lines.
-        folder: for a file with the raw output of each worker and server; None: no files.
-        missing: takes what the files lack.
+        folder: the folder for a file with each process's raw output; None: no files.
+        missing: takes reports of incomplete files.
     """
 
     def __init__(self, display: Display, folder: Path | None, missing: Missing) -> None:
@@ -195,7 +195,7 @@ class Output:
         self._starts: dict[tuple[str, int], int] = {}
 
     def attach(self, role: str, number: int, child: Child) -> None:
-        """Print what this process prints, under its role and number. The previous process of this number has ended."""
+        """Print this process's output from now on, labelled with role and number. An earlier process with both must have ended."""
         key = (role, number)
         if (before := self._printers.get(key)) is not None:
             before.drain(self._display, time.monotonic())
@@ -208,19 +208,19 @@ class Output:
         printer.begin(f"=== {role} {number}, start {self._starts[key]}, pid {child.pid}, {when}\n", self._display)
 
     def reason(self, role: str, number: int, status: int) -> str | None:
-        """Return why a process has ended with a status, as far as its stderr tells: an exception, or its last line; None: it is silent."""
+        """Return why a process ended with a status, by its stderr: the exception, or the last line; None: stderr was empty."""
         printer = self._printers.get((role, number))
         if printer is None or (printer.error or printer.last_line) is None:
             return None
         return (printer.error or f"exited with status {status} after {printer.last_line!r}")[:REASON_MAX]
 
     def divert_stacks(self, role: str, number: int) -> None:
-        """Keep the stacks that a process prints from now on, until `stacks` is asked for all of them."""
+        """Keep the stacks that a process prints from now on, in place of printing them, until `stacks` is called for all of them."""
         if (printer := self._printers.get((role, number))) is not None:
             printer.stacks = []
 
     def stacks(self, role: str, number: int, *, all_of_them: bool) -> list[str]:
-        """Return the stacks that a process has printed since `divert_stacks`; ``all_of_them``: those that come later are printed."""
+        """Return the stacks that a process has printed since `divert_stacks`; ``all_of_them``: print later ones again."""
         printer = self._printers.get((role, number))
         if printer is None or printer.stacks is None:
             return []
@@ -229,11 +229,11 @@ class Output:
         return lines
 
     def pipes(self) -> list[int]:
-        """Return the file descriptors that more output would come from."""
+        """Return the file descriptors of the processes' output, to poll."""
         return [pipe for printer in self._printers.values() for pipe in printer.child.pipes()]
 
     def drain(self) -> None:
-        """Read what the processes have printed, and print what is complete."""
+        """Read the processes' output, and print complete lines."""
         now = time.monotonic()
         for printer in self._printers.values():
             printer.drain(self._display, now)
@@ -244,7 +244,7 @@ class Output:
         self._display.bar(shown)
 
     def close(self) -> None:
-        """Print the rest, after the processes have ended."""
+        """Print the rest, after all processes have ended, and close the files."""
         self.drain()
         for printer in self._printers.values():
             if printer.log is not None:
@@ -252,7 +252,7 @@ class Output:
 
 
 def _shown(line: bytes) -> str:
-    """Return what a terminal would show of a line with carriage returns."""
+    """Return what a terminal would show for a line with carriage returns."""
     parts = line.split(b"\r")
     last = parts[-1] if parts[-1] or len(parts) == 1 else parts[-2]
     return last.decode(errors="replace")

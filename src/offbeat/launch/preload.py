@@ -1,8 +1,7 @@
-"""Decide what is imported once, in a process that workers are forked from (``forkserver.py``).
+"""Choose what is imported once, in the process that workers are forked from (``forkserver.py``).
 
-PyTorch, and the installed packages that the script imports, unless it may matter to the script when they are loaded: a script that sets
-variables of its environment may mean one that a library reads when it is loaded, and after a change of ``sys.path`` a name may mean another
-module.
+This is PyTorch and the installed packages that the script imports, unless the script may depend on when they are loaded: if it sets an
+environment variable, a library may read the variable when it is loaded, and if it changes ``sys.path``, a name may mean another module.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from offbeat.launch.script_imports import imports_of
 
 
 class Preload(NamedTuple):
-    """What a forkserver imports."""
+    """The modules that a forkserver imports."""
 
     modules: tuple[str, ...] = ()
-    """(): each worker is a new process."""
+    """Modules that must be imported; empty: each worker is a new process."""
     found: tuple[str, ...] = ()
-    """What the script imports beside them, as in `ScriptImports.modules`: imported if that does no harm."""
+    """Further modules that the script imports, as in `ScriptImports.modules`: imported unless that does harm."""
     note: str | None = None
-    """Why nothing is imported, or less than the script imports, for the user; None: there is nothing to say."""
+    """A line for the user: why nothing, or less than the script imports, is imported once; None: no line."""
 
 
 NOTHING = Preload()
 
 
 def chosen(named: Sequence[str], program: Program, *, none: bool) -> Preload:
-    """Return the modules that are imported once: those that the user names, PyTorch with what its optimizers load, and the script's own.
+    """Return the modules to import once: those that the user names, PyTorch with what its optimizers load, and the script's own.
 
     Args:
         named: the modules of ``--preload``.
-        program: what the workers run; it is read, not run.
+        program: the program of the workers, which is read but not run.
         none: True if each worker is to be a new process (``--no-preload``).
 
     Raises:

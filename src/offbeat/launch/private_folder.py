@@ -1,4 +1,4 @@
-"""Keep small files of this user in a folder that no other user can read or replace: tokens, and where a supervisor listens."""
+"""Keep small files of this user (tokens, addresses of supervisors) in a folder that no other user can read or replace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from offbeat.errors import ConfigurationError
 
 
 def folder_of_user() -> Path:
-    """Return the folder, which need not be there: in TMPDIR, or in the system's folder for temporary files."""
+    """Return the folder's path, in TMPDIR or the system's temporary folder. The folder may not exist yet."""
     return Path(tempfile.gettempdir()) / f"offbeat-{os.getuid()}"
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder for this user only. Raises `ConfigurationError` if it is there and others can use it, or it is a link."""
+    """Make a folder for this user only. Raises `ConfigurationError` if a link, or a folder open to others, has its name."""
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     os.close(_checked(folder))
@@ -26,9 +26,9 @@ def _make_private(folder: Path) -> None:
 
 @contextlib.contextmanager
 def opened_folder(folder: Path) -> Iterator[int]:
-    """Return a descriptor of a private folder, made if need be, for as long as the context lasts. Raises what `_make_private` raises.
+    """Make a private folder if need be, and return its descriptor for as long as the context lasts. Raises what `_make_private` raises.
 
-    Files are opened in it by the descriptor: whoever may change names beside the folder cannot put another in its place.
+    Files are opened relative to the descriptor, so that a process that may rename the folder cannot substitute another.
     """
     _make_private(folder)
     descriptor = _checked(folder)
@@ -39,7 +39,7 @@ def opened_folder(folder: Path) -> Iterator[int]:
 
 
 def _checked(folder: Path) -> int:
-    """Return a descriptor of a folder that only this user can use. Raises `ConfigurationError` if it is another."""
+    """Return a descriptor of a folder that only this user can use. Raises `ConfigurationError` for any other folder."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -68,7 +68,7 @@ def read_file(folder: int, name: str) -> str:
 
 
 def write_file(file: Path, text: str) -> None:
-    """Write a file in a folder of this user at once: nobody reads half of it."""
+    """Write a file in a private folder atomically, so that no process reads half of it."""
     new = f"{file.name}.{secrets.token_hex(4)}"
     with opened_folder(file.parent) as folder:
         new_file(folder, new, text)

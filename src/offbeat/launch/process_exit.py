@@ -1,8 +1,8 @@
 """End a fork as the interpreter would at its exit, without clearing the modules that the fork shares with its parent.
 
-At its exit CPython clears every module and frees every object. In a fork each reference count that this changes copies a page: 64 forks
-that had trained with 20 MB of their own each grew to 189 MB while they ended. So a fork does only what the user can notice (wait for
-threads, run exit handlers, clear the script's own names, write out open files) and leaves the rest to the kernel.
+At its exit CPython clears every module and frees every object. In a fork each changed reference count copies a page: 64 forks that had
+trained with 20 MB of private memory each grew to 189 MB while they ended. So a fork only does what the user can notice (wait for threads,
+run exit handlers, clear the script's own names, flush open files) and leaves the rest to the kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run_and_exit(program: Callable[[], None]) -> NoReturn:
     """Run ``program``, then end the process with the status that Python would end with.
 
     Args:
-        program: its exception, if any, is shown by ``sys.excepthook``; `SystemExit` gives the status.
+        program: the function to run. ``sys.excepthook`` shows its exception, if any; `SystemExit` sets the status.
     """
     interrupted = False
     status = 0
@@ -48,7 +48,7 @@ def run_and_exit(program: Callable[[], None]) -> NoReturn:
 
 
 def _status_of(error: SystemExit) -> int:
-    """Return the exit status; print an argument that is no number."""
+    """Return the exit status; print a code that is not a number."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):
@@ -75,7 +75,7 @@ def _show(error: BaseException) -> int:
 
 
 def _ignore_errors(do: Callable[[], object]) -> None:
-    """Call ``do``, and only print an exception: the process ends in any case."""
+    """Call ``do``; print an exception and go on, since the process ends in any case."""
     try:
         do()
     except BaseException:
@@ -84,20 +84,20 @@ def _ignore_errors(do: Callable[[], object]) -> None:
 
 
 def _clear_script() -> None:
-    """Free the objects that only the script holds, which writes out its files, and write out the files that others hold."""
-    threading.excepthook = lambda _: None  # daemon threads fail from here on; at a normal exit they would not run any more
+    """Free the objects that only the script holds, which flushes its files, and flush the files that other objects hold."""
+    threading.excepthook = lambda _: None  # daemon threads fail from here on; at a normal exit they would have been stopped
     sys.last_type = sys.last_value = sys.last_traceback = None
     names = vars(sys.modules["__main__"])
     for name in [name for name in names if not name.startswith("__")]:
         names[name] = None
-    gc.collect()  # only what is younger than the fork: the parent's objects are frozen
+    gc.collect()  # collects only objects younger than the fork: the parent's are frozen
     files = [found for found in gc.get_objects() if issubclass(type(found), io.IOBase) and found not in (sys.stdout, sys.stderr)]
     for file in files:
         _flushed(file)
 
 
 def _flushed(file: io.IOBase | IO[Any] | None) -> bool:
-    """Write out what a file buffers. Returns False if that fails."""
+    """Flush a file's buffer. Returns False if that fails."""
     try:
         if file is not None and not file.closed:
             file.flush()

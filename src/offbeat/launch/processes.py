@@ -1,4 +1,4 @@
-"""Start child processes that cannot outlive this one: they are killed with everything in their session, by the kernel if need be."""
+"""Start child processes that cannot outlive this one: if it dies, the kernel kills them. Everything in a child's session ends with it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PR_SET_PDEATHSIG = 1
 READ_BYTES_MAX = 1 << 18
 """Most bytes read from one pipe at a time, so that a process that prints without end does not block the loop."""
 STATUS_S: Seconds = 0.05
-"""How long, at most, the status of a process is awaited once its pipes have ended. A fork's comes from its parent."""
+"""Most seconds to wait for a process's status once its pipes have ended. A fork's status comes from the forkserver."""
 
 
 class Process(Protocol):
-    """What `LocalChild` needs of a process; `subprocess.Popen` has it."""
+    """The part of `subprocess.Popen` that `LocalChild` uses."""
 
     pid: int
     stdout: IO[bytes] | None
@@ -44,10 +44,10 @@ def start(
 
     Args:
         command: the program and its arguments.
-        environment: all of its variables.
-        capture: keep what it prints for `LocalChild.read`, instead of sharing this process's output.
+        environment: all variables of the process.
+        capture: True: keep its output for `LocalChild.read`; False: it shares this process's output.
         keep: file descriptors of this process that it inherits.
-        stdin: the descriptor from which it reads; None: it shares that of this process.
+        stdin: the descriptor from which it reads; None: it shares this process's stdin.
     """
     return LocalChild(
         subprocess.Popen(
@@ -64,7 +64,7 @@ def start(
 
 
 class LocalChild(Child):
-    """One process on this machine, the leader of its own session.
+    """A child process on this machine, the leader of its own session.
 
     Args:
         process: the process.
@@ -104,7 +104,7 @@ class LocalChild(Child):
     def ended(self) -> int | None:
         status = self._process.poll()
         if status is None and not self._pipes and not self._awaited:
-            # The ends of its pipes have woken the caller, and nothing else will: its status comes a little later.
+            # The ends of its pipes have woken the caller, and no later event will; the status comes a little later.
             self._awaited = True
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(timeout=STATUS_S)
@@ -117,7 +117,7 @@ class LocalChild(Child):
             self._process.send_signal(ordered(self.pid, number))
 
     def notify(self, number: int) -> None:
-        """Send a notice, SIGTERM, which is no order to leave: the supervisor decides."""
+        """Send SIGTERM as a notice and not as an order to leave: the supervisor decides."""
         if self._process.poll() is None:
             self._process.send_signal(number)
 
@@ -138,7 +138,7 @@ class LocalChild(Child):
             self._kill_group()
 
     def _sweep(self) -> None:
-        """Kill the session, once: the system may reuse the number of an ended process."""
+        """Kill the rest of the session once: later the system may reuse the process number."""
         if not self._swept:
             self._swept = True
             self._kill_group()
@@ -149,7 +149,7 @@ class LocalChild(Child):
 
 
 def _available(pipe: IO[bytes], limit: int | None) -> tuple[bytes, bool]:
-    """Return what can be read without waiting, and whether the pipe's other end is closed."""
+    """Return the bytes that can be read without waiting, and True if the pipe's other end is closed."""
     data = bytearray()
     with contextlib.suppress(BlockingIOError):
         while limit is None or len(data) < limit:
@@ -161,9 +161,9 @@ def _available(pipe: IO[bytes], limit: int | None) -> tuple[bytes, bool]:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """Return a function for the child to call before its program starts: the kernel then kills it when its parent dies.
+    """Return a function for the child to call before its program starts, after which the kernel kills the child when its parent dies.
 
-    Linux only; elsewhere the child ends because its connection is lost.
+    Linux only; elsewhere the child ends when it loses its connection.
     """
     if not sys.platform.startswith("linux"):
         return lambda: None
@@ -171,7 +171,7 @@ def die_with_parent() -> Callable[[], None]:
     parent = os.getpid()
 
     def prepare() -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's processes block it, and children inherit that
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray's processes block it, and children inherit the mask
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before prctl took effect
             os._exit(1)

@@ -1,7 +1,7 @@
 """Find the user's program before a job starts, a script (``train.py``) or a module (``-m pkg.train``), and run it in a fork.
 
-A worker is ``python train.py`` or ``python -m pkg.train``. A fork of the forkserver has no command of its own: `Program.run` does what
-Python does, so that ``sys.path``, ``sys.argv`` and the names in ``__main__`` are the same.
+A worker runs ``python train.py`` or ``python -m pkg.train``. A fork of the forkserver runs no command, so `Program.run` does what Python
+does: ``sys.path``, ``sys.argv`` and the names in ``__main__`` are the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from offbeat.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the workers of a job run.
+    """A program that the workers of a job run.
 
     >>> Program("train.py", ("--epochs", "3")).command
     ['train.py', '--epochs', '3']
@@ -37,30 +37,30 @@ class Program:
     module: bool = False
     """True if `name` is a module's name, as after ``python -m``."""
     home: str | None = None
-    """Where Python first searches modules, if that does not follow from the name."""
+    """The folder in which Python first searches modules; None: it follows from the name."""
 
     @classmethod
     def of(cls, command: Sequence[str]) -> Program:
-        """Return the program of which this is the `command`."""
+        """Return the program that has this `command`."""
         if command[0] == "-m":
             return cls(command[1], tuple(command[2:]), module=True)
         return cls(command[0], tuple(command[1:]))
 
     @property
     def command(self) -> list[str]:
-        """Return the interpreter's arguments."""
+        """The interpreter's arguments."""
         return [*(["-m"] if self.module else []), self.name, *self.arguments]
 
     @property
     def folder(self) -> str:
-        """Return where Python first searches modules that the program imports: the script's folder, or for a module the current one."""
+        """The folder in which Python first searches the program's imports: the script's, or for a module the current folder."""
         if self.home is not None:
             return self.home
         return str(Path.cwd() if self.module else Path(self.name).resolve().parent)
 
     @property
     def path(self) -> str | None:
-        """Return the file that is run; None: there is none. Nothing is imported."""
+        """The file that is run, found without importing anything; None: there is none."""
         if not self.module:
             return self.name
         spec = module_spec(self.name, self.folder)
@@ -69,7 +69,7 @@ class Program:
         return None if spec is None else spec.origin
 
     def check(self) -> None:
-        """Look for the program without running any of its code.
+        """Check that the program exists, without running any of its code.
 
         Raises:
             ConfigurationError: there is no such script or module.
@@ -88,19 +88,19 @@ class Program:
             raise ConfigurationError(f"-m {self.name}: this is a package without a module __main__; name one of its modules")
 
     def run(self) -> None:
-        """Run the program in this process, as its ``__main__``; ``sys.path[0]`` is `folder` already.
+        """Run the program in this process, as its ``__main__``. ``sys.path[0]`` must be `folder`.
 
         Raises:
             ImportError: the module cannot be imported.
         """
         main = types.ModuleType("__main__")
         names = vars(main)
-        if sys.version_info < (3, 14):  # newer ones work them out when they are asked for, unless this name is there
+        if sys.version_info < (3, 14):  # newer versions compute them on access, unless this name exists
             names["__annotations__"] = {}
         names["__builtins__"] = sys.modules["builtins"]
-        sys.modules["__main__"] = main  # stays: exit handlers and pickle use it, too
+        sys.modules["__main__"] = main  # stays, since exit handlers and pickle use it
         if self.module:
-            sys.argv = ["-m", *self.arguments]  # as Python has it while the packages above the module are imported
+            sys.argv = ["-m", *self.arguments]  # as in Python while it imports the packages above the module
             spec, code = _module_code(self.name)
             sys.argv[0] = spec.origin or self.name
             names.update(__spec__=spec, __loader__=spec.loader, __package__=spec.parent, __file__=spec.origin, __cached__=spec.cached)
@@ -116,15 +116,15 @@ class Program:
 def _absolute(name: str) -> str:
     try:
         return str(Path(name).absolute())
-    except FileNotFoundError as error:  # of the current folder; Python's own message does not say which file is missing
+    except FileNotFoundError as error:  # the current folder is gone; Python's own message names no file
         folder = os.environ.get("PWD", "the current folder")
         raise FileNotFoundError(error.errno, f"{name} cannot be run: the folder in which the job was started is gone", folder) from None
 
 
 def module_spec(name: str, folder: str) -> ModuleSpec | None:
-    """Return what an import of this module would find, searching ``folder`` first; None if it finds nothing. Nothing is imported.
+    """Return the spec that an import of this module would find, searching ``folder`` first; None: it would fail. Nothing is imported.
 
-    The spec's name is the last part of the module's. Packages that change their ``__path__`` while they are imported are not followed.
+    The spec's name is the last part of the module's name. Packages that change their ``__path__`` on import are not followed.
     """
     top, *below = name.split(".")
     if not all(part.isidentifier() for part in (top, *below)):
@@ -133,7 +133,7 @@ def module_spec(name: str, folder: str) -> ModuleSpec | None:
     for part in below:
         if found is None or found.submodule_search_locations is None:
             return None
-        # The part alone: with the packages before it a folder without __init__.py would look for its parent among the imported modules.
+        # The part alone: for a dotted name, a folder without __init__.py would look for its parent among the imported modules.
         found = PathFinder.find_spec(part, found.submodule_search_locations)
     return found
 

@@ -1,10 +1,10 @@
-"""Have Ray place the agents of a job on the nodes of its cluster, one actor for each worker, and restart them.
+"""Have Ray place a job's agents on the nodes of its cluster, one actor for each worker, and restart them.
 
-Each actor runs an `agent.Agent`, which starts the script as its child and starts it again when it dies. If the actor or its node dies, Ray
-restarts the actor, on another node if need be, and calls it again; the new agent takes the same seat. The supervisor runs in this process,
+Each actor runs an `agent.Agent`, which starts the script as its child and restarts it when it dies. If the actor or its node dies, Ray
+restarts the actor, on another node if need be, and repeats its call; the new agent gets the same seat. The supervisor runs in this process,
 and the servers are its children, unless the nodes start them.
 
-Nothing here imports Ray before `connect`: offbeat works without it.
+Nothing here imports Ray before `connect`: offbeat works without Ray.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from offbeat.transport.tls import Tls
 from offbeat.types import Seconds, WorkerId
 
 AGAIN_S: Seconds = 10.0
-"""Seconds after which an agent that could not take part is asked again."""
+"""Seconds after which an agent that could not take part is called again."""
 PROBE_S: Seconds = 5.0
 SUBMIT = "ray job submit --working-dir . -- offbeat run --on ray ..."
 
@@ -46,14 +46,14 @@ _NO_CLUSTER = "no Ray cluster can be reached at {where} (--ray-address HOST:PORT
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """The options of ``offbeat run --on ray``.
+    """Hold the options of ``offbeat run --on ray``.
 
     Args:
-        address: of the cluster; "": RAY_ADDRESS, else a cluster of this machine, else a new one on this machine.
-        cpus: that Ray sets aside for each worker.
-        gpus: that Ray sets aside for each worker.
+        address: the cluster's address; "": RAY_ADDRESS, else a cluster of this machine, else a new one on this machine.
+        cpus: CPUs that Ray reserves for each worker.
+        gpus: GPUs that Ray reserves for each worker.
         start_s: seconds to wait for room on the cluster.
-        spread_servers: True if the nodes start the servers in turn; False: they run beside the supervisor.
+        spread_servers: True: the nodes start the servers in turn; False: the servers run beside the supervisor.
 
     Raises:
         ConfigurationError: an option has an impossible value.
@@ -87,7 +87,7 @@ class RayOptions:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Return what Ray sets aside for a worker."""
+        """The resources that Ray reserves for a worker."""
         return {name: value for name, value in (("CPU", self.cpus), ("GPU", self.gpus)) if value > 0.0}
 
 
@@ -101,7 +101,7 @@ def room(nodes: Sequence[Mapping[str, float]], bundle: Mapping[str, float]) -> i
 
 
 def lack(workers: int, bundle: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
-    """Return what was asked for and what the cluster has, as a sentence.
+    """Return a sentence on the resources that the job needs and those that the cluster has.
 
     >>> lack(4, {"CPU": 1.0}, [{"CPU": 2.0}], {"CPU": 1.5})
     '4 workers with 1 CPU each need 4 CPU; the Ray cluster has 2 CPU (1.5 of it free) on 1 node'
@@ -114,21 +114,21 @@ def lack(workers: int, bundle: Mapping[str, float], nodes: Sequence[Mapping[str,
 
 
 def connect(address: str) -> bool:
-    """Connect this process to a Ray cluster. Returns True if the cluster was there, False if it was started, on this machine only.
+    """Connect this process to a Ray cluster. Returns True if the cluster existed, False if this started it, on this machine only.
 
     Args:
-        address: of the cluster; "": RAY_ADDRESS, else a cluster of this machine, else a new one.
+        address: the cluster's address; "": RAY_ADDRESS, else a cluster of this machine, else a new one.
 
     Raises:
         ConfigurationError: Ray is not installed, or there is no cluster at the address.
-        JobError: a cluster of its own did not start.
+        JobError: a new cluster did not start.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigurationError("--on ray: Ray is not installed here; type: pip install 'offbeat[ray]'")
     import ray
 
     where = address or os.environ.get("RAY_ADDRESS", "") or "auto"
-    # What agents have to say reaches the supervisor, which shows it; copies in Ray's words would break its display.
+    # The supervisor gets and shows the agents' output; Ray's copies of it would break the display.
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if where not in ("auto", "local"):
         _probe(where)
@@ -138,13 +138,13 @@ def connect(address: str) -> bool:
             return True
         except ConnectionError as error:
             if where != "auto":
-                # Ray takes up its own token only where no address is given; without it a cluster that asks for one is not reached.
+                # Ray uses its own token only if no address is given; a cluster that requires a token cannot be reached without it.
                 token = "" if "RAY_AUTH_MODE" in os.environ else "; if the cluster asks for a token, set RAY_AUTH_MODE=token"
                 raise ConfigurationError(f"{_NO_CLUSTER.format(where=where)}: {error}{token}") from None
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that lives as long as this command
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster that lives as long as this command
     try:
         ray.init(address="local", include_dashboard=False, **quiet)
-    except Exception as error:  # Ray's own have no common class: its daemons give up after 30 s on a machine that is busy
+    except Exception as error:  # Ray's errors have no common class; its daemons give up after 30 s on a busy machine
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise JobError(
             f"no Ray cluster could be started here ({why}): start one (ray start --head), or name one (--ray-address)"
@@ -153,7 +153,7 @@ def connect(address: str) -> bool:
 
 
 def _probe(address: str) -> None:
-    """Raise `ConfigurationError` if nothing listens there: Ray itself would try for many minutes."""
+    """Raise `ConfigurationError` if nothing listens at the address: Ray itself would try for many minutes."""
     host, port = split_port(address)
     try:
         socket.create_connection((host, int(port)), PROBE_S).close()
@@ -162,17 +162,17 @@ def _probe(address: str) -> None:
 
 
 class Babysitter:
-    """The actor: it runs an agent on its node."""
+    """An actor, which runs an agent on its node."""
 
     def serve(self, duties: Duties, token: str, supervisor: Address, tls: str, folder: str, several: bool) -> str | None:
-        """Be an agent until the job has ended. Returns why this node cannot take part; None: it has.
+        """Act as an agent until the job has ended. Returns the reason for which this node could not take part; None: it has.
 
         Args:
-            duties: of the agent.
-            token: the job's. Ray carries the token: a user who can connect to a Ray cluster can run code on the cluster anyway.
-            supervisor: where it listens.
-            tls: how connections are encrypted, as text; "": they are not.
-            folder: where the script was called; "": Ray has put a copy of this folder here.
+            duties: the agent's work.
+            token: the job's token. Ray may carry it: a user who can connect to a Ray cluster can run code there anyway.
+            supervisor: the supervisor's address.
+            tls: the encryption of connections, as text; "": none.
+            folder: the folder in which the command was called; "": Ray has put a copy of it here.
             several: True if the job may have several machines.
         """
         import ray
@@ -189,7 +189,7 @@ class Babysitter:
 
 
 def _enter(folder: str, program: Program) -> None:
-    """Go to the folder of the job, if it is on this machine, and look for the program."""
+    """Change to the job's folder, if it exists on this machine, and check the program."""
     if folder and Path(folder).is_dir():
         os.chdir(folder)
     try:
@@ -201,17 +201,17 @@ def _enter(folder: str, program: Program) -> None:
 
 
 class RayEngine(AgentEngine):
-    """Have Ray's actors start the processes of a job. This process is connected to the cluster (`connect`).
+    """Have Ray's actors start a job's processes. This process must be connected to the cluster (`connect`).
 
     Args:
-        program: what the workers run.
-        workers: how many.
-        options: the user's.
-        token: the job's.
+        program: the program of the workers.
+        workers: number of workers.
+        options: the user's options.
+        token: the job's token.
         existing: False if the cluster was started for this job, so that all is on this machine.
-        preload: what each agent imports once.
-        grace_s: how many seconds a script has for its end after SIGTERM to the script's node.
-        port: where the supervisor listens, and server ``n`` at ``port + 1 + n``; 0: the system chooses.
+        preload: modules that each agent imports once.
+        grace_s: seconds that a script has to end after SIGTERM to its node.
+        port: the supervisor's port; server ``n`` has ``port + 1 + n``; 0: the system chooses.
 
     Raises:
         ConfigurationError: a cluster that was started for this job has too few resources.
@@ -250,11 +250,11 @@ class RayEngine(AgentEngine):
         self._preload, self._grace_s = preload, grace_s
         self._actors: list[Any] = []
         self._ends: deque[tuple[int, Future[str | None]]] = deque()
-        """Calls of actors that have returned; Ray's thread writes, the supervisor's reads."""
+        """Calls of actors that have returned, by seat; Ray's thread appends, the supervisor's removes."""
         self._again: dict[int, Seconds] = {}
         """When to call an actor again, by seat."""
         self._said: dict[int, str] = {}
-        """Why an agent could not take part, by seat."""
+        """The reason, shown to the user, for which an agent could not take part, by seat."""
         if not existing and room(_nodes(), options.bundle) < workers:
             raise ConfigurationError(f"{self._lack()}: ask for less (--workers, --cpus-per-worker, --gpus-per-worker)")
 
@@ -263,7 +263,7 @@ class RayEngine(AgentEngine):
 
         return lack(self._seats, self._options.bundle, _nodes(), ray.available_resources())
 
-    # What the supervisor asks for.
+    # Calls of the supervisor.
 
     def begin(self, settings: JobSettings, hub: Hub) -> Address:
         address = super().begin(settings, hub)
@@ -278,7 +278,7 @@ class RayEngine(AgentEngine):
 
         options = self._options
         group = placement_group([options.bundle] * self._seats, strategy="SPREAD")
-        # Without end: Ray must restart an actor and repeat its call however often its node is lost.
+        # Without limits: Ray must restart an actor and repeat its call however often its node is lost.
         actor = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_restarts=-1, max_task_retries=-1)(Babysitter)
         context = ray.get_runtime_context()
         folder = "" if context.runtime_env.get("working_dir") else str(Path.cwd())
@@ -315,7 +315,7 @@ class RayEngine(AgentEngine):
             self._call(seat)
 
     def _heed_end(self, seat: int, call: Future[str | None]) -> None:
-        """Handle the end of an agent before the job's: it could not take part, or its node was told to end."""
+        """Handle an agent that has ended before the job: it could not take part, or its node was asked to end."""
         error = call.exception()
         reason = (
             call.result() if error is None else f"Ray cannot run the agent of worker {seat}, is offbeat installed on every node? {error}"
@@ -331,7 +331,7 @@ class RayEngine(AgentEngine):
         import ray
 
         super().close()
-        ray.shutdown()  # ends the actors, too
+        ray.shutdown()  # ends the actors too
 
     def _too_few(self) -> str:
         return (
@@ -341,7 +341,7 @@ class RayEngine(AgentEngine):
 
     def _place(self, worker: WorkerId, agent: Agent) -> Place:
         place = super()._place(worker, agent)
-        if self._options.gpus > 0.0:  # the worker sees its own GPUs only, so that it is the first on each
+        if self._options.gpus > 0.0:  # Ray shows a worker its own GPUs only, so each worker is the first on its GPUs
             return place._replace(local_rank=0, local_size=1)
         return place._replace(local_size=sum(other.host == agent.host for other in self._agents.values()))
 

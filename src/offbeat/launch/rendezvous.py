@@ -1,7 +1,7 @@
-"""Let the agents of a job find its supervisor: through torchrun's store, a fixed port, or a private file on one machine.
+"""Let a job's agents find its supervisor: through torchrun's store, a fixed port, or a private file on one machine.
 
-Neither store nor file carries the token in clear over a network. The token comes from the user (``OFFBEAT_TOKEN`` or a file) where there
-are several machines; on one machine a file that only this user can read is enough.
+The token does not travel with the address. Where there are several machines, the user supplies it (``OFFBEAT_TOKEN`` or a file); on one
+machine it is in a file that only this user can read.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ C10D = (
 
 
 class Meeting:
-    """Where the agents of one job meet.
+    """Find, or publish, the address of one job's supervisor.
 
     Args:
-        task: this process's.
-        listen: the address at which the user has the supervisor listen; "": none is given.
-        folder: for the private file of a job on one machine; None: the system's folder for temporary files.
+        task: the task that this process is.
+        listen: the address that the user has given for the supervisor; "": none.
+        folder: folder of the private file of a job on one machine; None: this user's folder for temporary files.
     """
 
     def __init__(self, task: Task, listen: str = "", folder: Path | None = None) -> None:
         self._task = task
         self._host = task.host or loopback()
-        """Where the supervisor is looked for."""
-        if task.alone:  # there it listens at loopback, whatever name the engine has for this machine
+        """Host of the supervisor, as this machine reaches it."""
+        if task.alone:  # the supervisor listens at loopback, whatever name the engine has for this machine
             self._host = loopback() if listen in WILDCARDS else listen
         folder = folder or folder_of_user()
         self._file = folder / hashlib.sha256(f"{task.engine} {task.job}".encode()).hexdigest()[:32]
         self._address_file = self._file.with_suffix(".address")
         self._store: TCPStore | None = None
         self._by_file = task.alone if task.store is not None else not task.port
-        """True if a file of this machine says where the supervisor listens. On one machine torchrun's store could say it, too, but its
-        client is part of PyTorch, which an agent needs for nothing else: to import it takes 2 s of a core for each agent."""
+        """True if a file of this machine has the supervisor's address. On one machine torchrun's store could have it too, but its client
+        is part of PyTorch, which an agent needs for nothing else and which takes 2 s of a core to import."""
 
     def hosts(self) -> bool:
-        """Return True if this process starts the supervisor: it is task 0, or its machine has the endpoint and nobody listens there."""
+        """Return True if this process has to start the supervisor: it is task 0, or it is at the endpoint and no process listens there."""
         task = self._task
         if task.rank is not None:
             return task.rank == 0
@@ -68,7 +68,7 @@ class Meeting:
         return _free(task.host, task.port)
 
     def token(self, given: str | None) -> str:
-        """Return the job's token: the given one, or on one machine a new one that all tasks of this user find.
+        """Return the job's token: the given one, or on one machine a new one that all tasks of this user share.
 
         Raises:
             ConfigurationError: there are several machines, and no token was given.
@@ -83,19 +83,19 @@ class Meeting:
         return _private(self._file)
 
     def begin(self) -> None:
-        """Forget where the supervisor of an earlier job with this name has listened, which was killed before it could say so."""
+        """Remove the address of an earlier job with this name whose supervisor was killed before it could remove it."""
         with contextlib.suppress(OSError), opened_folder(self._file.parent) as folder:
             os.unlink(self._address_file.name, dir_fd=folder)
 
     def publish(self, address: Address) -> None:
-        """Tell the other tasks where the supervisor listens."""
+        """Publish the supervisor's address for the other tasks."""
         if self._by_file:
             write_file(self._address_file, json.dumps([address]))
         elif self._task.store is not None:
             self._opened().set(KEY, json.dumps([address]))
 
     def find(self) -> Address | None:
-        """Return where the supervisor listens; None if it is not known yet."""
+        """Return the supervisor's address; None: it is not known yet."""
         task = self._task
         if self._by_file:
             with contextlib.suppress(OSError), opened_folder(self._address_file.parent) as folder:
@@ -108,13 +108,13 @@ class Meeting:
             if not store.check([KEY]):
                 return None
             address = read_addresses(store.get(KEY).decode())[0]
-        except RuntimeError:  # the store has ended, or is not there yet
+        except RuntimeError:  # the store has ended, or has not begun
             self._store = None
             return None
         return address._replace(tcp=(self._host, address.tcp[1]))
 
     def done(self) -> None:
-        """Remove what this job leaves behind."""
+        """Remove this job's files."""
         with contextlib.suppress(OSError, ConfigurationError), opened_folder(self._file.parent) as folder:
             for file in (self._file, self._address_file):
                 with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class Meeting:
             host, port = self._task.store
             timeout = datetime.timedelta(seconds=STORE_WAIT_S)
             store: Any = TCPStore(host, port, is_master=False, timeout=timeout)
-            # The static rendezvous leaves this key before it starts a process; the c10d rendezvous gives processes an empty store.
+            # The static rendezvous writes this key before it starts a process; the c10d rendezvous gives processes an empty store.
             if not store.check([f"{self._task.run}/torchelastic/role_info/0"]):
                 raise ConfigurationError(C10D)
             self._store = PrefixStore("offbeat", store)  # type: ignore[assignment]
@@ -137,7 +137,7 @@ class Meeting:
 
 
 def _free(host: str, port: int) -> bool:
-    """Return True if nobody listens at this port of this machine."""
+    """Return True if no process listens at this port of this machine."""
     try:
         socket.create_connection((host or loopback(), port), 2.0).close()
     except OSError:
@@ -146,13 +146,13 @@ def _free(host: str, port: int) -> bool:
 
 
 def _private(file: Path) -> str:
-    """Return the token in a file that only this user can read; the first to come makes it."""
+    """Return the token in a file that only this user can read; the first task writes it."""
     mine = f"{file.name}.{secrets.token_hex(4)}"
     with opened_folder(file.parent) as folder:
         new_file(folder, mine, secrets.token_hex(16))
         try:
             os.link(mine, file.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-        except FileExistsError:  # another task was first; its file is complete then
+        except FileExistsError:  # another task was first; the link makes its file visible only when complete
             pass
         finally:
             os.unlink(mine, dir_fd=folder)

@@ -1,4 +1,4 @@
-"""Keep what the supervisor knows of a worker's processes, and decide whether a worker that has died is restarted."""
+"""Keep the state of a worker's processes, and decide whether a worker that has died is restarted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class FailureReport(NamedTuple):
     pushed: bool
     """True if the process had made a step."""
     type: str = ""
-    """The exception's class."""
+    """Name of the exception's class."""
     place: str | None = None
-    """The line of the script, as ``file:line``; None: it is not known, or what was raised is no bug of the script."""
+    """The script's line, as ``file:line``; None: it is not known, or the exception is no bug of the script."""
     final: bool = False
-    """True if the exception is one of this library about an impossible call: the script would make it again."""
+    """True if this library raised the exception for an impossible call, which the script would make again."""
 
 
 class Bugs:
@@ -41,7 +41,7 @@ class Bugs:
         self._raised: dict[tuple[str, str], WorkerId] = {}
 
     def note(self, worker: WorkerId, failure: FailureReport) -> str | None:
-        """Note an exception that has ended a worker's script; return why the job ends, None: it goes on."""
+        """Note an exception that has ended a worker's script; return the reason for which the job ends, None: it goes on."""
         if failure.place is None:
             return None
         key = failure.type, failure.place
@@ -55,33 +55,33 @@ class Bugs:
 
 @dataclass(slots=True)
 class WorkerProcess:
-    """What is known of a worker's processes."""
+    """The state of one worker's processes."""
 
     child: Child | None
     """The newest process; None: its machine has not come, or is gone."""
     away: str | None = None
-    """Why its machine is gone; None: it is there, or has never come."""
+    """The reason for which its machine is gone; None: it is there, or has never come."""
     restarts: int = 0
     status: int | None = None
     """Exit status once the worker has ended for good, negative for a signal; None before."""
     failure: FailureReport | None = None
-    """Why the newest process fails, if it has reported that."""
+    """Failure report of the newest process; None: it has sent none."""
     over: bool = False
-    """True if the newest process has ended because the job has, before its script: no failure."""
+    """True if the newest process has ended before its script because the job has ended: no failure."""
     too_late: bool = False
-    """True if it came back after all others had finished: no failure, but nothing left to do."""
+    """True if the newest process came after all others had finished, and so had nothing to do: no failure."""
     standing: ProcessStanding = field(default_factory=lambda: ProcessStanding(0.0))
     """State of the newest process."""
 
     ordered: bool = False
     """True if ``--kill`` has ordered the end of the newest process."""
     died_at: Seconds | None = None
-    """Since when the job does without this worker; None: it takes part, or has never."""
+    """Since when the job goes on without this worker; None: the worker takes part, or never has."""
     told: bool = False
-    """True once the user knows of this death."""
+    """True once the user has been shown this death."""
 
     def begin(self, child: Child, now: Seconds) -> None:
-        """Follow a new process from now on."""
+        """Replace the newest process by this one."""
         self.child, self.away, self.failure, self.over, self.ordered = child, None, None, False, False
         self.standing = ProcessStanding(now)
 
@@ -98,12 +98,12 @@ class WorkerProcess:
         return f"failed: {self.failure.reason}" if status > 0 and self.failure is not None else describe(status)
 
     def tell(self, how: str, status: int, now: Seconds) -> str:
-        """Return what the user is told of the end of the newest process, in words that follow the worker's name, and note the death.
+        """Return the text on the newest process's end for the user, which follows the worker's name, and note the death.
 
         Args:
-            how: from `describe`.
-            status: of the process.
-            now: by the supervisor's clock.
+            how: the text from `describe`.
+            status: exit status of the process.
+            now: time by the supervisor's clock.
         """
         died = status < 0 and not self.told and self.standing.kill_reason is None
         self.died_at, self.told = now if self.died_at is None else self.died_at, True
@@ -111,19 +111,19 @@ class WorkerProcess:
         return f"died ({how})" if died else how
 
     def has_pushed(self, worker: WorkerId, snapshot: Mapping[str, Any] | None) -> bool:
-        """Return True if the newest process has made a step: by its own report, else by the coordinator's last status."""
+        """Return True if the newest process has made a step: by its failure report, else by the coordinator's last status."""
         if self.failure is not None:
             return self.failure.pushed
         return snapshot is not None and any(row["worker"] == worker and row["pushes"] > 0 for row in snapshot["per_worker"])
 
 
 def told_to_leave(status: int) -> bool:
-    """Return True if a process ended because of SIGTERM or Ctrl-C."""
+    """Return True if SIGTERM or Ctrl-C has ended a process."""
     return status in (-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 def script_failed(status: int) -> bool:
-    """Return True if the script itself ended the process: with an exception, or with an exit status of its choice.
+    """Return True if the script itself ended the process, with an exception or an exit status of its choice.
 
     >>> [script_failed(status) for status in (0, 1, 3, 143, -9)]
     [False, True, True, False, False]
@@ -132,13 +132,13 @@ def script_failed(status: int) -> bool:
 
 
 def why_not_restarted(status: int, *, pushed: bool, restarts: int, max_restarts: int, final: bool = False) -> str | None:
-    """Return why a worker whose process has died is not restarted; None: it is restarted.
+    """Return the reason for which a worker whose process has died is not restarted; None: it is restarted.
 
     Args:
-        status: of the process, not 0; negative for a signal.
+        status: exit status of the process, not 0; negative for a signal.
         pushed: True if the process had made a step.
-        restarts: how often the worker has been restarted before.
-        max_restarts: how often it may be restarted.
+        restarts: number of earlier restarts of the worker.
+        max_restarts: highest number of restarts.
         final: True if the script has made a call that this library refuses.
     """
     assert status != 0, "a worker that has finished is not restarted"

@@ -1,8 +1,8 @@
-"""Find what a program imports when it starts, by reading it: no code of the program is run.
+"""Find a program's imports at its start by reading it: none of its code is run.
 
-Found are installed packages that the program, or a module beside it, imports unconditionally and outside of functions. Modules that are not
-installed (those in the program's folder, in PYTHONPATH, in an editable installation) are the user's own: they are read for what they
-import in turn, and are never imported for the program, since their code may have effects that each worker needs for itself.
+The result has the installed packages that the program, or a module beside it, imports unconditionally and outside functions. Modules that
+are not installed (those in the program's folder, in PYTHONPATH, in an editable installation) are the user's own: they are read for their
+imports in turn, but never imported for the program, since their code may have effects that each worker needs for itself.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from offbeat.launch.program import Program, module_spec
 _CHANGING = frozenset({"setdefault", "update", "pop", "clear"})
 """Methods of a dict that change it."""
 _SHADOWING = frozenset({"insert", "remove", "pop", "clear", "sort", "reverse"})
-"""Methods of ``sys.path`` after which another module may be found under a name; what is appended is found last."""
+"""Methods of ``sys.path`` after which a name may mean another module; an appended folder is searched last, and changes nothing."""
 FILES_MAX = 500
 """Most files that are read."""
 
 
 class ScriptImports(NamedTuple):
-    """What a program imports, and what stands against importing it before the program runs."""
+    """A program's imports, and reasons against making them before the program runs."""
 
     modules: tuple[str, ...] = ()
-    """``module``, or ``module:name,name`` where the program takes these names from it; in the order of the first import."""
+    """Each ``module``, or ``module:name,name`` if the program takes these names from it, in the order of first imports."""
     sets: str | None = None
-    """The place where a variable of the environment is set, in words."""
+    """Where the program sets an environment variable, in words; None: it does not."""
     searches: str | None = None
-    """The place where the search for modules is changed, in words."""
+    """Where the program changes the search for modules, in words; None: it does not."""
 
 
 def imports_of(program: Program) -> ScriptImports:
-    """Read a program, and the modules of the user that it imports. What cannot be read, or is no Python, imports nothing."""
+    """Read a program, and the user's modules that it imports. A file that cannot be read or parsed counts as one without imports."""
     reader = _Reader(program)
     reader.read_program()
     found = tuple(module + (f":{','.join(names)}" if names else "") for module, names in reader.installed.items())
@@ -49,7 +49,7 @@ def imports_of(program: Program) -> ScriptImports:
 
 
 def changes_variables(tree: Sequence[ast.AST]) -> int | None:
-    """Return the first line that sets a variable of the environment; None: none does."""
+    """Return the first line that changes an environment variable; None: none does."""
     lines = []
     for node in tree:
         match node:
@@ -63,7 +63,7 @@ def changes_variables(tree: Sequence[ast.AST]) -> int | None:
 
 
 def changes_search(tree: Sequence[ast.AST]) -> int | None:
-    """Return the first line after which a name may mean another module, by ``sys.path``, ``sys.modules`` or ``sys.meta_path``."""
+    """Return the first line after which a name may mean another module (``sys.path``, ``sys.modules``, ``sys.meta_path``); None: none."""
     lines = []
     for node in tree:
         match node:
@@ -77,12 +77,12 @@ def changes_search(tree: Sequence[ast.AST]) -> int | None:
 
 
 def _is(value: ast.expr, name: str) -> bool:
-    """Return True if an expression is ``os.NAME``, or a name of its."""
+    """Return True if an expression is an attribute, or a variable, of this name."""
     return (isinstance(value, ast.Attribute) and value.attr == name) or (isinstance(value, ast.Name) and value.id == name)
 
 
 class _Reader:
-    """Read files, each once."""
+    """Read the files of a program, each once."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -93,7 +93,7 @@ class _Reader:
         self.searches: str | None = None
 
     def read_program(self) -> None:
-        """Read the program's own file; of a module also the packages above it, which Python imports first."""
+        """Read the program's own file, and for a module the packages above it, which Python imports first."""
         with contextlib.suppress(OSError, ValueError, ImportError):
             path = self._program.path
             if path is None:
@@ -106,14 +106,14 @@ class _Reader:
             self._file(path, package, main=True)
 
     def _file(self, path: str, package: str, *, main: bool = False) -> None:
-        """Read a file of the user. ``package``: that which its relative imports begin with; ``main``: it is the program."""
+        """Read a file of the user. ``package``: the package to which its relative imports refer; ``main``: it is the program."""
         if path in self._read or len(self._read) >= FILES_MAX or not (main or path.endswith(".py")):
             return
         self._read.add(path)
         with contextlib.suppress(OSError, SyntaxError, ValueError, UnicodeError, RecursionError):
             with tokenize.open(path) as file:
                 tree = ast.parse(file.read())
-            # What the functions of a module do comes after the imports, as a rule; of the program all is looked at.
+            # A module's functions usually run after the imports, so they are left out; the whole program counts.
             nodes = list(ast.walk(tree)) if main else [node for one in _at_once(tree.body) for node in _outside_functions(one)]
             name = self._program.name if main else Path(path).name
             if self.sets is None and (line := changes_variables(nodes)) is not None:
@@ -139,7 +139,7 @@ class _Reader:
         if spec is None:
             return
         if top == "offbeat":
-            return  # the forkserver imports what it can of it, in any case
+            return  # the forkserver imports offbeat in any case
         if is_installed(spec) and not own_package:
             self.installed.setdefault(module, {}).update(dict.fromkeys(names))
             return
@@ -160,7 +160,7 @@ class _Reader:
 
 
 def is_installed(spec: ModuleSpec) -> bool:
-    """Return True if a module lies where pip installs packages."""
+    """Return True if a module is in a folder where pip installs packages."""
     places = [spec.origin] if spec.origin not in (None, "namespace") else list(spec.submodule_search_locations or ())
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages(), *site.getsitepackages()}
     return any(Path(place).resolve().is_relative_to(Path(folder).resolve()) for place in places if place for folder in folders)
@@ -173,7 +173,7 @@ def _spec(top: str, folder: str) -> ModuleSpec | None:
 
 
 def _absolute(module: str, level: int, package: str) -> str:
-    """Return the full name of what ``from ..module import`` means in a package; "": it means nothing."""
+    """Return the full name of the module in ``from ..module import`` within a package; "": it is above the top."""
     if level == 0:
         return module
     parts = package.split(".") if package else []
@@ -183,7 +183,7 @@ def _absolute(module: str, level: int, package: str) -> str:
 
 
 def _at_once(body: Sequence[ast.stmt], *, main: bool = False) -> Iterator[ast.stmt]:
-    """Return the statements that always run when this code does; ``main``: also those under ``if __name__ == "__main__"``."""
+    """Yield the statements that always run when this code does; ``main``: also those under ``if __name__ == "__main__"``."""
     for statement in body:
         yield statement
         match statement:

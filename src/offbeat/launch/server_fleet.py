@@ -1,4 +1,4 @@
-"""Carry out what `core.fleet.Fleet` decides: own the servers' processes, connections, links and kept memory. Nothing is decided here."""
+"""Carry out the decisions of `core.fleet.Fleet`: own the servers' processes, connections, links and kept memory, and decide nothing."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from offbeat.types import Seconds
 class _Running:
     child: Child
     address: Address | None = None
-    """Where it listens, or has the process before it listened; None: this is not known yet."""
+    """The address at which it listens, or at which its predecessor listened; None: not known yet."""
     connection: Connection | None = None
     again: bool = False
-    """True if it goes on where another process has ended: what that one has left is for this process alone."""
+    """True if it takes over from a process that has died: only this process may get the state left by that one."""
 
 
 class ServerFleet:
-    """The servers of a job.
+    """Own the processes of a job's servers.
 
     Args:
         settings: the job.
         engine: starts the processes.
         token: authenticates the processes of the job to each other.
-        max_restarts: how often each server may go on in another process of this machine.
+        max_restarts: how often each server may be restarted on this machine.
         now: returns the seconds during which the supervisor was running.
         output: takes what the processes print.
         note: shows a line to the user.
-        record: writes a line on a process to the journal: its role, number, what happened to it, and details.
-        fail: lets the job fail for a reason.
+        record: writes a journal record on a process: its role, number, what happened to it, and details.
+        fail: makes the job fail for a reason.
         leave: ends the job as SIGTERM does.
-        store: the store that says who leads; None: the supervisor decides by itself.
+        store: the store that records who leads; None: the supervisor decides alone.
     """
 
     def __init__(
@@ -78,50 +78,50 @@ class ServerFleet:
             checkpoints=None if settings.checkpoint is None else str(settings.checkpoint.folder),
         )
         self._running: dict[int, _Running] = {}
-        """Every process that leads or stands by, by its number in the fleet."""
+        """By number in the fleet: every process that leads or stands by."""
         self._fenced: set[Connection] = set()
-        """Connections of processes that were given up."""
+        """Connections of processes that the fleet has fenced; their messages are ignored."""
         outlives = range(settings.servers) if self.fleet.outlives else ()
         self.links = {number: Link("supervisor", f"server {number}") for number in outlives}
-        """By server that outlives its process: what is sent to whichever process leads it."""
+        """Supervisor links by server, for servers that outlive their process: a message reaches whichever process leads."""
         self.kept: dict[int, dict[str, SharedMemory]] = {number: {} for number in outlives}
-        """By server: blocks of memory that its next process will need, by name. Nobody maps them here."""
+        """Memory blocks by server and name, for the server's next process. This process does not map them."""
         self._key = secrets.token_hex(16)
-        """Shows a leader that a process is the standby that the supervisor has started."""
+        """A secret by which a leader recognises the standby that the supervisor has started."""
 
     # Start and end.
 
     def begin(self) -> None:
-        """Start the processes of all servers. The engine has begun."""
+        """Start the processes of all servers. The engine must have begun."""
         self.fleet.begin()
         self._carry_out()
         if self.fleet.outlives and (standby := self._engine.prepare_returns()) is not None:
             self._output.attach("servers", 0, standby)
 
     def begin_job(self) -> None:
-        """Send all servers their jobs. All of them listen."""
+        """Send all servers their jobs. All must be listening."""
         self.fleet.begin_job()
         self._carry_out()
 
     def finish(self, *, ok: bool, reason: str) -> None:
-        """Tell the standbys that the job has ended; server 0 was told before."""
+        """Send the standbys the end of the job. Server 0 has got it before."""
         self.fleet.finish()
         self._carry_out()
         self._tell(self._standbys(), {"kind": "finish", "ok": ok, "reason": reason})
 
-    # What is known.
+    # Queries.
 
     def reachable(self, number: int) -> bool:
-        """Return True if the process that leads a server has a connection."""
+        """Return True if the process that leads a server is connected."""
         one = self._running.get(self.fleet.servers[number].leader)
         return one is not None and one.connection is not None
 
     def loading(self, number: int) -> bool:
-        """Return True if the process that leads a server starts or imports, and therefore does not listen."""
+        """Return True if the process that leads a server is starting or importing, and so reads no messages."""
         return self.fleet.processes[self.fleet.servers[number].leader].loading
 
     def leaders(self) -> list[Child]:
-        """Return the processes that lead the servers, in their order."""
+        """Return the processes that lead, in the order of their servers."""
         return [one.child for one in self._leaders()]
 
     def standbys(self) -> list[Child]:
@@ -129,18 +129,18 @@ class ServerFleet:
         return [one.child for one in self._standbys()]
 
     def addresses(self) -> list[Address]:
-        """Return where the servers listen, in their order."""
+        """Return the addresses at which the servers listen, in their order."""
         return [one.address for one in self._leaders() if one.address is not None]
 
     def standbys_at(self) -> list[Address | None] | None:
-        """Return where the standby of each server listens, None: there is none that could take over. None: the job has no replicas."""
+        """Return the address of each server's standby, None where none could take over; None: the job has no standbys."""
         if not self._settings.replicas:
             return None
         ready = [server.standby if self.fleet.ready(number) else None for number, server in enumerate(self.fleet.servers)]
         return [None if standby is None else self._running[standby].address for standby in ready]
 
     def server_of(self, connection: Connection) -> int | None:
-        """Return the server whose leader has this connection; None: it is another's."""
+        """Return the server whose leader has this connection; None: it belongs to another process."""
         process = self._process_of(connection)
         return None if process is None or not self.fleet.leads(process) else self.fleet.processes[process].server
 
@@ -166,16 +166,16 @@ class ServerFleet:
     def _where(self) -> str:
         return json.dumps(self.addresses())
 
-    # What comes.
+    # Messages and ends of connections.
 
     def on_message(self, connection: Connection, message: Message) -> Message | None:
-        """Handle a message of a process of a server. Returns it if there is more to do about it, without its number in the link.
+        """Handle a message of a server's process. Returns the message without its link number if the supervisor has to handle it too.
 
         Raises:
             ProtocolError: the message cannot be read, or its sender is no server of this job.
         """
         if connection in self._fenced:
-            return None  # it was told to end
+            return None  # the process was ordered to end
         process = self._process_of(connection)
         leads = process is not None and self.fleet.leads(process)
         if process is not None:
@@ -196,7 +196,7 @@ class ServerFleet:
         return taken if more else None
 
     def on_closed(self, connection: Connection) -> None:
-        """Handle the end of a connection, perhaps that of a server."""
+        """Handle the end of a connection, which may be that of a server."""
         self._fenced.discard(connection)
         for link in self.links.values():
             if link.socket is connection:
@@ -207,7 +207,7 @@ class ServerFleet:
             self._carry_out()
 
     def _of_link(self, process: int, connection: Connection, message: Message) -> Message | None:
-        """Return a message without its number in the link; None: it is the link's own, or came before."""
+        """Return a message without its link number; None: it is the link's own, or a repetition."""
         link = self.links.get(self.fleet.processes[process].server)
         if link is None:
             return message
@@ -220,7 +220,7 @@ class ServerFleet:
         return None
 
     def _on_stranger(self, kind: str, connection: Connection, header: Mapping[str, Any]) -> bool:
-        """Handle the first message over a connection. Returns True if there is more to do about it."""
+        """Handle the first message over a connection. Returns True if the supervisor has to handle it too."""
         standby = header.get("role") == "standby"
         if kind == "failed" and any(one.connection is None for one in self._leaders()):
             return True  # a server whose port is taken sends 'failed' before 'listening'
@@ -234,12 +234,12 @@ class ServerFleet:
         one.connection, one.address = connection, Address(host, (tcp[0], tcp[1]), local)
         self.fleet.heard(process, self._now())
         self.fleet.listens(process, json.dumps([one.address]), one.child.where, shares_memory=connection.shares_memory)
-        if not self.fleet.outlives:  # by now: it is on another machine, or OFFBEAT_HOST keeps it apart
+        if not self.fleet.outlives:  # the process that has just reported is on another machine, or OFFBEAT_HOST sets it apart
             self.links.clear()
         return False
 
     def _awaits(self, process: int, connection: Connection) -> bool:
-        """Return True if this process is awaited, and the connection is its own as far as this is known."""
+        """Return True if this process is awaited, and the connection can be its own."""
         one = self._running[process]
         if self.fleet.processes[process].state is not State.STARTING or one.connection is not None:
             return False
@@ -272,12 +272,12 @@ class ServerFleet:
             self._tell([self._running[process]], {"kind": "noted"})
         return False
 
-    # What happens to processes.
+    # Ends and silence of processes.
 
     def look_for_ends(self, listens: Callable[[], bool]) -> None:
-        """Have it decided what becomes of each server of which a process has ended.
+        """Pass each end of a server's process to the fleet, and carry out what it decides.
 
-        ``listens`` handles what has come, as a report may explain the end, and returns False if the job fails by now.
+        ``listens`` handles messages that have arrived, since a failure report may explain the end; it returns False once the job fails.
         """
         for process, one in self._unended():
             status = one.child.ended()
@@ -297,9 +297,9 @@ class ServerFleet:
                 yield process, one
 
     def check(self, listens: Callable[[], bool]) -> None:
-        """Look for ended and silent processes, and for answers of the store."""
+        """Detect ended and silent processes, and take the store's answers."""
         if not self._running:
-            return  # none was started yet
+            return  # no process was started yet
         self.look_for_ends(listens)
         for server, term, value, error in () if self._store is None else self._store.answers():
             if server is None:
@@ -311,11 +311,11 @@ class ServerFleet:
         self._carry_out()
 
     def heed(self) -> None:
-        """Act on notices to single processes, once it is clear that they were not for the whole job."""
+        """Act on notices to single processes, once it is clear that they were not meant for the whole job."""
         self.fleet.heed(self._now())
         self._carry_out()
 
-    # What is decided.
+    # Decisions of the fleet.
 
     def _carry_out(self) -> None:
         while actions_now := self.fleet.take():
@@ -364,7 +364,7 @@ class ServerFleet:
     def _start(self, start: actions.Start) -> None:
         number, again = start.server, start.role == "again"
         if again and self._engine.returns_soon():
-            return  # the fleet asks again
+            return  # the fleet asks again later
         lack = None
         try:
             child = self._child(start)
@@ -396,9 +396,9 @@ class ServerFleet:
                 return self._engine.start_standby(number, token, self._leader(number).child, self._leader(number).address)
 
     def _send_job(self, number: int, one: _Running, away_s: Seconds) -> None:
-        """Send a server its job, after what earlier processes of it have left."""
+        """Send a server its job, after the memory that its earlier processes have left."""
         if one.connection is None:
-            return  # its end will be seen
+            return  # the process has ended, which `look_for_ends` will find
         for name, block in self.kept.get(number, {}).items():
             one.connection.send({"kind": "kept", "name": name}, memory=(block,))
         job: dict[str, Any] = {"kind": "job", "settings": self._settings.to_wire(), "servers": self._where()}

@@ -1,8 +1,8 @@
-"""Start processes of servers on this machine: new ones, or forks of a process that has imported what a server needs.
+"""Start servers on this machine: as new processes, or as forks of a process that has imported what a server needs.
 
-To import PyTorch takes seconds, and meanwhile workers wait for a server that has died, and a server that has no standby could not lose its
-leader. So one process imports it beside the job. It is not the one from which workers are forked: that one has the workers' share of the
-cores, threads that spin, and whatever modules the user has named.
+Importing PyTorch takes seconds, during which workers wait for a restarted server, and a server without a ready standby could not survive
+its leader's death. So one process imports it beside the job. It is not the process from which workers are forked, which has the workers'
+share of the cores, threads that spin, and whatever modules the user has named.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from offbeat.types import Seconds
 
 SERVER = Program("offbeat.runtime.server", module=True)
 MODULES = (OPTIMIZERS, "offbeat.runtime.live_job")
-"""What a server imports after it has begun to listen."""
+"""Modules that a server imports after it has begun to listen."""
 IMPORTS_S: Seconds = 30.0
-"""Seconds that a server waits for these imports of the process from which it would be started again; a stopped process never ends them."""
+"""Seconds that a server waits for the imports of the process from which it would be forked; a stopped process never ends them."""
 
 
 class ServerStarter:
-    """Start servers."""
+    """Start servers, as forks where possible."""
 
     def __init__(self) -> None:
         self._forkserver: Forkserver | None = None
         self._since: Seconds = 0.0
         self._forks: dict[str, LocalChild] = {}
-        """By server: the newest process that may be a fork."""
+        """By server number, as text: the newest process that may be a fork."""
 
     def prepare(self, environment: Mapping[str, str]) -> Child | None:
-        """Have a process ready from which servers are forked from now on, once it has imported.
+        """Start the process from which servers are forked once it has imported.
 
         Args:
-            environment: of a server of this machine, whichever.
+            environment: of any server of this machine.
 
         Returns:
-            The process; None: there can be none, or there is one already.
+            The process; None: it exists already, or there can be none.
         """
         if not POSSIBLE or self._forkserver is not None:
             return None
@@ -50,28 +50,27 @@ class ServerStarter:
         self._since = time.monotonic()
         try:
             self._forkserver = Forkserver(SERVER, MODULES, {**common, **marks, "OFFBEAT_STANDBY": "servers"}, capture=True)
-        except OSError:  # this machine lacks descriptors or memory: a server that dies imports for itself
+        except OSError:  # this machine lacks descriptors or memory: a restarted server imports for itself
             return None
         return self._forkserver.child
 
     @property
     def child(self) -> LocalChild | None:
-        """Return the process from which servers are forked; None: there is none."""
+        """The process from which servers are forked; None: there is none."""
         return None if self._forkserver is None else self._forkserver.child
 
     def imports(self) -> bool:
-        """Return True while that process imports: a fork of it will be there sooner than a new process."""
+        """Return True while the forkserver imports: its fork will be ready sooner than a new process."""
         return self._forkserver is not None and not self._forkserver.settled() and time.monotonic() < self._since + IMPORTS_S
 
     def start(self, environment: Mapping[str, str], note: Callable[[str], object]) -> LocalChild:
         """Return a new process of a server.
 
-        Forks die with the forkserver, so a standby is none if its leader may be one.
-
         Args:
-            environment: all of its variables.
+            environment: all variables of the process.
             note: shows a line to the user.
         """
+        # Never fork a standby whose leader may be a fork: both would die with the forkserver.
         number, leader = environment["OFFBEAT_SERVER"], self._forks.get(environment["OFFBEAT_SERVER"])
         beside = environment.get(ROLE) == "standby" and leader is not None and leader.ended() is None
         if self._forkserver is None or not self._forkserver.settled() or beside:

@@ -1,7 +1,7 @@
-"""Count the signals that tell a process of the launcher to end: those that come together are one notice, a later one is impatience.
+"""Count the signals that tell a launcher's process to end: signals close together are one notice, a later one asks for the end at once.
 
-An engine that cancels a job tells every process, some of them twice: Slurm signals all processes of a step, and an agent or torchrun passes
-the same signal on. A second signal means "at once" only if somebody has sent it after the first one had time to act.
+An engine that cancels a job signals every process, some twice: Slurm signals all processes of a step, and an agent or torchrun passes the
+same signal on. So a second signal means "at once" only if it comes after the first one had time to act.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from offbeat.types import Seconds
 
 SAME_S: Seconds = 5.0
-"""Seconds within which another signal is the same notice. Engines repeat SIGTERM; people repeat Ctrl-C, see `SAME_INTERRUPT_S`."""
+"""Seconds within which a further SIGTERM, which engines repeat, belongs to the same notice."""
 SAME_INTERRUPT_S: Seconds = 1.0
 
 
 class StopSignals:
-    """Keep the first signal, and whether another one insists.
+    """Keep the first signal, and whether a later one insists.
 
     Args:
-        clock: seconds, monotonic.
+        clock: returns monotonic seconds.
 
     >>> times = iter([10.0, 10.2, 12.0])
     >>> told = StopSignals(lambda: next(times))
@@ -34,11 +34,11 @@ class StopSignals:
         self.number: int | None = None
         """The first signal; None: none has come."""
         self.insists = False
-        """True once a signal has come that is not the same notice."""
+        """True once a signal has come that does not belong to the first notice."""
         self._since: Seconds = 0.0
 
     def note(self, number: int) -> bool:
-        """Note a signal. Returns True if it asks for the end at once. Made for signal handlers."""
+        """Note a signal. Returns True if it asks for the end at once. For signal handlers."""
         now = self._clock()
         if self.number is None:
             self._since, self.number = now, number

@@ -1,6 +1,6 @@
 """Run a job: have an engine start servers and workers, restart workers that died, pass signals on, and clean up.
 
-The supervisor decides nothing about training; the coordinator in server 0 does, and sends what to show. One thread, one loop.
+The supervisor decides nothing about training: the coordinator in server 0 does, and sends the figures to show. One thread, one loop.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ __all__ = ["Outcome", "Supervisor"]
 GRACE_S = 5.0
 """Seconds that processes have to end after a last signal before they are killed."""
 CHECKPOINT_SHARE = 0.6
-"""The part of ``--grace`` that a last checkpoint may take."""
+"""Share of ``--grace`` that a last checkpoint may take."""
 END_S = 600.0
 """Longest wait for the checkpoint of a finished job, in seconds."""
 NEWS_S = 2.0
 """Seconds to wait for the status of a worker that may have joined just before its end."""
 POLL_S = 0.1
-"""Seconds until the end of a process without a connection is noticed."""
+"""Longest wait of the loop, in seconds: the end of a process without a connection wakes nothing."""
 
 
 class Supervisor:
@@ -59,17 +59,17 @@ class Supervisor:
         settings: the job.
         engine: starts the processes.
         token: authenticates the processes of the job to each other.
-        max_restarts: how often each worker may be restarted. The loss of its machine does not count.
-        return_s: seconds to wait for a machine once no worker is left whose machine is there.
-        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM, and processes after their goodbye.
-        notice: says when this machine is about to be taken away, which ends the job as SIGTERM does; None: only signals do.
-        log_dir: a folder for the raw output of each worker and server; None: no files.
-        followers: processes that follow the job, of which nothing depends; `settings` names the records that they read.
-        store: says whether this supervisor leads the job, and which process leads each server; None: there is no store.
+        max_restarts: how often each worker may be restarted. A return after the loss of its machine does not count.
+        return_s: seconds to wait for a machine once no worker's process is left.
+        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM; processes have ten times as long after their goodbye.
+        notice: detects that this machine is about to be taken away, which ends the job as SIGTERM does; None: only signals do.
+        log_dir: folder for the raw output of each worker and server; None: no files.
+        followers: processes that follow the job, on which nothing depends; `settings` names the records that they read.
+        store: records which supervisor leads the job, and which process each server; None: there is no store.
         display: shows the job to the user.
 
     Raises:
-        ConfigurationError: a server could not start, for instance because its port is taken, or the store cannot be reached.
+        ConfigurationError: a server could not start, for example because its port is taken, or the store cannot be reached.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class Supervisor:
         self._token = token
         self._hub = SocketHub(token, maps=False)
         self.checkpoints = Results()
-        """What has become of the job's checkpoints."""
+        """Results of the job's checkpoints so far."""
         self._snapshot: dict[str, Any] | None = None
         self._began_at = time.time()
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
         self._told = StopSignals()
-        """Whether this process was told to end, or a server was, or this machine will be taken away."""
+        """Signals to this process; a notice to end the job, from a server or `notice`, is noted as SIGTERM."""
         self._ending = False
         self._clock = LivedClock()
         self._workers = Workers(
@@ -146,7 +146,7 @@ class Supervisor:
         )
 
     def run(self) -> Outcome:
-        """Run the job to its end. Afterwards every process is gone, however the job ended."""
+        """Run the job to its end. When this returns or raises, every process of the job on this machine is gone."""
         before = {number: signal.signal(number, self._on_signal) for number in ends_in_order()}
         try:
             try:
@@ -195,12 +195,12 @@ class Supervisor:
         self._servers.begin_job()
         if not self._wait_for_start(self._servers.fleet.all_follow):
             return
-        if not self._wait_for_start(self._engine.ready_for_workers):  # the servers load, too, meanwhile
+        if not self._wait_for_start(self._engine.ready_for_workers):  # the servers import meanwhile
             return
         self._workers.start()
 
     def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
-        """Wait until ``ready`` returns True. Returns False if something happens first that ends the job."""
+        """Wait until ``ready`` returns True, and return True; False: something has happened first that ends the job."""
         while not ready():
             self._serve(POLL_S)
             self._servers.check(self._listens)
@@ -211,7 +211,7 @@ class Supervisor:
         return self._failure is None
 
     def _note_engine(self) -> None:
-        """Show what the engine has to say, and end the job if it cannot go on."""
+        """Show the engine's lines, and take its failure as the job's."""
         for note in self._engine.notes():
             self._display.note(note)
         self._failure = self._failure or self._engine.failure
@@ -224,14 +224,14 @@ class Supervisor:
         return child
 
     def _ask_for_stacks(self, worker: WorkerId) -> str | None:
-        """Make a worker print its stacks for a watcher, instead of for the user. Returns the reason if it cannot."""
+        """Make a worker print its stacks, for a watcher and not for the user. Returns the reason if it cannot."""
         why_not = self._workers.print_stacks(worker)
         if why_not is None:
             self._output.divert_stacks("worker", worker)
         return why_not
 
     def _after(self, error: Exception) -> Outcome:
-        """End the job in order after an error of the supervisor itself: with a last checkpoint, the journal's end, and a summary."""
+        """End the job in order after an error in the supervisor itself: with a last checkpoint, the journal's end, and a summary."""
         lack = lack_of(error) if isinstance(error, OSError) else None
         reason = f"the supervisor cannot go on: {lack or f'{type(error).__name__}: {error}'}"
         if not self._servers.reachable(0) or self._ending:
@@ -257,7 +257,7 @@ class Supervisor:
             if (number := self._told.number) is not None:
                 return self._stop(number)
             if self._servers.fleet.returning:
-                continue  # what becomes of workers is known once the server has come back
+                continue  # a worker's end can be judged once the server has come back
             self._workers.take_in()
             self._workers.check(self._listens)
             self._workers.check_hangs(loading=self._servers.loading(0))
@@ -324,7 +324,7 @@ class Supervisor:
                 self._workers.on_kill(header["worker"])
 
     def _on_checkpoint(self, header: Mapping[str, Any]) -> None:
-        """Note that server 0 has made a checkpoint, or could not."""
+        """Note a checkpoint that server 0 has made, or that has failed."""
         version, missing = header["version"], header["missing"]
         self.checkpoints.add(version, header["failed"], last=header.get("last", False))
         if header["failed"] is not None:
@@ -334,7 +334,7 @@ class Supervisor:
             self._display.note(f"the checkpoint of version {version} lacks the random generators and schedulers of worker {names}")
 
     def _refuse(self, connection: Connection, error: ProtocolError) -> None:
-        """Close the connection of a peer that has broken the protocol. Without a server the job ends."""
+        """Close the connection of a peer that has broken the protocol. If it is a server, the job fails."""
         connection.close()
         number = self._servers.server_of(connection)
         if number is None:
@@ -344,7 +344,7 @@ class Supervisor:
             self._fail(f"server {number} broke the protocol: {error}")
 
     def _fail(self, reason: str) -> None:
-        """Let the job fail for this reason, unless it fails already."""
+        """Make the job fail for this reason, unless it fails already."""
         self._failure = self._failure or (reason, False)
 
     def _leave(self) -> None:
@@ -352,27 +352,27 @@ class Supervisor:
         self._told.note(signal.SIGTERM)
 
     def _look_for_notice(self) -> None:
-        """Treat the notice of the user's command as SIGTERM."""
+        """Treat a notice from the user's command as SIGTERM."""
         if self._notice is not None and self._told.number is None and self._notice.look(self._clock.now()):
             self._display.note(f"this machine will be taken away, says --notice-command {self._notice.command!r}")
             self._leave()
 
     def _heed_notices(self) -> None:
-        """Act on notices to single processes, once it is clear that they were not for the whole job."""
+        """Act on notices to single processes, once it is clear that they were not meant for the whole job."""
         if self._told.number is None:
             self._servers.heed()
         if self._told.number is None:
             self._workers.dismiss()
 
     def _listens(self) -> bool:
-        """Handle what has come. Returns False if the job fails."""
+        """Handle messages that have arrived. Returns False if the job fails."""
         self._serve(0.0)
         return self._failure is None
 
     # End.
 
     def _conclude(self) -> Outcome:
-        """Return the outcome after every worker process has ended for good."""
+        """Return the outcome, after every worker has ended for good."""
         ends = self._workers.ends()
         if any(end.status == 0 for end in ends.values()):
             self._serve_until(lambda: self._joined() or not self._servers.reachable(0), NEWS_S)
@@ -382,7 +382,7 @@ class Supervisor:
         return self._end(status, reason)
 
     def _save_end(self) -> None:
-        """Have the state in which the job has finished saved, if it makes checkpoints. A signal ends the wait."""
+        """Have a checkpoint of the finished job made, if it makes checkpoints. A signal ends the wait."""
         if self._settings.checkpoint is None or not self._servers.reachable(0):
             return
         self._send("checkpoint", within_s=END_S, last=True)
@@ -396,7 +396,7 @@ class Supervisor:
             self.checkpoints.add(self.checkpoints.tried + 1, "it was not complete when the job ended")
 
     def _joined(self) -> bool:
-        """Return True if a worker has ever joined. Server 0 reports a hello at once; the snapshot, of each 0.2 s, outlives restarts."""
+        """Return True if a worker has ever joined: by the reports of hellos, or by the coordinator's status, which outlives restarts."""
         if self._workers.any_said_hello:
             return True
         return self._snapshot is not None and any(row["incarnations"] for row in self._snapshot["per_worker"])
@@ -404,7 +404,7 @@ class Supervisor:
     def _stop(self, number: int) -> Outcome:
         """End the job on a signal: ask the workers to leave, and give them ``grace_s`` seconds.
 
-        Ctrl-C becomes a `KeyboardInterrupt` in each script, which may catch it and save. Any other signal asks workers to leave after the
+        Ctrl-C becomes a `KeyboardInterrupt` in each script, which may catch it and save. Any other signal makes workers leave after the
         step.
         """
         name = signal.Signals(number).name
@@ -418,7 +418,7 @@ class Supervisor:
         return self._end(BY_SIGNAL + number, f"stopped by {name}")
 
     def _last_checkpoint(self, name: str) -> Seconds:
-        """Have a last checkpoint made, if the job makes any, before the workers are told to leave. Returns the seconds that it took."""
+        """Have a last checkpoint made, if the job makes any, before the workers leave. Returns the seconds that it took."""
         if self._settings.checkpoint is None or not self._joined():
             return 0.0
         wanted = 0 if self._snapshot is None else self._snapshot["version"]
@@ -437,7 +437,7 @@ class Supervisor:
         return time.monotonic() - began
 
     def _all_leave(self, limit_s: Seconds) -> bool:
-        """Wait for the ends of all workers, without restarts. Returns False if some have not ended in time."""
+        """Wait for the ends of all workers, without restarts. Returns False if some have not ended within ``limit_s`` seconds."""
 
         def over() -> bool:
             self._workers.note_ends()
@@ -448,7 +448,7 @@ class Supervisor:
         return self._workers.none_runs()
 
     def _end(self, status: int, reason: str) -> Outcome:
-        """Let the coordinator close the journal, then stop the servers."""
+        """Have the coordinator close the journal, stop the servers and followers, and return the outcome."""
         self._ending = True
         _kill(self._workers.children())
         self._output.drain()
@@ -482,14 +482,14 @@ class Supervisor:
 
 
 def _may_open_more() -> None:
-    """Raise this process's limit of open files as far as it may: connections have used it up, and the journal lacks its end."""
+    """Raise this process's limit of open files to its maximum: connections may have used all, and the journal has to be opened."""
     with suppress(ValueError, OSError):
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _kill(children: Sequence[Child]) -> None:
-    """Signal all processes first, and only then wait for the end of each."""
+    """Kill all processes, and then wait for the end of each."""
     for child in children:
         child.strike()
     for child in children:

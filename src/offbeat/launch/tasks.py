@@ -1,7 +1,7 @@
 """Read from the environment which task of which engine this process is: torchrun, Slurm, MPI, or pods that Kubernetes numbers.
 
-An engine starts the same command several times, and says in the environment which of them a process is, how many there are, and (most of
-them) where the first one runs. Without an engine, options say it: ``--nnodes``, ``--node-rank`` and ``--rdzv-endpoint``.
+An engine starts the same command several times. Its variables give each process its number, the number of processes, and (most of them) the
+first one's machine. Without an engine, options give these: ``--nnodes``, ``--node-rank`` and ``--rdzv-endpoint``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.transport.addresses import is_link_local, split_port
 
 PORT = 29400
-"""Where the supervisor listens if nothing else is said: torchrun's default for its rendezvous."""
+"""Default port of the supervisor: torchrun's default for its rendezvous."""
 SLURM_PORTS = range(20000, 30000)
 BY_HAND = "offbeat agent"
 
@@ -26,34 +26,34 @@ class Task:
     """One of the processes that an engine has started with the same command."""
 
     engine: str
-    """Its name, for messages."""
+    """The engine's name in messages."""
     rank: int | None
-    """The number of this task; None: the supervisor gives it one."""
+    """Number of this task; None: the supervisor gives it one."""
     size: int
-    """The number of tasks, at most."""
+    """Highest number of tasks."""
     local_size: int = 1
-    """The number of tasks on this machine."""
+    """Number of tasks on this machine."""
     machines: int | None = None
-    """How many machines must have come before the job begins; None: all tasks."""
+    """Number of machines that must have come before the job begins; None: all tasks must have."""
     host: str = ""
-    """The machine of the first task, as the others reach it; "": this one."""
+    """Machine of the first task, as the others reach it; "": this machine."""
     port: int = 0
-    """Where the supervisor of the job listens there; 0: it is told through a store or a file."""
+    """Port of the job's supervisor there; 0: a store or a file has it."""
     store: tuple[str, int] | None = None
-    """Torchrun's store; None: there is none."""
+    """Host and port of torchrun's store; None: there is none."""
     run: str = ""
     """Torchrun's name for the job."""
     job: str = ""
-    """A text that is the same in all tasks of a job, and different in other jobs of this machine."""
+    """A text that all tasks of a job share, and no other job of this machine has."""
 
     @property
     def never_again(self) -> str:
-        """Return the engine if it never starts a task again that has ended; "" for others."""
+        """The engine's name if the engine never restarts a task that has ended; "" otherwise."""
         return self.engine if self.engine in ("Slurm", "Open MPI", "MPI") else ""
 
     @property
     def alone(self) -> bool:
-        """Return True if all tasks are on this machine."""
+        """True if all tasks are on this machine."""
         return self.size == self.local_size
 
 
@@ -66,13 +66,13 @@ def task_of(
     environment: Mapping[str, str] = os.environ,
     hosts_of: Callable[[str], list[str]] | None = None,
 ) -> Task:
-    """Return which task this process is.
+    """Return the task that this process is.
 
     Args:
-        nnodes: ``N`` or ``MIN:MAX`` machines, by the user's word.
-        node_rank: the number of this machine, by the user's word.
-        endpoint: ``HOST`` or ``HOST:PORT`` where the supervisor listens, by the user's word.
-        port: where the supervisor listens, by the user's word; 0: as the endpoint or the engine says.
+        nnodes: ``--nnodes``: ``N`` or ``MIN:MAX`` machines.
+        node_rank: ``--node-rank``: the number of this machine.
+        endpoint: ``--rdzv-endpoint``: ``HOST`` or ``HOST:PORT`` of the supervisor.
+        port: ``--port``: the supervisor's port; 0: the endpoint's or the engine's.
         environment: of this process.
         hosts_of: returns the machines of a Slurm node list; None: ask ``scontrol``.
 
@@ -105,7 +105,7 @@ def task_of(
     if host:
         found = replace(found, host=host, port=at, store=None)
     elif port and found.port:
-        found = replace(found, port=port)  # a task without a port learns the supervisor's address from a store or a file
+        found = replace(found, port=port)  # a task without a port gets the supervisor's address from a store or a file
     if least is not None:
         found = replace(found, machines=least)
     if not found.host and not found.alone:
@@ -189,10 +189,10 @@ def _nodes(text: str | None) -> tuple[int | None, int | None]:
 
 
 def _endpoint(text: str | None, wanted: int) -> tuple[str, int]:
-    """Return the host and the port of the supervisor. ``wanted``: the port that ``--port`` names; 0: it names none."""
+    """Return the supervisor's host and port. ``wanted``: the port of ``--port``; 0: not given."""
     if not text:
         return "", 0
-    wanted = wanted if 0 < wanted < 65536 else 0  # `options.check` refuses other numbers
+    wanted = wanted if 0 < wanted < 65536 else 0  # `options.check` rejects other numbers
     host, port = split_port(text)
     port = port or str(wanted or PORT)
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
@@ -212,7 +212,7 @@ def _checked(node_rank: int | None, most: int) -> int | None:
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """Return the number of tasks of each node of a Slurm step.
+    """Return the number of tasks on each node of a Slurm step.
 
     >>> _tasks_per_node("2(x2),1")
     [2, 2, 1]
@@ -237,7 +237,7 @@ def _scontrol(nodes: str) -> list[str]:
 
 
 def checked_host(host: str, option: str) -> str:
-    """Return a host that a user has written, without brackets.
+    """Return a host from the user, without brackets.
 
     Raises:
         ConfigurationError: it is a link-local IPv6 address.

@@ -1,4 +1,4 @@
-"""Read the job's secret, the token, from the environment or from a file: never from a command line, where everybody can read it."""
+"""Read the job's secret, the token, from the environment or a file: never from a command line, which every user can read."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from offbeat.runtime.job.settings import TOKEN, take_token
 
 TOKEN_FILE = "OFFBEAT_TOKEN_FILE"
 SHORTEST = 16
-"""Fewest characters: whoever sees one handshake can try short tokens without asking anybody."""
+"""Fewest characters of a token: with a recorded handshake, short tokens can be tried offline."""
 MAKE_ONE = "openssl rand -hex 16 > {file}; chmod 600 {file}"
 
 
 def given_token(file: Path | None = None, environment: MutableMapping[str, str] = os.environ) -> str | None:
-    """Return the token that the user gave: from ``file``, else from OFFBEAT_TOKEN_FILE, else from OFFBEAT_TOKEN; None if there is none.
+    """Return the user's token from ``file``, else from the file in OFFBEAT_TOKEN_FILE, else from OFFBEAT_TOKEN; None if there is none.
 
-    OFFBEAT_TOKEN is removed from the environment (``import offbeat`` has removed that of this process), so that neither child processes nor
+    OFFBEAT_TOKEN is removed from ``environment`` (``import offbeat`` has removed it from this process's), so that no child processes and no
     logs of the environment get it.
 
     Raises:
-        ConfigurationError: the file cannot be read, or others can read it, or the token is too short.
+        ConfigurationError: the file cannot be read, or other users can read it, or the token is too short.
     """
     text = None
     with contextlib.suppress(KeyError):
@@ -33,7 +33,7 @@ def given_token(file: Path | None = None, environment: MutableMapping[str, str] 
         return None if text is None else _checked(text, TOKEN)
     what = f"--token-file {named}" if file is not None else f"{TOKEN_FILE}={named}"
     try:
-        with named.open() as opened:  # the mode is that of the file that is read, whoever changes the name meanwhile
+        with named.open() as opened:  # fstat the open file: its name may be given to another file meanwhile
             mode = os.stat(opened.fileno()).st_mode
             text = opened.read()
     except (OSError, UnicodeDecodeError) as error:

@@ -1,10 +1,10 @@
 """Show a running job to ``offbeat top``: watchers connect to the supervisor's hub with the job's token, and ask for its figures.
 
-A watcher asks, and is answered at most twice a second; it asks again once it has the answer. So a watcher that is stopped asks for
-nothing, and one that floods has broken the protocol and loses its connection. Nothing here waits for a watcher, and no error ends the job.
+A watcher asks, gets an answer after at most half a second, and then asks again. So a stopped watcher asks for nothing, and one that asks
+twice has broken the protocol and loses its connection. Nothing here waits for a watcher, and no error ends the job.
 
-Where to ask, and the token, are in a file of this user's private folder for as long as the supervisor lives: processes of this user find
-the job there, and no other user's. Who is on another machine gives the address and the token (``--connect``).
+While the supervisor lives, its address and the token are in a file of this user's private folder, where processes of this user, and no
+other user's, find the job. A user on another machine gives the address and the token (``--connect``).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ ROUND_S: Final[Seconds] = 0.1
 """Seconds between two rounds of answers."""
 WATCHERS_MAX: Final = 16
 QUIET_S: Final[Seconds] = 5.0
-"""A watcher that has asked for nothing for so many seconds makes room for another."""
+"""Seconds without a question after which a watcher makes room for another, if there are `WATCHERS_MAX`."""
 STACKS_S: Final[Seconds] = 5.0
-"""Seconds that a process has to begin to print its stacks, and `ROUND_S` for each further line."""
+"""Seconds that a process has to begin to print its stacks. Once it has begun, a pause of `ROUND_S` ends them."""
 EVENTS_MAX: Final = 50
 LINES_MAX: Final = 500
 _PREFIX: Final = "job-"
@@ -48,7 +48,7 @@ _worker: Final = whole(0, WORKERS_MAX)
 _words: Final = text(1 << 14)
 
 FROM_WATCHER: Final = Kinds({"watch": MessageSchema(), "stacks": MessageSchema(fields({"worker": _worker}))})
-"""From a watcher to the supervisor: a request for the job's figures, and for the Python stacks of a worker."""
+"""From a watcher to the supervisor: requests for the job's figures, and for a worker's Python stacks."""
 
 TO_WATCHER: Final = Kinds(
     {
@@ -64,8 +64,8 @@ TO_WATCHER: Final = Kinds(
         "stacks": MessageSchema(fields({"worker": _worker, "lines": many(_words, LINES_MAX), "why_not": _words})),
     }
 )
-"""From the supervisor to a watcher: what is known of the job (``snapshot``: None until its server 0 has reported; ``events``: times by the
-job's clock, if it runs, and sentences), and the stacks of a worker, or the reason for which there are none."""
+"""From the supervisor to a watcher: the job's figures (``snapshot``: None until server 0 has reported; ``events``: with their times by the
+job's clock, None before that runs), and a worker's stacks, or the reason for which there are none."""
 
 
 _ENTRY: Final = fields(
@@ -80,25 +80,25 @@ _ENTRY: Final = fields(
 
 
 class Entry(NamedTuple):
-    """A job of this user, as the private folder has it."""
+    """A job of this user, from its file in the private folder."""
 
     file: str
     address: Address
     token: str
     process: str
-    """The supervisor's `process_identity`."""
+    """The supervisor's `process_identity`, by which its end is noticed."""
     pid: int
     script: str
     workers: int
     began: float
-    """Seconds since the epoch."""
+    """When the job began, in seconds since the epoch."""
 
 
 def entries(folder: Path | None = None) -> list[Entry]:
-    """Return the jobs of this user on this machine, the oldest first. Files of supervisors that have ended are removed.
+    """Return this user's jobs on this machine, the oldest first. Removes the files of supervisors that have ended.
 
     Raises:
-        ConfigurationError: others can use the folder.
+        ConfigurationError: other users can use the folder.
     """
     found = []
     folder = folder or folder_of_user()
@@ -127,19 +127,19 @@ class _Watcher:
     answered_at: Seconds
     heard_at: Seconds
     stacks_of: WorkerId | None = None
-    """The worker whose stacks it has asked for."""
+    """The worker whose stacks the watcher has asked for, and not got; None: it has asked for none."""
 
 
 class Watchers:
-    """All watchers of a job. No method raises.
+    """Answer all watchers of a job. No method raises.
 
     Args:
-        script: what the job runs.
-        workers: how many the job has.
-        token: the job's.
-        said: what the user was told, with the monotonic time of each line.
+        script: the job's script.
+        workers: the job's number of workers.
+        token: the job's token.
+        said: lines that the user was shown, each with its monotonic time.
         ask: makes a worker print its stacks; returns the reason if it cannot.
-        collect: returns the lines that it has printed since; True: no more are awaited.
+        collect: returns the lines that the worker has printed since; True: no more are awaited.
     """
 
     def __init__(
@@ -158,20 +158,20 @@ class Watchers:
         self._watchers: dict[Connection, _Watcher] = {}
         self._snapshot: Mapping[str, Any] | None = None
         self._clock_began: Seconds | None = None
-        """When the job's clock was 0, monotonic."""
+        """Monotonic time at which the job's clock was 0."""
         self._next_round: Seconds = 0.0
         self._stacks: deque[WorkerId] = deque()
-        """Workers whose stacks are awaited; the first of them prints."""
+        """Workers whose stacks are wanted; the first of them prints at present."""
         self._stacks_at: Seconds | None = None
-        """Until when it may begin; None: it was not asked."""
+        """Monotonic time until which the first worker may begin to print; None: it was not asked."""
         self._printed = 0
-        """How many lines it had printed at the last look."""
+        """Number of lines that the first worker had printed when last checked."""
         self._file: Path | None = None
 
     # Where watchers find the job.
 
     def publish(self, address: Address) -> None:
-        """Write the file in which processes of this user find the job. A job that they cannot find goes on all the same."""
+        """Write the file by which this user's processes find the job. If that fails, the job goes on."""
         file = folder_of_user() / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         about = {name: self._about[name] for name in ("script", "workers", "pid")}
         entry = {"address": address, "token": self._token, "process": process_identity(), "began": self._began, **about}
@@ -188,10 +188,10 @@ class Watchers:
             with contextlib.suppress(OSError, OffbeatError), opened_folder(self._file.parent) as folder:
                 os.unlink(self._file.name, dir_fd=folder)
 
-    # What watchers ask, and get.
+    # Questions and answers.
 
     def on_message(self, connection: Connection, message: Message) -> bool:
-        """Handle a message of a watcher. Returns False if the message is another process's."""
+        """Handle a watcher's message. Returns False if another process has sent it."""
         watcher, now = self._watchers.get(connection), time.monotonic()
         if watcher is None and message.header.get("kind") != "watch":
             return False
@@ -217,17 +217,17 @@ class Watchers:
         return True
 
     def on_closed(self, connection: Connection) -> bool:
-        """Forget a watcher that has gone. Returns False if the connection is another process's."""
+        """Forget a watcher whose connection has ended. Returns False if the connection is another process's."""
         return self._watchers.pop(connection, None) is not None
 
     def on_status(self, snapshot: Mapping[str, Any]) -> None:
-        """Take the newest figures of the job."""
+        """Keep the job's newest figures."""
         if self._clock_began is None:
             self._clock_began = time.monotonic() - snapshot["elapsed_s"]
         self._snapshot = snapshot
 
     def tick(self) -> None:
-        """Answer whom it is time to answer."""
+        """Answer the watchers whose answers are due."""
         now = time.monotonic()
         if not self._watchers or now < self._next_round:
             return
@@ -258,7 +258,7 @@ class Watchers:
         return {"kind": "watched", "about": about, "snapshot": self._snapshot, "events": events}
 
     def _tick_stacks(self, now: Seconds) -> None:
-        """Ask one worker at a time for its stacks, and pass them on once it has had time to print them."""
+        """Have one worker at a time print its stacks, and send them once they are complete or the time is over."""
         if not self._stacks:
             return
         worker, why_not = self._stacks[0], ""

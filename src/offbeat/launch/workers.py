@@ -1,4 +1,4 @@
-"""Keep the processes of a job's workers: start them, restart those that have died, and kill those that hang."""
+"""Manage the processes of a job's workers: start them, restart those that have died, and kill those that hang."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.types import Seconds, WorkerId, WorkerState, worker_ids
 
 END_SEEN_S: Seconds = 0.3
-"""Seconds within which the end of a process is seen after the end of its connection."""
+"""Seconds within which the end of a process is noticed after the end of its connection."""
 EXIT_S, EXIT_GRACES = 2.0, 10
-"""Least seconds that a process has to end after its goodbye, and how many times ``--grace``: handlers at exit may upload files."""
+"""Least seconds that a process has to end after its goodbye, and the same as a multiple of ``--grace``: exit handlers may upload files."""
 
 
 class Workers:
-    """The processes of all workers.
+    """Manage the processes of all workers.
 
     Args:
         settings: the job.
-        engine: says which machines have come.
-        max_restarts: how often each worker may be restarted. The loss of its machine does not count.
-        return_s: seconds to wait for a machine once no worker is left whose machine is there.
-        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM, and processes, ten times as long, after their goodbye.
+        engine: reports the machines that have come.
+        max_restarts: how often each worker may be restarted. A return after the loss of its machine does not count.
+        return_s: seconds to wait for a machine once no process is left.
+        grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM; processes have ten times as long after their goodbye.
         clock: stands still while this process does.
         spawn: starts a process of a worker; returns None if its machine is not there.
-        output: what the processes print.
-        note: shows the user a line on what has happened now.
-        record: writes a line on a process to the journal: its role, number, what happened to it, and details.
+        output: prints the processes' output.
+        note: shows the user a line on an event.
+        record: writes a journal record on a process: its role, number, what happened to it, and details.
         tell: sends a message to server 0: its kind and its fields.
         snapshot: returns the coordinator's last status.
     """
@@ -66,14 +66,14 @@ class Workers:
         self._note, self._record, self._tell, self._snapshot = note, record, tell, snapshot
         self._states: dict[WorkerId, WorkerProcess] = {}
         self._backoffs: defaultdict[WorkerId, Backoff] = defaultdict(Backoff)
-        """Of workers that could not be started, or whose processes have failed before they could join."""
+        """Pauses of workers that could not be started, or whose processes have failed before they could join."""
         self._later: dict[WorkerId, str] = {}
-        """How the newest process has ended, by worker that is to be restarted later."""
+        """By worker that is to be restarted later: text on the end of its newest process."""
         self._bugs = Bugs()
         self.bug: str | None = None
-        """Why the job ends since its script has a bug; None: no bug is known."""
+        """The bug of the script for which the job ends; None: no bug is known."""
         self._none_since: Seconds | None = None
-        """Since when no process of a worker runs."""
+        """The time since which no process of a worker runs; None: one does."""
 
     def start(self) -> None:
         """Start the workers whose machines are there, for the first time."""
@@ -97,10 +97,10 @@ class Workers:
             return f"worker {worker} has no process"
         return state.child.print_stacks()
 
-    # What server 0 says of them.
+    # Reports of server 0.
 
     def on_standing(self, header: Mapping[str, Any]) -> None:
-        """Note how a process stands, and end it if it has come back too late."""
+        """Update a process's standing, and kill the process if it has come back too late."""
         state = self._states.get(header["worker"])
         if state is not None and state.child is not None and state.child.pid == header["pid"]:
             state.standing.heard(header, self._clock.now())
@@ -111,7 +111,7 @@ class Workers:
                 state.child.strike()
 
     def _note_death(self, worker: WorkerId, state: WorkerProcess, header: Mapping[str, Any]) -> None:
-        """Note that a worker has died, or tell that it is back. A death is told with the end of the process, or if that does not come."""
+        """Note a worker's death, or show its return. A death is shown with the end of its process, or after `END_SEEN_S` without one."""
         now = self._clock.now()
         if header["standing"] == WorkerState.DEAD.value and state.died_at is None:
             state.died_at, state.told = now, False
@@ -121,21 +121,21 @@ class Workers:
             state.died_at, state.told = None, False
 
     def _tell_deaths(self) -> None:
-        """Tell of workers that have died while their processes go on."""
+        """Show the deaths of workers whose processes are still running."""
         for worker, state in self._states.items():
             if state.died_at is not None and not state.told and self._clock.now() - state.died_at >= END_SEEN_S:
                 state.told = True
                 self._note(f"worker {worker} died ({state.standing.dead_because})")
 
     def on_failing(self, header: Mapping[str, Any]) -> None:
-        """Keep the reason for which a script is about to fail."""
+        """Keep a process's report on why its script fails."""
         if header["worker"] in self._states:
             self._states[header["worker"]].failure = FailureReport(
                 header["reason"], header["pushed"], header["type"], header["place"], header["final"]
             )
 
     def on_kill(self, worker: WorkerId) -> None:
-        """Kill a worker's process, as ordered by ``--kill``."""
+        """Kill a worker's process, as ``--kill`` orders."""
         state = self._states.get(worker)
         if state is not None and state.child is not None:
             state.ordered = True
@@ -143,13 +143,13 @@ class Workers:
 
     @property
     def any_said_hello(self) -> bool:
-        """True if a process of a worker has said hello, and has not been replaced since."""
+        """True if the newest process of a worker has said hello."""
         return any(state.standing.said_hello for state in self._states.values())
 
     # Ends and restarts.
 
     def take_in(self) -> None:
-        """Start the workers whose machine has come, for the first time or again."""
+        """Start the workers whose machines have come, for the first time or again."""
         for worker in self._engine.arrived():
             state = self._states[worker]
             if state.child is not None or state.status is not None:
@@ -161,13 +161,13 @@ class Workers:
                 self._record("worker", worker, what, f"its machine has come, {child.where}")
 
     def check(self, listen: Callable[[], bool]) -> None:
-        """Look which processes have ended, and start a new one where that may help.
+        """Find processes that have ended, and restart their workers where that may help.
 
         Args:
-            listen: handles what has come from servers; returns False if the job fails.
+            listen: handles messages that have arrived from servers; returns False if the job fails.
         """
         for worker, state, status in self._ended():
-            if not listen():  # its report comes before its end is noticed
+            if not listen():  # a process's failure report has to be read before its end is handled
                 return
             assert state.child is not None
             if state.child.lost is not None:
@@ -197,23 +197,23 @@ class Workers:
                 self._start_again(worker, self._states[worker], how)
 
     def _learn_reason(self, worker: WorkerId, state: WorkerProcess, status: int) -> None:
-        """Take the reason of a failure from what the process has printed, if it could not report it."""
+        """Take the reason of a failure from the process's output, if the process could not report it."""
         self._output.drain()
         if status > 0 and state.failure is None and (reason := self._output.reason("worker", worker, status)) is not None:
             state.failure = FailureReport(reason, state.has_pushed(worker, self._snapshot()))
 
     def _others_finished(self, worker: WorkerId) -> bool:
-        """Return True if the other workers have ended, and one of them well: the job waits for this worker alone."""
+        """Return True if all other workers have ended, at least one with status 0: the job waits for this worker alone."""
         others = [state.status for other, state in self._states.items() if other != worker]
         return None not in others and 0 in others
 
     def _in_vain(self, worker: WorkerId) -> bool:
-        """Return True if there is no use in trying once more to start this worker."""
+        """Return True if another attempt to start this worker is useless."""
         idle = all(state.status is not None or other in self._later for other, state in self._states.items() if other != worker)
         return self._others_finished(worker) or (idle and self._backoffs[worker].hopeless(self._clock.now()))
 
     def _ended(self) -> Iterator[tuple[WorkerId, WorkerProcess, int]]:
-        """Return the workers whose newest process has ended, and is not known to have: worker, state and exit status."""
+        """Yield the workers whose newest process has ended and has not been handled: worker, state and exit status."""
         for worker, state in self._states.items():
             if state.child is None or state.status is not None or worker in self._later:
                 continue
@@ -228,7 +228,7 @@ class Workers:
             max_restarts=self._max_restarts,
             final=state.failure is not None and state.failure.final,
         )
-        self._output.drain()  # its own output comes before the note on its end
+        self._output.drain()  # so that the process's own output comes before the line on its end
         if why_not is not None:
             state.status = status
             self._note(f"worker {worker} {how}: not restarted, {why_not}")
@@ -241,7 +241,7 @@ class Workers:
             self._note(f"worker {worker} {how}: restarted in {pause_s:g} s, since it has failed before it could join")
 
     def _start_again(self, worker: WorkerId, state: WorkerProcess, how: str) -> None:
-        """Restart a worker, or try it again later where this machine lacks descriptors or memory for a process."""
+        """Restart a worker, or try again later if this machine lacks descriptors or memory for a process."""
         try:
             child = self._spawn(worker)
         except OSError as error:
@@ -267,7 +267,7 @@ class Workers:
             self._lose(worker, state, "its machine is gone")
 
     def _lose(self, worker: WorkerId, state: WorkerProcess, reason: str) -> None:
-        """Handle the loss of a worker's machine: the worker may return with it, and no restart is counted."""
+        """Handle the loss of a worker's machine. The worker may return with the machine, which does not count as a restart."""
         pid = 0 if state.child is None else state.child.pid
         state.child, state.away, state.told = None, reason, True
         state.died_at = self._clock.now() if state.died_at is None else state.died_at
@@ -276,7 +276,7 @@ class Workers:
         self._note(f"worker {worker} is lost: {reason}; {self._engine.returns}")
 
     def check_hangs(self, *, loading: bool) -> None:
-        """Kill processes that hang, once they have had time to print their stacks.
+        """Detect processes that hang, and kill them once they have had time to print their stacks.
 
         Args:
             loading: True while server 0 imports, and cannot report hellos.
@@ -293,7 +293,7 @@ class Workers:
                 state.child.strike()
 
     def _hangs(self, worker: WorkerId, child: Child, standing: ProcessStanding, now: Seconds) -> bool:
-        """Return True if a process hangs; have it print its stacks then, for which it has some time."""
+        """Return True if a process hangs, after ordering it to print its stacks before it is killed."""
         settings = self._settings
         standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s, self._exit_s)
         if standing.kill_reason is None:
@@ -306,7 +306,7 @@ class Workers:
         return True
 
     def dismiss(self) -> None:
-        """Order those workers to leave that were told to end by a signal some time ago: it was not for the whole job."""
+        """Order workers to leave that a signal asked to end at least `TOGETHER_S` ago, since it was not meant for the whole job."""
         now = self._clock.now()
         for state in self._states.values():
             standing = state.standing
@@ -317,7 +317,7 @@ class Workers:
     # The end of the job.
 
     def all_done(self) -> bool:
-        """Return True if no process runs or is awaited."""
+        """Return True if no process runs or is awaited any more."""
         states = self._states.values()
         if any(state.child is not None and state.status is None for state in states):
             self._none_since = None
@@ -335,20 +335,20 @@ class Workers:
         return all(state.child is None or state.status is not None for state in self._states.values())
 
     def all_have_ended(self) -> bool:
-        """Return True if every process has ended, whether it is known to have or not."""
+        """Return True if every process has ended, handled or not."""
         return all(child.ended() is not None for child in self.children())
 
     def ask_to_leave(self, *, gently: bool) -> None:
-        """Send SIGTERM to all; with ``gently`` SIGINT to those that have said hello: their scripts may catch KeyboardInterrupt, and save.
+        """Send SIGTERM to all; with ``gently`` SIGINT to those that have said hello, whose scripts may catch KeyboardInterrupt and save.
 
-        Before its hello a process has nothing to save, and a traceback of its imports would only confuse.
+        Before its hello a process has nothing to save, and a traceback of its imports would only confuse the user.
         """
         for state in self._states.values():
             if state.child is not None:
                 state.child.signal(signal.SIGINT if gently and state.standing.said_hello else signal.SIGTERM)
 
     def note_ends(self) -> None:
-        """Note which processes have ended, without restarts, and tell the coordinator: others may wait for one that has never joined."""
+        """Handle ends of processes without restarts, and report them to the coordinator: others may wait for a worker that never joined."""
         self._later.clear()
         for worker, state, status in self._ended():
             state.status = status
@@ -357,6 +357,6 @@ class Workers:
             self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}", killed=status < 0)
 
     def ends(self) -> dict[WorkerId, End]:
-        """Return how each worker has ended for good."""
+        """Return how each worker has ended for good, as far as it has."""
         ends = {w: End(state.status, state.describe(state.status)) for w, state in self._states.items() if state.status is not None}
         return ends | {w: End(-signal.SIGKILL, f"was lost: {state.away}") for w, state in self._states.items() if state.away is not None}

@@ -1,12 +1,12 @@
-"""Let a stream of messages outlive its socket: each is numbered, and kept by its sender until the other end has it for good.
+"""Let a stream of messages outlive its socket: each message is numbered, and kept by its sender until the other end has it for good.
 
-When a server's process dies, what it had received and not handled is lost, and so is what it had not sent. (A socket that breaks while both
-processes live costs nothing: a connection goes on over another.) A `Link` is a connection over one process's connection after another. Both
-ends number the messages that they send, and each message says how many of the other end's were received, so that these need not be kept any
-more. Over a new socket each end sends again what it has kept; what had arrived is recognised by its number.
+When a server's process dies, messages are lost that it had received and not handled, or not sent yet. (If a socket breaks while both
+processes live, nothing is lost: a connection continues over another.) A `Link` runs over the connections of one process after another.
+Both ends number their messages; each message has the number of the other end's newest message received, so that earlier ones need not be
+kept. Over a new connection each end sends again what it has kept; the other end recognises repetitions by their numbers.
 
-The end that can die counts a message as received once it is in a log from which the next process begins (``runtime/recovery``), or once
-its standby has it (`OutputCommit`). A gradient that came with a message is not in that record: see `Link.keep_carried`.
+The end that can die counts a message as received once the message is in a log from which its next process begins (``runtime/recovery``), or
+once its standby has it (`OutputCommit`). A gradient that came with a message is not in the log record: see `Link.keep_carried`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from offbeat.transport.output_commit import OutputCommit
 from offbeat.transport.schema import Kinds, MessageSchema, Unfit, fields, row, shown, text, whole
 
 STAMP: Final = "at"
-"""The header field with the number of a message, and the number of messages received."""
+"""The header field with a message's number, and the number of the newest message that its sender confirms."""
 RESUME: Final = Kinds({"resume": MessageSchema(fields({"session": text(100), "received": whole()}))})
-"""The first message over a new socket of a link, from each end."""
+"""A link's first message over a new connection, from each end."""
 AWAIT: Final = Kinds({"await": MessageSchema(fields({"session": text(100)}))})
-"""To a standby: this link would go over this connection if the standby led. Until then messages with a region may come over it."""
+"""To a standby: this link will move to this connection if the standby leads. Before, messages with a region may come over it."""
 LEADING: Final = Kinds({"leading": MessageSchema(fields({"term": whole()}))})
-"""The answer, when the standby leads."""
+"""The standby's answer, once it leads."""
 STANDBY: Final = Kinds({"standby": MessageSchema(fields({"address": text(1000)}))})
-"""To the end that has called, without a number: the server has a new standby, which listens there."""
+"""To the end that has connected, without a number: the server has a new standby at this address."""
 HEARD: Final = Kinds({kind: MessageSchema(fields({"received": whole()})) for kind in ("confirm", "again")})
-"""To the other end, without a number. ``confirm``: it need not keep its messages up to this one, which no message has said for long.
-``again``, to a leader: its standby sends no more, and this end has received so many messages."""
+"""To the other end, without a number. ``confirm``: it need not keep its messages up to this number, which no message has had for long.
+``again``, to a leader: send the standby's messages after this number, since the standby sends no more."""
 EARLY_MAX: Final = 64
-"""Most messages of a link that wait for an earlier one."""
+"""Most messages of a link that are held because an earlier one is missing."""
 CONFIRM_EVERY: Final = 64
-"""Messages after which it is sent."""
+"""Number of messages received since the last confirmation after which ``confirm`` is sent."""
 _stamp = row(whole(), whole())
 
 
@@ -48,28 +48,28 @@ class _Kept(NamedTuple):
     payload: list[Buffer]
     memory: tuple[SharedMemory, ...]
     position: int
-    """Of the record from which the message follows."""
+    """Position of the log record from which the message follows."""
     lent: bool = False
-    """True if nobody changes the payload."""
+    """True if the payload does not change, so that it need not be copied."""
     served: bool = False
-    """True if the standby sends it, and not the leader."""
+    """True if the standby sends the message, and not the leader."""
 
 
 class _Here:
-    """The part of a link that is this process's own: another process that takes the link over makes it anew."""
+    """Hold the part of a link that belongs to this process: another process that takes the link over makes a new one."""
 
     def __init__(self) -> None:
         self.socket: Connection | None = None
         self.aside: Connection | None = None
-        """Between the standby and the other end, while the standby serves."""
+        """The connection between the standby and the other end, while the standby may serve."""
         self.ahead = 0
-        """How many bytes of the region that is sent next have gone over it."""
+        """Bytes of the next region that were sent ahead over `aside`."""
         self.early: dict[int, Message] = {}
-        """By number: messages that have come before an earlier one."""
+        """By number: messages that have arrived before an earlier one."""
         self.ready = False
-        """True once the other end has said, over the present socket, what it has received: earlier messages must not be overtaken."""
+        """True once the other end has resumed over the present socket; before, no message is sent, as it would overtake earlier ones."""
         self.offered = 0
-        """The number of the newest message that was handed to the present socket."""
+        """Number of the newest message that was handed to the present socket, or to the standby's."""
         self.lock = threading.RLock()
 
 
@@ -77,10 +77,10 @@ class Link(Connection):
     """One end of a stream of messages that outlives its sockets.
 
     Args:
-        session: names the stream at both ends.
-        peer: the other end, in words.
+        session: the name of the stream, the same at both ends.
+        peer: the other end's name in messages.
         shares_memory: True if both ends map the same memory; False: the sockets carry the regions.
-        commit: of a server with a standby: what is sent waits until the standby knows of it. None: nothing waits.
+        commit: the output commit of a server with a standby, by which messages wait for the standby. None: none waits.
     """
 
     def __init__(self, session: str, peer: str, *, shares_memory: bool = True, commit: OutputCommit | None = None) -> None:
@@ -88,32 +88,32 @@ class Link(Connection):
         self.shares_memory = shares_memory
         self.interface = ""
         self.beside = False
-        """True if the other end is on the machine of this server, the standby is on another, and the job cannot go on without a
-        gradient that a loss of the machine would take."""
+        """True if the other end is on this server's machine, the standby is not, and the job cannot go on without a gradient lost
+        with the machine."""
         self.served = False
-        """True if messages with a region reach the other end from the standby, which is on its machine, and not from the leader. Both know
-        from which record on."""
+        """True if the standby, on the other end's machine, sends the messages with a region in place of the leader. Both switch at the
+        same record."""
         self.servable = True
         """At a leader: False once the other end has lost its connection to the present standby."""
         self.may_overtake = False
-        """True if a message may come before an earlier one: the standby's and the leader's go over two sockets."""
+        """True if a message may arrive before an earlier one, since the standby's and the leader's messages use two sockets."""
         self.closed = False
         self.sent = self.received = 0
         """Numbers of the newest message that this end has sent, and of the newest that it has received."""
         self.delivered = 0
-        """The number of the newest message of this end that the other end has received, as far as this end knows."""
+        """Number of this end's newest message that the other end is known to have received."""
         self.bytes_received = 0
-        """As `note_bytes` has seen it last."""
+        """Bytes received over the present socket as of the last `note_bytes`."""
         self.kept_carried: int | None = None
-        """The number of the message whose region the other end must keep, see `keep_carried`; None: none."""
+        """Number of the message whose region the other end must keep, see `keep_carried`; None: none."""
         self.lacks_carried = False
-        """True while that region is missing here, in the process of a standby that has taken over."""
+        """True in a standby that has taken over, while that region is missing here."""
         self._commit = commit
         self._confirmable: deque[tuple[int, int]] = deque()
-        """Positions of records, and the number of the message that may be confirmed once the record is committed."""
+        """Positions of log records, each with the number of the message that may be confirmed once the record is committed."""
         self._confirmed = 0
         self._told = 0
-        """What the other end was told last to have been confirmed."""
+        """The number that was confirmed to the other end last."""
         self._kept: deque[_Kept] = deque()
         self._regions: dict[str, tuple[memoryview, PartArrived | None]] = {}
         self._here = _Here()
@@ -122,7 +122,7 @@ class Link(Connection):
         return f"<link {self.session} to {self.peer}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the sockets, which are this process's own. Regions that both ends map are bound anew."""
+        """Return all but the sockets, which belong to this process. Regions that both ends map are bound anew."""
         return {**vars(self), "_here": None, "_regions": {} if self.shares_memory else self._regions}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -130,22 +130,22 @@ class Link(Connection):
 
     @property
     def socket(self) -> Connection | None:
-        """Return the connection over which messages go at present; None: there is none."""
+        """The connection that carries the messages at present; None: there is none."""
         return self._here.socket
 
     @property
     def is_resumed(self) -> bool:
-        """Return True if the other end has answered over the present socket."""
+        """True if the other end has resumed over the present socket."""
         return self._here.ready
 
     @property
     def settled(self) -> bool:
-        """Return True if every message has been sent over a socket that is still there."""
+        """True if no message waits for a new socket."""
         return self._here.ready or not self._kept
 
     @property
     def confirmed(self) -> int:
-        """Return the number up to which the other end need not keep its messages any more."""
+        """The number up to which the other end need not keep its messages."""
         if self._commit is None:
             return self.received
         while self._confirmable and not self._commit.holds(self._confirmable[0][0]):
@@ -153,7 +153,7 @@ class Link(Connection):
         return self._confirmed
 
     def resume(self, connection: Connection) -> None:
-        """Go on over a new connection, as soon as the other end does (see `resumed`)."""
+        """Continue over a new connection, as soon as the other end does (see `resumed`)."""
         with self._here.lock:
             self._here.socket, self._here.ready, self.bytes_received = connection, False, 0
             self._here.early.clear()
@@ -163,7 +163,7 @@ class Link(Connection):
             connection.send({"kind": "resume", "session": self.session, "received": self._told})
 
     def resumed(self, received: int) -> None:
-        """Send again what the other end, which has received so many messages, does not have."""
+        """Send again the messages after number ``received``, the newest that the other end has."""
         with self._here.lock:
             self.forget(received)
             self._kept = deque(kept._replace(served=False) for kept in self._kept)
@@ -172,7 +172,7 @@ class Link(Connection):
             self.advance()
 
     def advance(self) -> None:
-        """Send what has waited for its record to be committed."""
+        """Send messages whose record is now committed; close the socket if the link is closed."""
         with self._here.lock:
             if self._here.socket is None or not self._here.ready:
                 return
@@ -189,7 +189,7 @@ class Link(Connection):
                 self._confirm()
 
     def _confirm(self) -> None:
-        """Tell the other end what it need not keep, if it has long heard nothing of this end that would have told it."""
+        """Send ``confirm`` if `CONFIRM_EVERY` messages were received since the last confirmation."""
         if self._here.socket is not None and self._here.ready and (confirmed := self.confirmed) - self._told >= CONFIRM_EVERY:
             self._told = confirmed
             self._here.socket.send({"kind": "confirm", "received": confirmed})
@@ -200,17 +200,17 @@ class Link(Connection):
             self._here.socket, self._here.ready = None, False
 
     def note_bytes(self) -> int | None:
-        """Return how many bytes have come over the present socket, if there are more than at the last call; else None."""
+        """Return the number of bytes received over the present socket, None if it is the same as at the last call."""
         if self._here.socket is None or self._here.socket.bytes_received == self.bytes_received:
             return None
         self.bytes_received = self._here.socket.bytes_received
         return self.bytes_received
 
     def take(self, message: Message) -> Message | None:
-        """Return a message that has come, without its stamp; None: it had come before, or is the link's own.
+        """Return a message that has arrived, without its stamp; None: it is a repetition, is held back, or is for the link itself.
 
         Raises:
-            ProtocolError: its stamp cannot be read, or a message is missing before it.
+            ProtocolError: the stamp cannot be read, or a message before it is missing.
         """
         stamp = message.header.pop(STAMP, None)
         if stamp is None:
@@ -240,14 +240,14 @@ class Link(Connection):
         return message
 
     def take_early(self) -> Message | None:
-        """Return the next message if it has come before the last one that `take` has returned; None: it has not come yet."""
+        """Return the next message if it has arrived early, before the last one that `take` returned; None: it has not arrived yet."""
         message = self._here.early.pop(self.received + 1, None)
         if message is not None:
             self.note(self.received + 1)
         return message
 
     def go_aside(self, connection: Connection | None) -> None:
-        """Let messages with a region come over another socket than the others, from the standby, or go over it; None: there is none."""
+        """Use another connection for messages with a region: at a standby to send them, at a worker to receive them; None: do not."""
         with self._here.lock:
             self._here.aside, self._here.ahead = connection, 0
             if connection is not None:
@@ -258,7 +258,7 @@ class Link(Connection):
             connection.bind(name, region, arrived)
 
     def _serve_again(self) -> None:
-        """Send what the standby was to send and the other end has not received: the standby is gone, or does not reach it any more."""
+        """Send the messages that the standby was to send and the other end lacks: the standby is gone, or cannot reach it."""
         with self._here.lock:
             self.served = self.servable = False
             kept, self._kept = self._kept, deque(kept._replace(served=False) for kept in self._kept)
@@ -267,7 +267,7 @@ class Link(Connection):
                     self._send(self._here.socket, one)
 
     def _delivered(self, received: int) -> None:
-        """Note what the other end says that it has received, and confirm to it what this end has, before the message that has just come."""
+        """Forget the messages that the other end has received, and confirm those of the other end, without the one just arrived."""
         if received > self.sent:
             raise ProtocolError(f"{self.peer} has received {received} messages (expected at most {self.sent}, as many as were sent)")
         with self._here.lock:
@@ -279,14 +279,14 @@ class Link(Connection):
         self.received = number
         if self._commit is not None and self.kept_carried is None:
             if len(self._confirmable) >= CONFIRM_EVERY:
-                _ = self.confirmed  # perhaps nothing is sent that would ask for it, as at a standby
+                _ = self.confirmed  # shortens the queue: where nothing is sent, as at a standby, no other call does
             self._confirmable.append((self._commit.position, number))
 
     def keep_carried(self) -> None:
         """Let the other end keep the newest message and those after it, until `release_carried`.
 
-        The region that came with the message is in the memory of this process alone. If a standby takes over, the other end sends the
-        message again, with the region, which is as it was: its owner waits. Where no region is bound none came, and nothing is kept.
+        The region that came with the message is in this process's memory only. If a standby takes over, the other end repeats the message,
+        with an unchanged region, since its owner waits. If no region is bound, none came, and nothing is kept.
         """
         if self._commit is not None and self._regions:
             if self._confirmable and self._confirmable[-1][1] == self.received:
@@ -294,21 +294,21 @@ class Link(Connection):
             self.kept_carried = self.received
 
     def release_carried(self) -> None:
-        """Note that the region that came last is not needed any more."""
+        """Note that the region that came last is no longer needed."""
         if self.kept_carried is not None and self._commit is not None:
             self.kept_carried, self.lacks_carried = None, False
             self._confirmable.append((self._commit.position, self.received))
 
     def forget(self, received: int) -> None:
-        """Forget what the other end has received."""
+        """Forget this end's messages up to number ``received``, which the other end has."""
         self.delivered = max(self.delivered, received)
         while self._kept and self._kept[0].number <= received:
             self._kept.popleft()
 
-    # As a connection.
+    # Methods of a connection.
 
     def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
-        """Bind a region over each socket. Where both ends map the memory that a region names, nothing is carried."""
+        """Bind a region over each connection. If both ends map its memory, nothing is carried."""
         with self._here.lock:
             self._regions[name] = region, arrived
             for connection in (self._here.socket, self._here.aside):
@@ -324,7 +324,7 @@ class Link(Connection):
         memory: Sequence[SharedMemory] = (),
         lent: bool = False,
     ) -> None:
-        """Send a message as `Connection.send` does; ``lent``: nobody changes the payload as long as the process lives."""
+        """Send a message as `Connection.send` does; ``lent``: the payload does not change as long as the process lives."""
         with self._here.lock:
             if self.closed:
                 return
@@ -343,7 +343,7 @@ class Link(Connection):
             self.advance()
 
     def send_aside(self, header: Mapping[str, Any]) -> None:
-        """Send a message that need not arrive, such as a heartbeat. It has no number."""
+        """Send a message without a number, which may be lost, such as a heartbeat."""
         with self._here.lock:
             if self._here.socket is not None and self._here.ready and not self.closed:
                 self._here.socket.send(header)
@@ -355,9 +355,9 @@ class Link(Connection):
         connection.send(header, carry=carry, payload=kept.payload, memory=kept.memory, lent=kept.lent)
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
-        """Send a part of a region from the standby, if it serves and all parts before have gone; `send` sends the rest, or all of it.
+        """At a serving standby: send a part of a region if all parts before it were sent; `send` sends the rest, or all of it.
 
-        Nothing is sent ahead over another socket: what is sent again is sent as a whole.
+        Over another connection nothing is sent ahead: a repeated message has the whole region.
         """
         with self._here.lock:
             if self.served and self._here.aside is not None and start == self._here.ahead:
@@ -365,7 +365,7 @@ class Link(Connection):
                 self._here.ahead = stop
 
     def recall_ahead(self) -> None:
-        """Note that what was sent ahead is not what `send` sends."""
+        """Forget that bytes were sent ahead: `send` will send other ones."""
         with self._here.lock:
             self._here.ahead = 0
 
@@ -374,6 +374,6 @@ class Link(Connection):
             if not self.closed:
                 self.closed = True
                 if self._here.ready:
-                    self.advance()  # which closes the socket, once nothing waits
+                    self.advance()  # closes the socket once no message waits
                 elif self._here.socket is not None:
                     self._here.socket.close()

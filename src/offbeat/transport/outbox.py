@@ -1,8 +1,8 @@
-"""Keep the bytes of a stream until the other end has them, and the file descriptors that go with some of them. No lock, no frames.
+"""Keep a stream's bytes until the other end has them, and the file descriptors that go with some of them. No lock, no frames.
 
-What the kernel has taken is lost when the connection breaks. So it is kept, and over the next socket the stream goes on at the first byte
-that the other end does not have. Views of a region are kept, not copied: the owner has promised not to change it. Descriptors are
-duplicates that belong to the outbox.
+Bytes that only the kernel has are lost when the connection breaks. So they are kept, and over the next socket the stream continues at the
+first byte that the other end lacks. Views of a region are kept without a copy: the owner has promised not to change the region. Descriptors
+are duplicates that belong to the outbox.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VIEWS_PER_CALL = 64
 
 
 class Piece:
-    """Bytes to send, and the descriptors that go with the first of them."""
+    """Bytes to send, with the descriptors that go with the first byte."""
 
     __slots__ = ("descriptors", "lent", "sent", "view")
 
@@ -31,9 +31,9 @@ class Piece:
         self.view = view
         self.descriptors = list(descriptors)
         self.sent = 0
-        """How many of the bytes the present socket has taken."""
+        """Number of the bytes that the present socket has taken."""
         self.lent = False
-        """True if the owner of the bytes may ask for them with `return_lent`."""
+        """True if the owner of the bytes may want to change them, after `return_lent`."""
 
     def own(self) -> None:
         """Copy the bytes, so that the sender may change its buffer."""
@@ -48,7 +48,7 @@ class Piece:
 
 
 class Outbox:
-    """The bytes of a stream that the other end may lack, over one non-blocking socket after another.
+    """Hold the bytes of a stream that the other end may lack, over one non-blocking socket after another.
 
     Args:
         sock: the first socket.
@@ -57,20 +57,20 @@ class Outbox:
     def __init__(self, sock: socket.socket | TlsSocket) -> None:
         self._sock = sock
         self.keeps = True
-        """False: the stream ends with its socket, and nothing is kept that the kernel has taken."""
+        """False: the stream ends with its socket, and bytes that the kernel has taken are not kept."""
         self._taken: deque[Piece] = deque()
-        """What the present socket has taken, and the other end may not have."""
+        """Pieces that the present socket has taken and the other end may lack."""
         self._queue: deque[Piece] = deque()
         self._start = self._end = 0
-        """The places in the stream of the first byte that is kept or queued, and of the byte after the last one."""
+        """Positions in the stream of the first byte that is kept or queued, and of the byte after the last one."""
 
     def extend(self, pieces: Sequence[Piece]) -> None:
-        """Append these pieces."""
+        """Append pieces to the queue."""
         self._queue.extend(pieces)
         self._end += sum(len(piece.view) for piece in pieces)
 
     def flush(self) -> bool:
-        """Offer everything to the kernel. Returns True if it took everything.
+        """Offer all queued bytes to the kernel. Returns True unless the kernel is full.
 
         Raises:
             OSError: the socket cannot send any more.
@@ -80,19 +80,19 @@ class Outbox:
                 self._sent(self._offer())
         except (BlockingIOError, InterruptedError):
             return False
-        except AwaitsPeerError:  # the connection is flushed again when the peer's message has come
+        except AwaitsPeerError:  # the connection calls `flush` again when the peer's message has come
             return True
         return True
 
     def received(self, nbytes: int) -> None:
-        """Drop what the other end has, which is so many bytes of the stream. Raises `ProtocolError` if so many were not sent."""
+        """Drop the first ``nbytes`` of the stream, which the other end has. Raises `ProtocolError` if so many were not sent."""
         if nbytes > self._end:
             raise ProtocolError(f"the peer has {nbytes} bytes of this end's stream (expected at most {self._end}, as many as there are)")
         while self._taken and self._start + len(self._taken[0].view) <= nbytes:
             self._drop_first()
 
     def go_over(self, sock: socket.socket | TlsSocket, received: int) -> None:
-        """Go on over another socket, after the bytes that the other end has. Raises `ProtocolError` if these cannot be so many."""
+        """Continue over another socket after byte ``received``, which the other end has. Raises `ProtocolError` if it cannot be so."""
         if not self._start <= received <= self._end:
             raise ProtocolError(f"the peer has {received} bytes of this end's stream (expected {self._start} to {self._end})")
         self._queue.extendleft(reversed(self._taken))
@@ -105,14 +105,14 @@ class Outbox:
         self.received(received)
 
     def return_lent(self) -> None:
-        """Copy what is lent, so that its owner may change it."""
+        """Copy all lent bytes, so that their owner may change them."""
         for piece in self._all():
             if piece.lent:
                 piece.own()
                 piece.lent = False
 
     def drop(self) -> None:
-        """Discard everything."""
+        """Discard all bytes, and close all descriptors."""
         for piece in self._all():
             piece.drop()
         self._taken.clear()

@@ -1,7 +1,7 @@
-"""Hold back what a server sends until its standby has the records from which it follows.
+"""Hold back a server's messages until its standby has the log records from which they follow.
 
-A server handles one record after another, and the standby handles the same ones. What other processes see of the server must not go beyond
-what the standby knows: then the standby can go on in its place, and nobody notices. So the links of a server share one `OutputCommit`: a
+A server handles one record after another, and its standby handles the same ones. Other processes must not see results of records that the
+standby lacks: then the standby can take over without a difference that they could notice. So a server's links share one `OutputCommit`: a
 message that is sent while record *p* is handled leaves once *p* is committed.
 
 Source: Strom and Yemini, Optimistic Recovery in Distributed Systems, 1985 (output commit).
@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Final
 
 UNBOUND: Final = 1 << 62
-"""The position up to which everything is committed where there is no standby."""
+"""The position up to which everything counts as committed where there is no standby."""
 
 
 class OutputCommit:
-    """How far the records of one server have come, and how far its standby has them.
+    """Compare the position of a server in its log records with that of its standby.
 
     >>> commit = OutputCommit()
     >>> commit.holds(commit.position)
@@ -28,12 +28,12 @@ class OutputCommit:
 
     def __init__(self) -> None:
         self.position = 1
-        """The number of the record that is handled, or of the next one."""
+        """Number of the record that is being handled, or else of the next one."""
         self.committed = UNBOUND
-        """The newest record that the standby has; `UNBOUND`: there is no standby."""
+        """Number of the newest record that the standby has; `UNBOUND`: there is no standby."""
         self.sent = 0
-        """How many messages the links were given: the standby's have the same number after the same record."""
+        """Number of messages that the links were given; after the same record it is the same at the standby."""
 
     def holds(self, position: int) -> bool:
-        """Return True if what follows from this record must wait."""
+        """Return True if a message that follows from this record must wait."""
         return position > self.committed

@@ -1,6 +1,6 @@
-"""What the processes of one worker say to each other: the others announce their calls to the leader, which makes them and answers.
+"""Connect the processes of one worker: followers announce their calls to the group's leader, which makes each call and answers.
 
-Messages are msgpack over a local socket that only these processes have. A process that has ended is seen at once.
+Messages are msgpack over a local socket that only these processes have. The end of a process is noticed at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from offbeat.transport.shm import MemoryBlock
 
 
 class _Link:
-    """A connection to another process of this worker."""
+    """A socket connection to another process of this worker."""
 
     def __init__(self, descriptor: int) -> None:
         self._connection = Connection(descriptor)
@@ -30,28 +30,28 @@ class _Link:
         self._connection.send_bytes(msgpack.packb(message))
 
     def receive(self, sender: str, check: Check) -> Any:
-        """Return the next message. Raises `EOFError` once the other process has ended, and `ProtocolError` if the message does not fit."""
+        """Return the next message. Raises `EOFError` once the other process has ended, `ProtocolError` if the message fails the check."""
         try:
             packed = self._connection.recv_bytes(messages.NBYTES_MAX)
         except ConnectionResetError:
             raise EOFError from None
-        except OSError as error:  # too long
+        except OSError as error:  # the message is too long
             raise ProtocolError(f"{sender} sent what cannot be read: {error} (expected at most {messages.NBYTES_MAX} bytes)") from None
         return messages.unpacked(packed, sender, check)
 
     def send_memory(self, block: MemoryBlock) -> None:
-        reduction.send_handle(self._connection, block.descriptor, None)  # the receiver's number is for Windows only
+        reduction.send_handle(self._connection, block.descriptor, None)  # the receiver's process number matters on Windows only
 
     def receive_memory(self) -> MemoryBlock:
-        """Return the memory that the other process sends. Raises what `receive` raises."""
+        """Return the next memory block from the other process. Raises what `receive` raises."""
         return MemoryBlock.receive(reduction.recv_handle(self._connection))
 
 
 class Leader:
-    """The leader's end: rank 0 of the worker.
+    """Hold the leader's end of the channel. The leader is rank 0 of the worker.
 
     Args:
-        place: of this process.
+        place: this process's place in the worker.
     """
 
     def __init__(self, place: Place) -> None:
@@ -59,10 +59,10 @@ class Leader:
         self._links = [_Link(descriptor) for descriptor in place.links]
 
     def gather(self, call: str) -> list[dict[str, Any]]:
-        """Wait until all other processes have made this call. Returns what each has sent with it, by rank from 1.
+        """Wait until all followers have made this call. Returns the values that each has sent with it, by rank from 1.
 
         Raises:
-            JobError: one has made another call, or has ended.
+            JobError: a follower has made another call, or has ended.
         """
         sent = []
         for rank, link in enumerate(self._links, start=1):
@@ -81,14 +81,14 @@ class Leader:
         return sent
 
     def answer(self, values: dict[str, Any], *blocks: MemoryBlock) -> None:
-        """Let the other processes go on, with memory that they `receive_memory`."""
+        """Answer the followers' call, which lets them go on; ``blocks``: memory for them to `receive_memory`."""
         for link in self._links:
             link.send(values)
             for block in blocks:
                 link.send_memory(block)
 
     def hand_out(self, entries: Callable[[int], Entries]) -> None:
-        """Send each other process its part of the optimizer's state, ``entries`` of its rank."""
+        """Send each follower its part of the optimizer's state, which ``entries`` returns for its rank."""
         for rank, link in enumerate(self._links, start=1):
             plain, block = state.to_memory(entries(rank))
             link.send({"state": plain})
@@ -96,10 +96,10 @@ class Leader:
 
 
 class Follower:
-    """The end of another process than the leader.
+    """Hold a follower's end of the channel. Every process but the leader is a follower.
 
     Args:
-        place: of this process.
+        place: this process's place in the worker.
     """
 
     def __init__(self, place: Place) -> None:
@@ -107,7 +107,7 @@ class Follower:
         self._link = _Link(place.links[0])
 
     def announce(self, call: str, values: dict[str, Any], entries: Entries | None = None) -> None:
-        """Tell the leader that this process makes this call, and hand over this process's part of the optimizer's state, if there is one.
+        """Announce this process's call to the leader, with its values and, if given, its part of the optimizer's state.
 
         Raises:
             SystemExit: the leader has ended.
@@ -123,11 +123,11 @@ class Follower:
             self._end()
 
     def await_answer(self, check: Check = messages.RESULT) -> dict[str, Any]:
-        """Wait until the leader has made the call. Raises what `announce` raises.
+        """Return the leader's answer, once the leader has made the call. Raises what `announce` raises.
 
         Raises:
-            JobError: the call has failed.
-            ProtocolError: the answer does not fit.
+                JobError: the call has failed in the leader.
+                ProtocolError: the answer fails the check.
         """
         try:
             answer: dict[str, Any] = self._link.receive("process 0 of this worker", check)
@@ -138,7 +138,7 @@ class Follower:
         return answer
 
     def receive_memory(self) -> MemoryBlock:
-        """Return memory that the leader hands out with an answer. Raises what `announce` raises."""
+        """Return a memory block that comes with an answer of the leader. Raises what `announce` raises."""
         try:
             return self._link.receive_memory()
         except EOFError:
@@ -150,14 +150,14 @@ class Follower:
         return state.from_memory(plain, self.receive_memory())
 
     def _end(self) -> NoReturn:
-        raise SystemExit(LEADERLESS)  # why, the leader says, or the process that has started both
+        raise SystemExit(LEADERLESS)  # the leader, or the process that has started both, prints why
 
 
 _made: Leader | Follower | None = None
 
 
 def leader(place: Place) -> Leader:
-    """Return the leader's end; one for all optimizers of the process."""
+    """Return the leader's end, the same for all optimizers of the process."""
     global _made
     _made = _made or Leader(place)
     assert isinstance(_made, Leader)
@@ -165,7 +165,7 @@ def leader(place: Place) -> Leader:
 
 
 def follower(place: Place) -> Follower:
-    """Return another process's end; one for all of its optimizers."""
+    """Return the follower's end, the same for all optimizers of the process."""
     global _made
     _made = _made or Follower(place)
     assert isinstance(_made, Follower)

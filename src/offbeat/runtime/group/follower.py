@@ -1,4 +1,4 @@
-"""The session of a worker's processes other than the leader: each call waits until the leader has made it."""
+"""Provide the session of a group's followers, the processes of a worker other than its leader: each call waits for the leader's."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FollowerSession(Session):
     """Take part in the job through the leader.
 
     Args:
-        channel: to the leader.
-        model, optimizer: the script's.
+        channel: the channel to the leader.
+        model, optimizer: the script's, in this process.
 
     Raises:
         JobError: the processes have different models, or the leader could not join.
@@ -109,19 +109,19 @@ class FollowerSession(Session):
         raise AssertionError("only the chief makes a snapshot")
 
     def hand_in(self, part: dict[str, Any]) -> None:
-        """Wait until the leader has saved, or handed in its part of what another worker saves. This process has none."""
+        """Block until the leader's save() returns. Followers add nothing to a checkpoint."""
         self._call("save")
 
     def place(self, pool: int) -> dict[str, Any] | None:
-        """Return None: the leader knows."""
+        """Return None: the leader has the place in the samples."""
 
     def _leave_out(self, leases: tuple[LeaseId, ...]) -> None:
-        """Do nothing: the leader tells the job."""
+        """Do nothing: the leader reports skipped leases."""
 
     def close(self) -> None:
         """Do nothing: the leader leaves the job."""
 
 
 def followed(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> FollowerSession:
-    """Return the session of a process other than the leader. Raises what `FollowerSession` raises."""
+    """Return a follower's session. Raises what `FollowerSession` raises."""
     return FollowerSession(follower(place), model, optimizer)

@@ -1,4 +1,4 @@
-"""The leader's side of calls that all processes of a worker make."""
+"""Run around each call of the session in a group's leader, so that the followers take part."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from offbeat.transport.shm import MemoryBlock
 SHARED_CALLS = {name: name for name in ("step", "take", "pull", "barrier", "state_dict", "load_state_dict")} | dict.fromkeys(
     ("snapshot", "hand_in"), "save"
 )
-"""The methods of a session that all processes call, and the call's name: to save, the chief makes a snapshot, and all others hand in."""
+"""Methods of a session that all processes call, with the call's name. In a save, the chief's worker calls snapshot, the others hand_in."""
 
 
 def shadow_of(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> Shadow:
-    """Agree with the other processes on the pieces of the model, and return the shadow, for which a session can be made.
+    """Agree with the followers on the pieces of the model, and return the shadow, for which a session can be made.
 
     Raises:
         JobError: the processes have different models.
@@ -37,18 +37,18 @@ def shadow_of(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) 
 
 
 class Leading:
-    """What the leader does before and after a call of its session, so that the other processes take part.
+    """Let the followers take part in each call of the leader's session, by code before and after the call.
 
     Args:
-        place: of this process.
-        shadow: on which the session works.
-        session: which has not joined yet. All parameters are in its memory then.
+        place: this process's place in the worker.
+        shadow: the model on which the session works.
+        session: the session, which has not joined yet. `Leading` writes all parameters to its memory.
     """
 
     def __init__(self, place: Place, shadow: Shadow, session: JobSession) -> None:
         self._channel, self._shadow, self._session = leader(place), shadow, session
         self._told = 0
-        """How many of the session's reports the other processes have."""
+        """Number of the session's reports that the followers have received."""
         self._version = -1
         gradients, self._values = session.memory
         self._channel.answer({"pieces": values.to_wire(shadow.pieces)}, _mapped(gradients), _mapped(self._values))
@@ -57,15 +57,15 @@ class Leading:
         shadow.begin_with([request["state"] for request in self._channel.gather("DistributedOptimizer")])
 
     def joined(self) -> None:
-        """Hand out what the session has found when it joined."""
+        """Answer the followers' first call with the session's state after it has joined."""
         self._answer(None, loads=True)
 
     def before(self, call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Wait until all processes make this call. Returns the arguments of the worker's call.
+        """Wait until all followers make this call. Returns the arguments of the worker's call.
 
         Raises:
-            JobError: a process makes another call, or has ended.
-            ConfigurationError: the call is not possible with sharded parameters.
+            JobError: a follower makes another call, or has ended.
+            ConfigurationError: the call is impossible with sharded parameters.
         """
         if call not in SHARED_CALLS:
             return arguments
@@ -87,7 +87,7 @@ class Leading:
         return arguments
 
     def after(self, call: str, result: Any) -> Any:
-        """Hand the result to all processes. Returns the result for the leader's script."""
+        """Send the call's result to the followers. Returns the result for the leader's script."""
         if call not in SHARED_CALLS:
             return result
         session = self._session
@@ -132,7 +132,7 @@ class Leading:
         )
 
     def failed(self, call: str, error: BaseException) -> None:
-        """Tell all processes that the call has raised an error."""
+        """Answer the followers that the call has raised an error."""
         if call in SHARED_CALLS and isinstance(error, Exception):
             self._channel.answer({"error": f"{type(error).__name__}: {error}"})
 

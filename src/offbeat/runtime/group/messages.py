@@ -1,4 +1,4 @@
-"""Describe what the processes of one worker send each other: calls to the leader, and its answers."""
+"""Define the messages between the processes of one worker: calls to the group's leader, and its answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _account: Final = row(maybe(row(_amounts, _amounts)), maybe(_amounts))
 _values: Final = {"pieces": _pieces, "samples": maybe(whole()), "nonfinite": many(whole()), "state": plain(), "account": _account}
 
 CALL: Final = row(text(100), fields({}, _values))
-"""From another process to the leader: the name of the call, and its values. With ``state`` a descriptor follows, of its memory. ``account``
-goes with a step, if phases are measured.
+"""From a follower to the leader: the name of the call, and its values. If it has ``state``, the descriptor of its memory follows.
+``account`` is in a step's values, if phases are measured.
 """
 
 PIECES: Final = fields({"pieces": _pieces})
-"""Two descriptors follow, of the memory for gradients and for parameters."""
+"""The leader's first answer. Two descriptors follow: of the memory for gradients, and of that for parameters."""
 RESULT: Final = fields(
     {
         "grant": maybe(_grant),
@@ -43,22 +43,22 @@ RESULT: Final = fields(
         "held": many(row(whole(), whole())),
     }
 )
-"""If ``moved``, a descriptor follows, of the memory that now has the parameters."""
+"""The leader's answer to a call. If ``moved``, the descriptor of the memory that now has the parameters follows."""
 STATE: Final = fields({"state": plain()})
-"""After the result of ``state_dict``: the receiver's part. A descriptor follows."""
+"""After the result of ``state_dict``: the receiver's part of the state. The descriptor of its memory follows."""
 FAILED: Final = fields({"error": text(1 << 20)})
 
 
 def unpacked(packed: bytes, sender: str, check: Check) -> Any:
-    """Return a message after its check.
+    """Unpack a message and check it.
 
     Args:
-        packed: as msgpack.
-        sender: in words.
-        check: of its fields. A map with ``error`` is checked as `FAILED` in its place.
+        packed: the message in msgpack.
+        sender: the sender's name in messages.
+        check: the check of its fields. A map with ``error`` is checked as `FAILED` instead.
 
     Raises:
-        ProtocolError: it does not fit.
+        ProtocolError: the message is not msgpack, or fails the check.
     """
     try:
         message = msgpack.unpackb(packed, max_ext_len=0)

@@ -1,7 +1,7 @@
-"""The leader's shadow: a model of plain parameters, one for each piece of the worker's parameters, on which the session works.
+"""Give the session of a group's leader a model to work on: the shadow, with one plain parameter for each piece of the worker's parameters.
 
-A session makes parameters and gradients views of its own memory, and has an optimizer that it may step. DDP and FSDP2 own those of the
-script. So each process copies the gradients of its pieces into the session's memory before a step, and parameters from there after it.
+A session makes parameters and gradients views of its own memory, and steps its own optimizer. DDP and FSDP2 own the script's parameters.
+So each process copies the gradients of its pieces into the session's memory before a step, and the parameters from there after it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from offbeat.tensors.layout import DTYPES, Layout
 
 
 class Shadow:
-    """A worker's parameters, its gradients and its optimizer, for the session of its leader.
+    """Hold shadows of a worker's parameters and of its optimizer, for the session of the group's leader.
 
     Args:
         model, optimizer: the script's, in the leader.
-        parameters: that the optimizer trains, by name.
-        pieces: of all processes; `pieces` of the shadow are these with their places in memory.
+        parameters: parameters that the optimizer trains, by name.
+        pieces: pieces of all processes; the attribute ``pieces`` has them with their offsets in memory.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Shadow:
         self.module = nn.Module()
         by_parameter: defaultdict[int, list[nn.Parameter]] = defaultdict(list)
         for piece in pieces:
-            # One element stands for all, so that nothing of this size is allocated here: the session's memory will have the values.
+            # One element expanded to the shape, so that no memory of this size is allocated: the values go to the session's memory.
             shadow = nn.Parameter(torch.zeros((), dtype=DTYPES[piece.dtype], device="cpu").expand(piece.shape))
             name = piece.name.replace(".", "/") + ("" if piece.rank == REPLICATED else f"/{piece.rank}")
             self.module.register_parameter(name, shadow)
@@ -58,23 +58,23 @@ class Shadow:
         self.pieces = placed(pieces, self.layout)
 
     def enter(self, flat: FlatModel, gradients: memoryview, values: memoryview) -> None:
-        """Write the leader's parameters to the session's memory, of which ``flat`` makes views; the other processes write theirs."""
+        """Write the leader's parameters to the session's memory, of which ``flat`` has views. The followers write theirs themselves."""
         self._flat = flat
         self._own = Own(0, self._script_parameters, self.pieces, gradients, values)
         self._own.give()
 
     def begin_with(self, theirs: Sequence[Entries]) -> None:
-        """Take the optimizer's state, of which the other processes have sent their parts; the script's optimizer forgets its own."""
+        """Build the shadow's optimizer state from the leader's and the followers' parts. The script's optimizer is emptied."""
         mine = self._state.entries(self._script_optimizer.state_dict())
         for slot, entry in state.joined(self.pieces, self.layout, [mine, *theirs]).items():
             self.optimizer.state[self._by_slot[slot]] = entry
         self._script_optimizer.state.clear()
 
     def to_load(self, saved: Mapping[str, Any], theirs: Sequence[Entries]) -> dict[str, Any]:
-        """Return the ``state_dict`` for the session to load, from the script's and the other processes' parts of it.
+        """Return the ``state_dict`` for the session to load, from the leader's saved part and the followers' parts.
 
         Raises:
-            ConfigurationError: it was saved from another optimizer.
+            ConfigurationError: the state was saved from an optimizer with other parameter groups.
         """
         entries = state.joined(self.pieces, self.layout, [self._state.entries(saved), *theirs])
         groups = zip(self.optimizer.state_dict()["param_groups"], saved["param_groups"], strict=True)
@@ -85,7 +85,7 @@ class Shadow:
         return state.of_rank(rank, self.pieces, self.layout, state_dict["state"])
 
     def script_state(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the ``state_dict`` of the leader's optimizer, from the session's."""
+        """Return the ``state_dict`` for the leader's script, from the session's."""
         return self._state.state_dict(self.entries(0, state_dict))
 
     def read_from(self, values: memoryview) -> None:
@@ -93,18 +93,18 @@ class Shadow:
         self._own.read_from(values)
 
     def give(self) -> None:
-        """Write the script's parameters to memory."""
+        """Write the parameters of the leader's script to memory."""
         self._own.give()
 
     def watch(self, watch: GradientWatch) -> None:
-        """Watch the script's replicated parameters; backward passes over sharded ones are not seen before the step."""
+        """Watch backward passes over the script's replicated parameters. Those over sharded parameters are noticed at the step."""
         watch.follow(parameter for parameter in self._script_parameters.values() if not is_sharded(parameter))
 
     def give_gradients(self, nonfinite: Collection[int]) -> None:
-        """Write the leader's gradients to memory, as backward passes do; the other processes have. Copy the optimizer's hyperparameters.
+        """Write the leader's gradients to memory, mark filled pieces, and copy the script's hyperparameters to the shadow's optimizer.
 
         Args:
-            nonfinite: the numbers of the pieces that other processes have found not to be finite.
+            nonfinite: numbers of the pieces whose gradients followers have found not to be finite.
         """
         for group, ours in zip(self._script_optimizer.param_groups, self.optimizer.param_groups, strict=True):
             ours.update({key: value for key, value in group.items() if key != "params"})
@@ -114,10 +114,10 @@ class Shadow:
             self._flat.filled(number, finite=finite)
 
     def publish(self) -> None:
-        """Copy the parameters from memory to the script's."""
+        """Copy the parameters from memory to the leader's script."""
         self._own.take()
 
     def loaded(self) -> None:
-        """Copy the hyperparameters of a state that the session has loaded to the script's optimizer."""
+        """Copy the hyperparameters that the session has loaded to the script's optimizer."""
         for group, ours in zip(self._script_optimizer.param_groups, self.optimizer.param_groups, strict=True):
             group.update({key: value for key, value in ours.items() if key != "params"})

@@ -1,7 +1,7 @@
-"""The optimizer's state in a worker of several processes: of pieces in the leader's session, of the script's own parameters elsewhere.
+"""Convert a worker's optimizer state: the leader's session keeps it by pieces, each process's script by its own parameters.
 
-An entry is what the optimizer keeps of one parameter, by name: of a shard, the process's part of each tensor. Entries travel between
-processes as memory.
+An entry is the optimizer's state of one parameter; for a shard, the process's part of each tensor. Entries travel between processes in
+shared memory.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from offbeat.tensors.layout import Layout
 from offbeat.transport.shm import MemoryBlock
 
 Entries: TypeAlias = dict[str, dict[str, Any]]
-"""By the name of a parameter: its entry."""
+"""Entries by the name of their parameter."""
 
 
 class ScriptState:
     """Convert between entries and the ``state_dict`` of one process's optimizer.
 
     Args:
-        optimizer: the script's.
-        parameters: that it trains, by name.
+        optimizer: the script's optimizer.
+        parameters: parameters that it trains, by name.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -41,7 +41,7 @@ class ScriptState:
         """Return the entries of a ``state_dict``, with this process's part of each tensor.
 
         Raises:
-            ConfigurationError: it was saved from another optimizer.
+            ConfigurationError: it was saved from an optimizer with other parameter groups.
         """
         saved, present = (
             [len(group["params"]) for group in groups] for groups in (state_dict["param_groups"], self._optimizer.param_groups)
@@ -59,7 +59,7 @@ class ScriptState:
         }
 
     def state_dict(self, entries: Entries) -> dict[str, Any]:
-        """Return the ``state_dict`` with these entries and the optimizer's present settings; of sharded parameters it has DTensors."""
+        """Return a ``state_dict`` of these entries and the optimizer's present settings; tensors of sharded parameters become DTensors."""
         state = {
             self._slots[name]: {key: _of(self._parameters[name], value) for key, value in entry.items()} for name, entry in entries.items()
         }
@@ -67,11 +67,11 @@ class ScriptState:
 
 
 def _of(parameter: nn.Parameter, value: Any) -> Any:
-    """Return a value of a parameter's entry as the optimizer would keep it."""
+    """Return a value of a parameter's entry in the form in which the optimizer keeps it."""
     if not isinstance(value, torch.Tensor) or value.dim() == 0 or not is_sharded(parameter):
         return value
     mine = local(parameter)
-    if not mine.numel():  # what has come says only that there is such a tensor
+    if not mine.numel():  # the received tensor is a placeholder, which only has the right dtype
         value = mine.to(value.dtype)
     if value.shape != mine.shape:
         return value
@@ -82,26 +82,26 @@ def _of(parameter: nn.Parameter, value: Any) -> Any:
 
 
 def of_rank(rank: int, pieces: Sequence[Piece], layout: Layout, state: Mapping[int, Mapping[str, Any]]) -> Entries:
-    """Return one process's entries.
+    """Return one process's entries of the shadow's state.
 
     Args:
-        rank: of the process.
-        pieces: of all processes.
-        layout: of the shadow, in the order of the pieces.
-        state: of the shadow, by slot.
+        rank: rank of the process.
+        pieces: pieces of all processes.
+        layout: layout of the shadow, in the order of the pieces.
+        state: the shadow's state, by slot.
     """
     found: Entries = {}
     for piece, spec in zip(pieces, layout.tensors, strict=True):
         entry = state.get(spec.slot)
         if entry and piece.rank in (rank, REPLICATED):
             found[piece.name] = dict(entry)
-        elif entry and piece.name not in found:  # kept if this process's shard is empty, as that is no piece
+        elif entry and piece.name not in found:  # kept if this process's shard is empty, and so has no piece
             found[piece.name] = {key: value.new_empty(0) if _is_long(value) else value for key, value in entry.items()}
     return found
 
 
 def joined(pieces: Sequence[Piece], layout: Layout, by_rank: Sequence[Entries]) -> dict[int, dict[str, Any]]:
-    """Return the shadow's state, by slot, from the entries of all processes."""
+    """Return the shadow's state, by slot, from the entries of each process, by rank."""
     found = {}
     for piece, spec in zip(pieces, layout.tensors, strict=True):
         entry = by_rank[max(piece.rank, 0)].get(piece.name)
@@ -118,7 +118,7 @@ def to_memory(entries: Entries) -> tuple[Any, MemoryBlock]:
     """Return entries as plain data and a block of memory with their tensors.
 
     Raises:
-        ConfigurationError: an entry has something that is neither a tensor nor plain.
+        ConfigurationError: an entry has a value that is neither a tensor nor plain.
     """
     packer = Packer()
     plain = packer.pack(entries, "the optimizer's state")
@@ -130,6 +130,6 @@ def to_memory(entries: Entries) -> tuple[Any, MemoryBlock]:
 
 
 def from_memory(plain: Any, block: MemoryBlock) -> Entries:
-    """Return the entries of which `to_memory` has made these. Raises `ProtocolError` if they do not fit each other."""
+    """Return the entries from what `to_memory` has made. Raises `ProtocolError` if data and memory do not fit each other."""
     entries: Entries = unpack(plain, block.view)
     return entries

@@ -1,7 +1,7 @@
-"""The parameters of one worker in the memory of its session, in pieces: a replicated parameter once, a sharded one by rank.
+"""Copy a worker's parameters and gradients, piece by piece, between its processes and the memory of its session.
 
-Under DDP each process has all parameters; under FSDP2 a parameter is a DTensor, of which each process has a shard. A process reads and
-writes its own pieces only.
+Under DDP each process has all parameters, and a replicated parameter is one piece; under FSDP2 a parameter is a DTensor, and each process's
+shard of it is a piece. A process reads and writes its own pieces only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from offbeat.tensors.flat import all_finite
 from offbeat.tensors.layout import DTYPES, Layout, elements
 
 REPLICATED = -1
-"""In place of a rank: the piece is a whole parameter, which all processes have."""
+"""Rank of a piece that is a whole parameter, which all processes have."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -35,17 +35,17 @@ class Piece(NamedTuple):
         return int(torch.Size(self.shape).numel())
 
     def within(self, memory: memoryview) -> torch.Tensor:
-        """Return the piece as a view of a memory that has the layout of all pieces."""
+        """Return the piece as a view of memory that is laid out for all pieces."""
         return elements(memory, self.offset, self.numel, DTYPES[self.dtype]).view(self.shape)
 
 
 def is_sharded(parameter: torch.Tensor) -> bool:
-    """Return True for a DTensor."""
+    """Return True if a parameter is a DTensor, so that each process has a shard of it."""
     return hasattr(parameter, "to_local")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this process has of a tensor."""
+    """Return this process's part of a tensor, detached: its shard of a DTensor, or the whole tensor."""
     return tensor.to_local().detach() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
 
 
@@ -56,7 +56,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.
 
 
 def own_pieces(rank: int, parameters: dict[str, nn.Parameter]) -> list[Piece]:
-    """Return the pieces that a process has, without their places in memory."""
+    """Return a process's pieces, in the order of the parameters, with offset 0."""
     found = []
     for name, parameter in parameters.items():
         mine = local(parameter)
@@ -65,7 +65,7 @@ def own_pieces(rank: int, parameters: dict[str, nn.Parameter]) -> list[Piece]:
 
 
 def joined(by_rank: Sequence[Sequence[Piece]]) -> tuple[Piece, ...]:
-    """Return all pieces of a worker, in the order of the parameters; empty shards are left out.
+    """Return all pieces of a worker, in the order of the parameters, without empty shards.
 
     Raises:
         JobError: the processes have different models.
@@ -84,7 +84,7 @@ def joined(by_rank: Sequence[Sequence[Piece]]) -> tuple[Piece, ...]:
 
 
 def placed(pieces: Sequence[Piece], layout: Layout) -> tuple[Piece, ...]:
-    """Return the pieces, each with its place in the layout of the model whose parameters they are, in the same order."""
+    """Return the pieces, in the same order, each with its offset in the layout of a model that has one parameter for each piece."""
     return tuple(piece._replace(offset=spec.offset) for piece, spec in zip(pieces, layout.tensors, strict=True))
 
 
@@ -94,20 +94,20 @@ def to_wire(pieces: Iterable[Piece]) -> list[Any]:
 
 
 def from_wire(rows: Iterable[Any]) -> list[Piece]:
-    """Return the pieces of which `to_wire` has made these data."""
+    """Return the pieces from the plain data that `to_wire` has made."""
     return [Piece(name, rank, tuple(shape), dtype, offset) for name, rank, shape, dtype, offset in rows]
 
 
 class Own:
-    """One process's parameters and gradients, and their pieces in the memory of the worker's session.
+    """Copy between one process's parameters and gradients and their pieces in the session's memory.
 
-    Replicated parameters are read by all processes and written by the leader, whose rank is 0; a shard is its own process's.
+    All processes read replicated parameters, and rank 0 writes them. Each process reads and writes its own shards.
 
     Args:
-        rank: of the process.
-        parameters: that it trains, by name.
-        pieces: of all processes.
-        gradients, values: the memory into which gradients are written and from which parameters are read.
+        rank: rank of this process.
+        parameters: parameters that this process trains, by name.
+        pieces: pieces of all processes.
+        gradients, values: memory to which gradients are written, and from which parameters are read.
     """
 
     def __init__(
@@ -124,16 +124,16 @@ class Own:
 
     @torch.no_grad()
     def give(self) -> None:
-        """Write the parameters to memory."""
+        """Write the parameters that this process writes to memory."""
         for number, parameter, _ in self._gives:
             self._values[number].copy_(local(parameter))
 
     @torch.no_grad()
     def give_gradients(self) -> dict[int, bool]:
-        """Write the gradients to memory: of a shard without one, zeros.
+        """Write the gradients that this process writes to memory, zeros for a shard without a gradient.
 
         Returns:
-            By the number of each piece that was written: whether it is finite.
+            For each written piece, by its number: True if the gradient is finite.
         """
         found = {}
         for (number, parameter, piece), place in zip(self._gives, self._gradients, strict=True):
@@ -147,6 +147,6 @@ class Own:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Load all parameters from memory."""
+        """Load all of this process's parameters from memory."""
         for number, parameter, _ in self._mine:
             local(parameter).copy_(self._values[number])

@@ -48,7 +48,7 @@ class BlockPulls:
             values.clear()
 
     def received(self, message: Message, now: Seconds, *, whole: bool = False) -> None:
-        """Keep a block that has come; ``whole``: as part of a release, which counts even where it is no newer.
+        """Store an arrived block. ``whole``: it is part of a release, and is stored even if it is no newer than the held one.
 
         Raises:
             ProtocolError: its size is not that of its shard.

@@ -1,8 +1,8 @@
-"""Return to the next process of a server what messages do not tell it: what it has seen in, and done to, memory that others change too.
+"""Repeat to a server's next process the results that messages do not determine: what it read in, or did to, memory that others change too.
 
-The next process handles the messages of its predecessor again (``recorder.py``). Where handling them calls for something that messages do
-not determine, the call is numbered, and its result is an *answer*. One word of the log counts the calls that are over; answers are records
-of the log, but for the most frequent one, which is implied.
+The next process handles its predecessor's messages again (``recorder.py``). Where a result depends on more than messages, the server makes
+a numbered call, whose result is an *answer*. One word of the log counts the completed calls. Each answer is a record of the log, except the
+most frequent one, which is implied.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 ANSWER: Final = "answer"
-"""The kind of a record with the number of a call and its answer."""
+"""The kind of a log record that holds the number of a call and its answer."""
 
 
 class Answers:
-    """The answers of one server's calls, through all of its processes.
+    """Number one server's calls, over all of its processes, and keep their answers.
 
     Args:
-        write: writes a record.
-        word: one unsigned 64-bit number that outlives this process: how many calls are over.
+        write: writes a log record.
+        word: the number of completed calls, one unsigned 64-bit integer that outlives this process.
 
-    A process may die at any of these points; the next one finds, for the call in which it happened:
+    A process may die at any point of a call. The next process finds:
 
     ==========================  =======================================================================================================
-    before the record           nothing: the call is made again. Nothing has followed from its answer
-    after the record            the answer, which is given again; for `change`, see there
-    without a record, after     the call counts as not over, and is made again: what it does must come to the same when it is done twice
+    before the record           nothing: it makes the call again. Nothing has followed from the answer
+    after the record            the answer, which it uses; for `change`, see there
+    without a record, after     the call incomplete, so it makes the call again: twice must have the same effect as once
     what the call does
-    after the word is written   that the call is over: the answer of its record, or the implied one
+    after the word is written   the call complete, with the answer in its record or else the implied one
     ==========================  =======================================================================================================
 
     >>> word, records = memoryview(bytearray(8)).cast("Q"), []
@@ -49,16 +49,16 @@ class Answers:
     def __init__(self, write: Callable[[list[Any]], None], word: memoryview) -> None:
         self._write, self._word = write, word
         self.given: dict[int, Any] = {}
-        """By number of the call: the answers that an earlier process has written."""
+        """By number of the call: the answers that earlier processes have written and this one has not used."""
         self.count = 0
-        """Calls begun in the life of this server, as far as the messages handled by this process come to."""
+        """Number of calls begun in this server's life, up to the message that this process is handling."""
 
     def ask(self, live: Callable[[], T], implied: T) -> Any:
-        """Make a call, or return its answer if an earlier process has made it.
+        """Make a call, or return its answer if an earlier process has completed it.
 
         Args:
             live: returns the answer, as plain data. If it changes something, a second call in another process must change nothing more.
-            implied: the answer that is not written.
+            implied: the most frequent answer, for which no record is written.
         """
         number = self._begun()
         if number in self.given or number < self._word[0]:
@@ -70,13 +70,13 @@ class Answers:
         return found
 
     def change(self, live: Callable[[Callable[[Any], None]], T], implied: T, is_made: Callable[[], bool]) -> Any:
-        """Make a change whose answer cannot be found out later, or return the answer if an earlier process has made it.
+        """Make a change whose answer cannot be found out afterwards, or return the answer if an earlier process has made the change.
 
         Args:
-            live: makes the change, and before it is complete calls its argument with the answer, unless that is ``implied``.
-            implied: the answer that is not written.
-            is_made: returns True if an earlier process, which has written the answer and then died, has completed the change. Otherwise the
-                change is made now, and its own answer counts.
+            live: makes the change; before it is complete, passes the answer to its argument, unless the answer is ``implied``.
+            implied: the most frequent answer, for which no record is written.
+            is_made: returns True if an earlier process, which wrote the answer and died, had completed the change. If not, the change is
+                made now, and has a new answer.
         """
         number = self._begun()
         if number < self._word[0] or (number in self.given and is_made()):
@@ -87,7 +87,7 @@ class Answers:
         return found
 
     def note_lost(self, number: int, answer: Any) -> None:
-        """Write the answer of a change that is about to be complete."""
+        """Write the answer of a change that is almost complete."""
         self._note(number, answer)
 
     def _begun(self) -> int:

@@ -1,7 +1,7 @@
-"""Write the messages of a server to memory before the server handles them, so that its next process can handle them again.
+"""Write a server's messages to memory before the server handles them, so that its next process can handle them again.
 
-The memory has two areas, of which one is in use. An area is a snapshot, which may be empty, and the records since. A new snapshot goes to
-the other area, and one store of eight bytes makes that the one in use; so does each record count from one such store on.
+The memory has two areas, one of them in use. An area has a snapshot, which may be empty, and the records since. A new snapshot is written
+to the other area, and a store of eight bytes then puts that area in use. In the same way a store of eight bytes makes each record count.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import msgpack  # type: ignore[import-untyped]
 
 HEADER_NBYTES: Final = 1 << 12
 AREA_NBYTES: Final = 256 << 20
-"""Of one area; pages that are not used are not allocated."""
+"""Size of one area in bytes; pages that are not used are not allocated."""
 LOG_NBYTES: Final = HEADER_NBYTES + 2 * AREA_NBYTES
 GROWTH_NBYTES: Final = 1 << 20
 RECORDS_MAX: Final = 1024
-"""Records after which a new snapshot is due: to be told them again takes about a tenth of a second."""
+"""Number of records after which a snapshot is due: handling so many again takes about 0.1 s."""
 RECORDS_NBYTES: Final = 32 << 20
-"""Bytes of records after which one is due: with gradients in the records (`psp`) mostly these."""
+"""Bytes of records after which a snapshot is due. With gradients in the records (`psp`), mostly this limit applies."""
 _SIZE = struct.Struct("=Q")
 
 
 class LogFull(Exception):
-    """There is no room for a snapshot or a record."""
+    """An area has no room for a snapshot or a record."""
 
 
 class InputLog:
-    """The log of one server.
+    """Hold one server's snapshot and log records.
 
     Args:
-        view: `LOG_NBYTES` bytes: zeros, or what an earlier process has left.
-        grow: called with the place and the size of a part of ``view`` before it is used for the first time.
+        view: `LOG_NBYTES` bytes: zeros, or what an earlier process has written.
+        grow: called with the first byte and the number of bytes of each part of ``view``, before its first use.
 
     >>> memory = memoryview(bytearray(LOG_NBYTES))
     >>> log = InputLog(memory, lambda start, nbytes: None)
@@ -48,14 +48,14 @@ class InputLog:
     def __init__(self, view: memoryview, grow: Callable[[int, int], None]) -> None:
         self._view, self._grow = view, grow
         self._grown = [0, 0]
-        self._words = view[:HEADER_NBYTES].cast("Q")  # the number of the area in use, how far each area is filled, and `calls`
+        self._words = view[:HEADER_NBYTES].cast("Q")  # the area in use, the filled bytes of each area, and `calls`
         self.calls = self._words[3:4]
-        """A number that outlives this process, for `answers.Answers`."""
+        """The word of `answers.Answers`, which outlives this process."""
         self._pack = msgpack.Packer().pack
         self.count = 0
-        """Records since the snapshot, without those that take next to no time to be told again."""
+        """Records since the snapshot, without those that take almost no time to handle again."""
         self._postponed = 0
-        """How many records there were when a snapshot did not fit: the next one is tried after as many again."""
+        """The count of records at which a snapshot is tried again, after one that did not fit; 0: the last one fitted."""
         self._area = self._words[0]
         self._filled = self._words[1 + self._area]
         if not self._filled:
@@ -67,13 +67,13 @@ class InputLog:
 
     @property
     def due(self) -> bool:
-        """Return True if a snapshot is due."""
+        """True if a snapshot is due."""
         if self.count < self._postponed:
             return False
         return self.count >= RECORDS_MAX or self._filled - self._begun >= RECORDS_NBYTES
 
     def append(self, record: list[Any], *, counts: bool = True) -> None:
-        """Write a record. ``counts``: False if it takes next to no time to be told again. Raises `LogFull`."""
+        """Write a record; ``counts``: False if handling it again takes almost no time. Raises `LogFull`."""
         packed = self._pack(record)
         filled = self._filled + _SIZE.size + len(packed)
         self._write(self._area, self._filled, _SIZE.pack(len(packed)) + packed)
@@ -81,7 +81,7 @@ class InputLog:
         self.count += counts
 
     def begin(self, snapshot: bytes) -> None:
-        """Begin anew with a snapshot, and no records. Raises `LogFull`; the log goes on as it was then, and a snapshot is due later."""
+        """Begin the log anew with a snapshot. Raises `LogFull`: the old log stays in use, and snapshots wait for `RECORDS_MAX` records."""
         other = 1 - self._area
         self._postponed = self.count + RECORDS_MAX
         self._write(other, 0, _SIZE.pack(len(snapshot)))
@@ -92,12 +92,12 @@ class InputLog:
         self.count = self._postponed = 0
 
     def snapshot(self) -> memoryview:
-        """Return the snapshot; empty: there is none."""
+        """Return the snapshot, empty if there is none."""
         at = self._at(self._area) + _SIZE.size
         return self._view[at : at + self._snapshot_nbytes()]
 
     def records(self) -> Iterator[list[Any]]:
-        """Return the records since the snapshot."""
+        """Yield the records since the snapshot."""
         base = self._at(self._area)
         at, stop = base + self._begun, base + self._filled
         while at < stop:

@@ -1,4 +1,4 @@
-"""Keep blocks of memory by name in the supervisor as well, so that the next process of a server gets them."""
+"""Share named blocks of memory with the supervisor, so that a server's next process gets them."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from offbeat.transport.base import Buffer, Connection, SharedMemory
 from offbeat.transport.shm import MemoryBlock
 
 LOG = "log"
-"""The name of the block of the input log."""
+"""The name of the block that holds the input log."""
 APART_NBYTES: Final = 1 << 20
-"""More bytes than this are kept in a block of their own: to make one costs less than a copy in the log, and one in each snapshot."""
+"""Most bytes of a copy that stands in the log: for more, a separate block costs less than a copy in the log and one in each snapshot."""
 APART_MAX_NBYTES: Final = 64 << 20
-"""Bytes in such blocks after which a snapshot is due: it lets go of those that are not used any more."""
+"""Bytes in separate blocks after which a snapshot is due: it releases the blocks that are no longer used."""
 
 T = TypeVar("T")
 
 
 class Keeper(Survival):
-    """The blocks of one server, whose next process goes on with them.
+    """Keep the blocks of one server for its next process.
 
     Args:
         supervisor: the connection over which the supervisor gets each new block.
-        kept: the blocks of an earlier process of this server, by name.
+        kept: the blocks that an earlier process of this server has left, by name.
     """
 
     def __init__(self, supervisor: Connection, kept: dict[str, MemoryBlock]) -> None:
         self._supervisor = supervisor
         self._blocks = kept
         self.made: Counter[str] = Counter()
-        """How many blocks were asked for under a name: the next process asks for the same ones again."""
+        """By name: how many blocks were asked for under it, so that the next process uses the same names."""
         self.results: dict[str, dict[int, Any]] = {}
-        """By shard and operation: what was measured, for the next process."""
+        """By shard and operation: values measured by the earlier process, which the next one uses."""
         self.note_result: Callable[[str, int, Any], None] = lambda name, number, result: None
-        """Writes a result to the log."""
+        """Writes the result of an operation to the log: shard, operation and value."""
         self.answers = Answers(lambda record: None, memoryview(bytearray(8)).cast("Q"))
-        """What the next process cannot see any more in memory that others change, too."""
+        """Answers of calls about memory that others change too. `Recorder` replaces this object by one with a log."""
         self.snapshot_due = False
-        """True if a snapshot is to be made now, whatever the log's size: the records so far cannot be handled again later."""
+        """True if a snapshot is due now, whatever the log's size: the records so far cannot be handled again later."""
         self.elsewhere = False
-        """True if workers may be on other machines: what they send beside messages, such as gradients, is not written down."""
+        """True if workers may be on other machines: data that they send beside messages, such as gradients, is not logged."""
         self._apart = 0
-        """Bytes kept in blocks of their own since a snapshot was due for their sake."""
+        """Bytes put into separate blocks since these last made a snapshot due."""
 
     def ask(self, live: Callable[[], T], implied: Any = None) -> T:
         return self.answers.ask(live, implied)  # type: ignore[no-any-return]
@@ -62,7 +62,7 @@ class Keeper(Survival):
         return self._have(nbytes, self.name_for(name), sparse=False)
 
     def sparse(self, nbytes: int, name: str) -> MemoryBlock:
-        """Return the block of this name, whose pages are not allocated yet if the block is new."""
+        """Return the block of this name, made if necessary; a new block's pages are allocated when they are used."""
         return self._have(nbytes, name, sparse=True)
 
     def once(self, name: str, make: Callable[[], T], attach: Callable[[MemoryBlock], T]) -> T:
@@ -74,7 +74,7 @@ class Keeper(Survival):
         return made
 
     def name_for(self, name: str) -> str:
-        """Return a name that no other block has."""
+        """Return this name, with a number from the second time on."""
         self.made[name] += 1
         return f"{name} {self.made[name]}" if self.made[name] > 1 else name
 
@@ -84,18 +84,18 @@ class Keeper(Survival):
         return self._blocks[name]
 
     def give_up(self, reason: str, *, lack: bool = True) -> None:
-        """Note it, and tell the supervisor."""
+        """Note the reason, and report it to the supervisor; only the first one counts."""
         if self.given_up is None:
             self.given_up = reason
             self._supervisor.send({"kind": "mortal", "reason": reason, "lack": lack})
 
     def keep(self, name: str, block: MemoryBlock) -> None:
-        """Have the supervisor hold a block too."""
+        """Add a block, and have the supervisor hold it too."""
         self._blocks[name] = block
         self._supervisor.send({"kind": "keep", "name": name}, memory=(block,))
 
     def keep_apart(self, data: Buffer, name: str) -> memoryview:
-        """Return a copy of these bytes in a block of its own. Raises `ConfigurationError` if there is not enough memory."""
+        """Return a copy of these bytes in a separate block. Raises `ConfigurationError` if there is not enough memory."""
         block = MemoryBlock.allocate(len(data), name)
         block.view[:] = data
         self.keep(name, block)
@@ -121,14 +121,14 @@ class Keeper(Survival):
         return self._blocks[name]
 
     def drop_all_but(self, names: Collection[str]) -> None:
-        """Let go of the blocks that are not used any more."""
+        """Release all blocks but these, here and at the supervisor."""
         for name in [name for name in self._blocks if name not in names]:
             del self._blocks[name]
             self._supervisor.send({"kind": "drop", "name": name})
 
     def place_of(self, memory: SharedMemory | memoryview) -> Sequence[Any] | None:
-        """Return where memory is, for the table of a snapshot: the name of a block, and of a view also the first byte, the byte after it,
-        and whether it may be written. None: it is in none of these blocks."""
+        """Return the place of memory, for a snapshot's table: the name of its block, and for a view also its first byte, the byte after it,
+        and whether it is writable. None: it is in none of these blocks."""
         for name, block in self._blocks.items():
             if block is memory:
                 return (name,)
@@ -138,7 +138,7 @@ class Keeper(Survival):
         return None
 
     def at(self, name: str, *part: Any) -> MemoryBlock | memoryview:
-        """Return the memory that `place_of` has described."""
+        """Return the memory at a place from `place_of`."""
         if not part:
             return self._blocks[name]
         start, stop, writable = part

@@ -1,15 +1,15 @@
-"""Turn the objects that a server keeps into plain data and blocks of memory, and back in another process.
+"""Turn a server's objects into plain data and blocks of memory, and back in another process.
 
-Three readers get a server's objects: its next process on this host (`freeze`, memory that the supervisor holds as well), a standby that
-comes to a running server (`dumps`, over a connection), and a job that resumes (`freeze` of a coordinator, a file of a checkpoint).
+There are three kinds of readers: the server's next process on this host (`freeze`, with memory that the supervisor holds too), a standby
+that comes to a running server (`dumps`, over a connection), and a job that resumes (`freeze` of a coordinator, in a checkpoint's file).
 
-Objects become a table in msgpack: an object is the name of its class and its attributes, and it refers to other objects by their place in
-the table, so that two references to one object stay two references to one object. Memory, such as parameters and gradients, is in blocks
+Objects become a table in msgpack, with one row for each: the name of its class and its attributes. A row refers to other objects by their
+row numbers, so that two references to one object stay references to one object. Memory, such as parameters and gradients, is in blocks
 beside the table, or the table has the names of blocks that outlive the process.
 
-The reader runs nothing that the data names. It makes objects without calling their classes, which are those of the listed packages of
-offbeat; what stands in a table to be called later is a method of an object in it, or of the pure packages, or in a short list. So at worst
-a table makes a server with wrong numbers.
+Reading runs no code that the data names. It makes objects without calling their classes, which must be of the listed packages of offbeat. A
+callable in a table must be a method of an object in it, belong to the pure packages, or be in a short list. So the worst that a table can
+make is a server with wrong numbers.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from offbeat.errors import ProtocolError
 from offbeat.transport.base import SharedMemory
 
 PURE: Final = frozenset({"core", "policies", "types"})
-"""Parts of offbeat whose classes and functions can do nothing but compute."""
+"""Packages of offbeat whose classes and functions only compute, so that calling them is safe."""
 PACKAGES: Final = PURE | {"journal", "runtime", "tensors", "transport"}
-"""Parts of offbeat of whose classes the table of a server may have objects."""
+"""Packages of offbeat whose classes may have objects in a server's table."""
 OTHERS: Final = {
     ("offbeat.journal.arrivals", "Sender"),
     ("offbeat.journal.worker_summary", "WorkerTally"),
     ("offbeat.runtime.parameter_server.shard", "_saves_nothing"),
     ("offbeat.transport.shm", "MemoryBlock"),
 }
-"""Further classes and functions that stand in a table themselves: to be called, or as the owner of a class method."""
+"""Further classes and functions that may be in a table themselves: to be called, or as owners of a class method."""
 REMAKES: Final = {
     ("offbeat.core.allreduce.rounds", "Rounds"),
     ("offbeat.runtime.allreduce.one_host_coordinator", "OneHostGroup"),
@@ -57,11 +57,11 @@ REMAKES: Final = {
     ("offbeat.runtime.parameter_server.shard", "LiveShard"),
     ("offbeat.transport.link", "Link"),
 }
-"""Classes whose ``__setstate__`` is called."""
+"""Classes whose ``__setstate__`` the reader calls."""
 NOTHING: Final[Mapping[str, Any]] = {}
 _ATOMS: Final = frozenset({type(None), bool, float, str, bytes})
 _WHOLE: Final = range(-(1 << 63), 1 << 64)
-"""Numbers that msgpack has."""
+"""Integers that msgpack can hold."""
 _CONTAINERS: Final[dict[str, type]] = {
     kind.__name__: kind for kind in (list, tuple, dict, set, frozenset, deque, OrderedDict, Counter, defaultdict, WeakKeyDictionary)
 }
@@ -70,25 +70,25 @@ _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, ImportErro
 
 
 class Kept(Protocol):
-    """Memory that the next process gets by name: `recovery.keeper.Keeper`."""
+    """Memory that the next process gets by name; see `recovery.keeper.Keeper`."""
 
     def place_of(self, memory: Any) -> Sequence[Any] | None:
-        """Return where memory is, as plain data with the name of its block first; None: in no such block."""
+        """Return the place of memory as plain data, beginning with the name of its block; None: it is in no such block."""
 
     def at(self, *place: Any) -> Any:
         """Return the memory at a place."""
 
 
 def dumps(state: Any, parts: Mapping[str, Any], kept: Kept | None = None) -> tuple[bytes, list[memoryview]]:
-    """Return a state as a table, and the blocks of memory that belong to it, which are views of the memory itself.
+    """Return a state as a table, and the blocks of memory that belong to it. The blocks are views of the memory itself.
 
     Args:
         state: any objects.
-        parts: what the other process has of its own, by name: the state refers to it.
-        kept: memory to which the state refers by name.
+        parts: objects that each process makes for itself, by name; the table refers to them by name.
+        kept: memory to which the table refers by name.
 
     Raises:
-        TypeError: something in the state is no data, such as a lambda or an open file.
+        TypeError: something in the state is not plain data, such as a lambda or an open file.
 
     >>> one = [1, "two"]
     >>> again, = loads(*dumps([{"one": one, "same": one}], {}), {})
@@ -105,10 +105,10 @@ def loads(
     kept: Kept | None = None,
     packages: frozenset[str] = PACKAGES,
 ) -> Any:
-    """Return what `dumps` was given; memory in it is that of ``blocks``. ``parts`` and ``kept`` are this process's own.
+    """Return the state that `dumps` was given, with its memory in ``blocks``. ``parts`` and ``kept`` are those of this process.
 
     Args:
-        packages: the parts of offbeat of whose classes there may be objects.
+        packages: the packages of offbeat whose classes may have objects in the table.
 
     Raises:
         ProtocolError: the table cannot be read.
@@ -121,7 +121,7 @@ def loads(
 
 
 def freeze(state: Any, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = None) -> tuple[bytes, set[str]]:
-    """Return a state with its memory as bytes, and the names of the blocks that it refers to. Arguments and errors are those of `dumps`.
+    """Return a state with its memory as bytes, and the names of the kept blocks in it. Arguments and errors are those of `dumps`.
 
     >>> data, _ = freeze({"memory": memoryview(b"12345678")[2:4]})
     >>> bytes(thaw(data)["memory"])
@@ -135,7 +135,7 @@ def freeze(state: Any, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = N
 def thaw(
     data: bytes | memoryview, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = None, packages: frozenset[str] = PACKAGES
 ) -> Any:
-    """Return what `freeze` was given, in another process. Arguments and errors are those of `loads`."""
+    """Return, in another process, the state that `freeze` was given. Arguments and errors are those of `loads`."""
     try:
         table, *blocks = msgpack.unpackb(data)
         memory = [memoryview(bytearray(block)) for block in blocks]
@@ -152,7 +152,7 @@ def _written(writer: _Writer, state: Any) -> tuple[bytes, list[memoryview]]:
 
 
 class _Base:
-    """An object that holds memory, and which part of it is referred to."""
+    """Memory of one owner, and the part of it that the state refers to."""
 
     def __init__(self, number: int, memory: Any) -> None:
         self.number = number
@@ -160,13 +160,13 @@ class _Base:
         self._first, self._stop = len(self._whole), 0
 
     def add(self, view: memoryview) -> int:
-        """Note a view of the memory. Returns its first byte."""
+        """Add a view of the memory; return its first byte in the memory."""
         start = _address(view) - _address(self._whole)
         self._first, self._stop = min(self._first, start), max(self._stop, start + len(view))
         return start
 
     def part(self) -> tuple[int, memoryview]:
-        """Return the part that all views together cover, and its first byte."""
+        """Return the first byte of the smallest part that covers all views, and that part."""
         return self._first, self._whole[self._first : self._stop]
 
 
@@ -175,21 +175,21 @@ def _address(view: memoryview) -> int:
 
 
 class _Writer:
-    """Number the objects in the order in which they are met, and write one row for each."""
+    """Number objects in the order in which they are reached, and write one row for each."""
 
     def __init__(self, parts: Mapping[str, Any], kept: Kept | None) -> None:
         self._parts = {id(part): name for name, part in parts.items()}
         self._kept = kept
         self.names: set[str] = set()
-        """Of the blocks that outlive this process and are referred to."""
+        """Names of the kept blocks that the state refers to."""
         self._numbers: dict[int, int] = {}
         self._met: list[Any] = []
-        """By number. They are kept, so that no other object gets the same ``id`` meanwhile."""
+        """Objects by number. They are kept alive, so that no other object gets the same ``id`` meanwhile."""
         self._bases: dict[int, _Base] = {}
-        """By ``id`` of the object that holds the memory."""
+        """By ``id`` of the owner of the memory."""
 
     def ref(self, value: Any) -> Any:
-        """Return a value as it stands in a row: itself, or a list with the number of an object."""
+        """Return a value's form in a row: the value itself, or a list with the number of an object."""
         kind = type(value)
         if kind in _ATOMS or (kind is int and value in _WHOLE):
             return value
@@ -200,14 +200,14 @@ class _Writer:
         return [number]
 
     def rows(self) -> Iterator[list[Any]]:
-        """Yield the row of each object; to write a row is to meet further objects."""
+        """Yield the row of each object. Writing a row may add further objects."""
         number = 0
         while number < len(self._met):
             yield self._row(self._met[number])
             number += 1
 
     def blocks(self) -> tuple[list[int], list[memoryview]]:
-        """Return the memory that the rows refer to: where each block begins in the memory that it is a part of, and the blocks."""
+        """Return where each block begins in its owner's memory, in bytes, and the blocks."""
         parts = [base.part() for base in self._bases.values()]
         return [first for first, _ in parts], [block for _, block in parts]
 
@@ -261,14 +261,14 @@ class _Writer:
             items = list(value.items())
             factory = value.default_factory if isinstance(value, defaultdict) else None
             return [kind.__name__, self.ref(factory), self._refs(key for key, _ in items), self._refs(one for _, one in items)]
-        if kind is frozenset and not _is_whole(value):  # it would be made before its members have what they are compared by
+        if kind is frozenset and not _is_whole(value):  # the reader would make it before its members have the values that they compare by
             raise TypeError("a frozenset of more than numbers, texts, tuples of them, and members of enumerations")
         return [kind.__name__, value.maxlen if isinstance(value, deque) else None, self._refs(value)]
 
     def _object(self, kind: type, value: Any) -> list[Any]:
         reduced = value.__reduce_ex__(2)
         state = reduced[2] if len(reduced) > 2 else None
-        if isinstance(state, tuple):  # of a class with slots
+        if isinstance(state, tuple):  # the class has slots
             state = {**(state[0] or {}), **(state[1] or {})}
         plain = reduced[0] is _newobj and reduced[1] == (kind,) and not any(reduced[3:])
         if not plain or not isinstance(state, dict | None):
@@ -288,7 +288,7 @@ class _Writer:
 
 
 class _Reader:
-    """Make the objects of all rows, then fill them: they may refer to each other in circles."""
+    """Make the objects of all rows, then fill them: references among objects may form cycles."""
 
     def __init__(
         self,
@@ -328,7 +328,7 @@ class _Reader:
         return [self._value(ref) for ref in refs]
 
     def _make(self, number: int) -> Any:
-        """Return the object of a row, which is still empty if it can refer to itself."""
+        """Return the object of a row; if it can refer to itself, it may still be empty."""
         if number not in self._made:
             self._made[number] = self._new(self._rows[number])
         return self._made[number]
@@ -394,7 +394,7 @@ class _Reader:
             made.extend(self._values(row[2]))
 
     def _inner_first(self, wanted: list[int]) -> Iterator[int]:
-        """Yield the numbers of these objects, each after those that it refers to, unless they refer to it as well."""
+        """Yield the numbers of these objects, each after those that it refers to, except within a cycle."""
         left, seen = set(wanted), set()
         for first in wanted:
             way = [(first, iter(_references(self._rows[first])))] if first not in seen else []
@@ -412,7 +412,7 @@ class _Reader:
 
 
 def _references(row: list[Any]) -> Iterator[int]:
-    """Yield the numbers of the objects that a row refers to."""
+    """Yield the numbers of the objects to which a row refers."""
     refs: list[Any] = []
     match row:
         case ["object", _, _, _, values] | ["tuple of", _, _, values]:
@@ -429,7 +429,7 @@ def _references(row: list[Any]) -> Iterator[int]:
 
 
 def _is_whole(value: Any) -> bool:
-    """Return True if a value refers to no object that may have to be filled after it was made."""
+    """Return True if a value refers to no object that the reader fills after making it."""
     if isinstance(value, tuple | frozenset):
         return all(map(_is_whole, value))
     return type(value) in _ATOMS or isinstance(value, int | enum.Enum)
@@ -437,7 +437,7 @@ def _is_whole(value: Any) -> bool:
 
 def _assign(made: Any, state: dict[str, Any]) -> None:
     for name, value in state.items():
-        if isinstance(getattr(type(made), name, None), types.MemberDescriptorType):  # a slot
+        if isinstance(getattr(type(made), name, None), types.MemberDescriptorType):  # the attribute is a slot
             object.__setattr__(made, name, value)
         else:
             vars(made)[name] = value
@@ -452,7 +452,7 @@ def _name_of(value: Any, find: Callable[[frozenset[str], str, str], Any]) -> tup
 
 @lru_cache(1024)
 def _find(packages: frozenset[str], module: str, name: str) -> Any:
-    """Return a class or function that a table may have itself, by its name. Raises `TypeError` for any other."""
+    """Return a class or function that may be in a table itself, by name. Raises `TypeError` for any other."""
     if (module, name) in _FACTORIES:
         return _FACTORIES[module, name]
     if _is_of(packages, module) and ((module, name) in OTHERS or _is_of(PURE, module)):
@@ -464,7 +464,7 @@ def _find(packages: frozenset[str], module: str, name: str) -> Any:
 
 @lru_cache(1024)
 def _class(packages: frozenset[str], module: str, name: str, base: type = object) -> Any:
-    """Return a class of which a table may have objects. Raises `TypeError` for any other."""
+    """Return a class that may have objects in a table, by name. Raises `TypeError` for any other."""
     if _is_of(packages, module):
         found = vars(importlib.import_module(module)).get(name)
         if isinstance(found, type) and found.__module__ == module and issubclass(found, base):
@@ -478,7 +478,7 @@ def _is_of(packages: frozenset[str], module: str) -> bool:
 
 
 def _remakes(kind: type) -> bool:
-    """Return True if ``__setstate__`` fills the objects of a class. Raises `TypeError` if it must not be called: it may open files."""
+    """Return True if ``__setstate__`` fills a class's objects. Raises `TypeError` if it must not be called: it may open files."""
     if not hasattr(kind, "__setstate__"):
         return False
     if (kind.__module__, kind.__qualname__) in REMAKES:
@@ -495,7 +495,7 @@ def _tensor(dtype: str, shape: list[int], data: bytes) -> torch.Tensor:
 
 
 def _method(owner: Any, name: str) -> Any:
-    """Return a method of an object, or a class method of a class, which one of offbeat's classes defines."""
+    """Return an object's method, or a class's class method, if a class of offbeat defines it. Raises `TypeError` if not."""
     kind = owner if isinstance(owner, type) else type(owner)
     function = inspect.getattr_static(kind, name)
     wanted = classmethod if isinstance(owner, type) else types.FunctionType

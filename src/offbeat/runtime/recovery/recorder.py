@@ -1,7 +1,7 @@
-"""Write down the messages of a server, and return them to its next process.
+"""Log a server's messages, and return them to its next process.
 
-The server hands every message, end of a connection and tick to the recorder before it handles it. A server of which the recorder has given
-up goes on as one without a recorder, until it dies.
+The server hands every message, end of a connection and tick to the recorder before it handles it. If the recorder gives up, the server
+continues without it, but can have no next process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Seconds
 
 NOT_TOLD: Final = ("result", ANSWER)
-"""The kinds of records that are asked for while the others are handled again."""
+"""Kinds of log records that are looked up while the other records are handled again."""
 
 
 class Recorder(SessionLinks):
-    """The recorder of one server.
+    """Record one server's input on its own host.
 
     Args:
         supervisor: the connection to the supervisor.
@@ -35,7 +35,7 @@ class Recorder(SessionLinks):
         super().__init__(supervisor)
         self.survival = Keeper(supervisor, kept)
         self._log: InputLog | None = None
-        """None: there is no memory for it."""
+        """The log; None: there is no memory for it."""
         try:
             block = self.survival.sparse(LOG_NBYTES, LOG)
             self._log = InputLog(block.view, block.reserve)
@@ -55,7 +55,7 @@ class Recorder(SessionLinks):
                 self.survival.give_up(f"what it was told does not fit into memory: {error}")
 
     def message(self, now: Seconds, link: Link, message: Message) -> Message:
-        """Note a message that is about to be handled. Returns it, with a payload that need not be in a snapshot if it is large."""
+        """Log a message before it is handled. Returns it; a large payload is moved to a separate block, outside snapshots."""
         names = []
         for number, block in enumerate(message.memory):
             assert isinstance(block, MemoryBlock)
@@ -74,10 +74,10 @@ class Recorder(SessionLinks):
     # Snapshots, and reading.
 
     def save(self, state: Callable[[], Any], parts: Mapping[str, Any]) -> None:
-        """Write a snapshot in place of the records so far, if that is due. For ``parts`` see `plain_graph.dumps`."""
+        """Write a snapshot in place of the records so far, if one is due. ``parts``: as for `plain_graph.dumps`."""
         if self._log is None or self.survival.given_up is not None or not (self._log.due or self.survival.snapshot_due):
             return
-        from offbeat.runtime.recovery import plain_graph  # imports torch, which this process has by now
+        from offbeat.runtime.recovery import plain_graph  # imports torch, which this process has imported by now
 
         self.survival.snapshot_due = False
         for link in [link for link in self.sessions.values() if link.closed]:
@@ -87,14 +87,14 @@ class Recorder(SessionLinks):
             data, names = plain_graph.freeze(whole, self._all(parts), self.survival)
             self._log.begin(data)
         except LogFull:
-            return  # such as large replicas that ranks have not received yet: it is tried again
+            return  # for example, large replicas that ranks have not received yet; the snapshot is tried again later
         except (TypeError, ConfigurationError) as error:
             self.survival.give_up(str(error))
             return
         self.survival.drop_all_but({LOG, *names})
 
     def restore(self, parts: Callable[[], Mapping[str, Any]]) -> Any:
-        """Return the state that the newest snapshot has; None: there is none. ``parts`` returns this process's own."""
+        """Restore the newest snapshot's links, and return its state; None: there is none. ``parts`` returns the parts of this process."""
         if self._log is None:
             return None
         for record in self._log.records():
@@ -119,11 +119,11 @@ class Recorder(SessionLinks):
         return {**parts, "keeper": self.survival, "answers": self.survival.answers}
 
     def records(self) -> Iterator[list[Any]]:
-        """Return what the server was told since the snapshot, as `again` takes it."""
+        """Return the records since the snapshot that the server has to handle again."""
         return (record for record in (self._log.records() if self._log is not None else ()) if record[0] not in NOT_TOLD)
 
     def again(self, record: list[Any]) -> tuple[Link, Message]:
-        """Return the link and the message of a record that `message` has written."""
+        """Return the link and the message of a record that `message` has written, and bring the link to that message."""
         _, _, session, received, delivered, header, payload, names = record
         link = self.named(session)
         link.note(received)
@@ -134,5 +134,5 @@ class Recorder(SessionLinks):
 
 
 def is_bare(message: Message) -> bool:
-    """Return True if a message has no number: it need not arrive, or belongs to no link."""
+    """Return True if a message has no number: it may be lost, or belongs to no link."""
     return STAMP not in message.header and message.header.get("kind") != "confirm"

@@ -1,8 +1,8 @@
-"""Write the records of a server to its standby, and let a shard of the standby change its memory as the leader's did.
+"""Send a server's records to its standby, and let the standby's shards change their memory as the leader's shards did.
 
-The leader sends each record once it has been handled, and before it the bytes that the standby needs: the sum of a fold, not the gradients.
-So when a record arrives, the standby has everything to do the same, and what the leader has sent meanwhile waits (`OutputCommit`) until the
-standby says that the record has come.
+The leader sends each record once it has handled it, and before it the bytes that the standby needs: a fold's sum, not its gradients. So
+when a record arrives, the standby has everything to repeat its handling. What the leader sends to others meanwhile waits (`OutputCommit`)
+until the standby acknowledges the record.
 
 Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014, section 4.3 (replication after aggregation).
 """
@@ -26,44 +26,44 @@ from offbeat.transport.wire import EMPTY
 from offbeat.types import Seconds
 
 PIECE_NBYTES: Final = 64 << 20
-"""Most bytes of memory in one message."""
+"""Most bytes of memory in one message: larger memory is sent in several."""
 BYTES_MAX: Final = 1 << 40
-"""Most bytes of one sum."""
+"""Most bytes of one sum that a standby accepts."""
 NEAR: Final = 8
 """Records that a standby which came later may lack when messages begin to wait for it."""
 CATCH_UP_S: Final[Seconds] = 10.0
-"""Longest time for which a standby that has the state may lack more: this process keeps for it what it has not taken yet."""
+"""Seconds after which messages wait for a standby that has the state and lacks more records: the leader keeps these for it meanwhile."""
 T = TypeVar("T")
 Fold: TypeAlias = Mapping[str, Any]
-"""Of a fold, what a standby needs beside the sum: ``hyper``, ``scale``, and the workers that are ``released`` with the new version."""
+"""Description of a fold, which a standby needs beside the sum: ``hyper``, ``scale``, and the workers ``released`` with the new version."""
 CARRYING: Final = ("push", "initial")
-"""Kinds of a worker's messages with a region that is not in the record."""
+"""Kinds of a worker's messages with a region that is not in the log record."""
 
 
 class Coming(NamedTuple):
-    """A sum that comes from the leader, before the record that tells of the fold."""
+    """A sum that is arriving from the leader, before the record of its fold."""
 
     fold: Fold
     total: memoryview
     come: int
-    """How many of its bytes are there."""
+    """Number of its bytes that have arrived."""
 
 
 class Follower(Protocol):
-    """A shard of a standby."""
+    """A standby's shard that can begin a fold before the whole sum has arrived."""
 
     def fold_ahead(self, coming: Coming) -> None:
-        """Use what has come of a sum."""
+        """Use the part of a sum that has arrived."""
 
     def abandon(self) -> None:
-        """Forget what was made of a sum: no record will tell of its fold."""
+        """Undo the fold begun with a sum: no record will use it."""
 
 
 class Replica(Survival):
-    """What the shards of a leader hand to those of its standby.
+    """Pass memory from a leader's shards to those of its standby.
 
     Args:
-        commit: of this server.
+        commit: the server's output commit.
     """
 
     follows = True
@@ -71,41 +71,41 @@ class Replica(Survival):
     def __init__(self, commit: OutputCommit) -> None:
         self._commit = commit
         self.standby: Connection | None = None
-        """At the leader: the connection to its standby; None: there is none."""
+        """At the leader: the connection to its standby; None: it has none."""
         self.replays = False
-        """True at the standby."""
+        """True at the standby, until it leads."""
         self.count = 0
-        """How often a shard has handed over bytes: the standby's have done it as often after the same record."""
+        """Number of memory changes passed on so far; after the same record it is the same at the leader and at the standby."""
         self._came: deque[memoryview] = deque()
-        """At the standby: bytes of the leader that no shard has taken yet."""
+        """At the standby: complete blocks from the leader that no shard has used yet."""
         self._coming = EMPTY
-        """Those of which a part has come."""
+        """At the standby: the block of which only a part has been received; empty: none."""
         self._come = 0
-        """The size of this part."""
+        """Bytes received of that block."""
         self._of_fold: Coming | None = None
-        """At the standby: the sum that comes, if its fold is the next change of memory; None: there is none."""
+        """At the standby: the sum that is arriving, if its fold is the next change of memory; None: it is not."""
         self.gets_ahead = False
-        """True at a standby to which the leader sends the first bytes of a sum ahead."""
+        """True at a standby whose leader is on another machine, and sends the first bytes of a sum ahead."""
         self.followers: list[Follower] = []
-        """At the standby: the shards that can use a sum before all of it has come."""
+        """At the standby: shards that can use a sum before all of it has arrived."""
         self._gone = 0
-        """At the leader: how many bytes of the sum in the making were sent."""
+        """At the leader: bytes sent of the sum being computed."""
         self._placing = EMPTY
-        """Those that the transport is about to receive, or the last that it has received."""
+        """At the standby: memory that `place` has reserved for the newest block, which the transport receives or has received."""
         self._placed: deque[memoryview] = deque()
-        """Those that the transport has begun to receive, and of which no part has been handled."""
+        """At the standby: memory reserved for blocks of which `on_bytes` has handled no part yet."""
         self._free: deque[tuple[int, memoryview]] = deque()
-        """Memory for sums, and the record that must be committed, or handled, before it is used again."""
+        """Memory for sums, each with the position of the record that must be committed before the memory is reused; 0: no record must."""
         self._results: deque[Any] = deque()
         self.results: list[Any] = []
-        """At the leader: what was measured since the last record."""
+        """At the leader: results of `ask` since the last record."""
 
     def give_up(self, reason: str, *, lack: bool = True) -> NoReturn:
         """Refuse the job. Raises `ConfigurationError`."""
         raise ConfigurationError(f"--replicas 1: {reason}; leave --replicas out")
 
     def carried(self, memory: memoryview) -> None:
-        """At the leader: send the standby these bytes; at the standby: replace them by the leader's."""
+        """At the leader: send these bytes to the standby; at the standby: overwrite them with the leader's."""
         if self.replays:
             memory[:] = came = self.total(len(memory))
             self.done_with(came)
@@ -113,10 +113,10 @@ class Replica(Survival):
             self._send(memory, lent=False)
 
     def total(self, nbytes: int) -> memoryview:
-        """At the leader: return memory for a sum, to be given to `done_with`; at the standby: return the leader's sum.
+        """At the leader: return memory for a sum, which `done_with` takes back; at the standby: return the leader's sum.
 
         Raises:
-            ProtocolError: the leader has sent something else.
+            ProtocolError: the leader has sent nothing, or a block of another size.
         """
         self._gone, self._of_fold = 0, None
         if not self.replays:
@@ -128,19 +128,17 @@ class Replica(Survival):
 
     @property
     def sends_ahead(self) -> bool:
-        """Return True at a leader that sends the first bytes of a sum while it computes the rest: to another machine.
-
-        On one machine, where all processes wait for the processors and none for the network, steps took a tenth longer with it.
-        """
+        """True at a leader that sends the first bytes of a sum while it computes the rest: to a standby on another machine."""
+        # Between two processes of one machine it made steps a tenth slower: they wait for the processors and not for the network.
         return self.standby is not None and not self.standby.within_host and self._commit.committed != UNBOUND
 
     def send_ahead(self, total: memoryview, nbytes: int, fold: Fold) -> None:
-        """At the leader: send the standby the first bytes of a sum, and what it makes of it."""
+        """At the leader: send the first ``nbytes`` of a sum to the standby, with the description of its fold."""
         self._send_pieces(total[:nbytes], self._gone, len(total), lent=True, fold=fold)
         self._gone = nbytes
 
     def done_with(self, total: memoryview) -> None:
-        """At the leader: send the sum to the standby; at the standby: note that it has been used."""
+        """At the leader: send the rest of the sum to the standby, and release it; at the standby: release a sum that has been used."""
         if self.replays:
             self.count += 1
             self._free.append((0, total))
@@ -151,23 +149,23 @@ class Replica(Survival):
     def _send(self, memory: memoryview, *, lent: bool, gone: int = 0) -> None:
         self.count += 1
         if self.standby is not None and (not gone or gone < len(memory)):
-            # As long as nothing waits for the standby, memory is used again before it has been sent.
+            # While no message waits for the standby, memory is reused before it has been sent, so the transport needs a copy.
             self._send_pieces(memory, gone, len(memory), lent=lent and self._commit.committed != UNBOUND)
 
     def _send_pieces(self, memory: memoryview, start: int, whole: int, *, lent: bool, fold: Fold | None = None) -> None:
-        """Send memory, which is the first of ``whole`` bytes or all, from ``start`` on."""
+        """Send ``memory`` from byte ``start`` on; it is all, or the beginning, of a block of ``whole`` bytes."""
         assert self.standby is not None
         for at in range(start, max(1, len(memory)), PIECE_NBYTES):
             about = {} if fold is None or at else {"fold": fold}
             self.standby.send({"kind": "bytes", "start": at, "nbytes": whole, **about}, payload=[memory[at : at + PIECE_NBYTES]], lent=lent)
 
     def give(self, blocks: Sequence[memoryview]) -> None:
-        """At the leader: send the standby these bytes, which belong to no record."""
+        """At the leader: send the standby blocks that belong to no record."""
         for block in blocks:
             self._send_pieces(block, 0, len(block), lent=False)
 
     def given(self, count: int) -> list[memoryview]:
-        """At the standby: return what `give` has sent. Raises `ProtocolError` if other bytes have come."""
+        """At the standby: return the blocks that `give` has sent. Raises `ProtocolError` if their number is not ``count``."""
         if len(self._came) != count:
             raise ProtocolError(f"the leader sent {len(self._came)} blocks of memory (expected {count})")
         blocks = list(self._came)
@@ -175,7 +173,7 @@ class Replica(Survival):
         return blocks
 
     def _memory(self, nbytes: int) -> memoryview:
-        """Return memory that nobody uses."""
+        """Return memory of this size that is not in use. Raises `ConfigurationError` if there is not enough."""
         for place, (position, memory) in enumerate(self._free):
             if len(memory) == nbytes and not self._commit.holds(position):
                 del self._free[place]
@@ -183,7 +181,7 @@ class Replica(Survival):
         return PrivateBlock.allocate(nbytes, "sum of gradients").view
 
     def ask(self, live: Callable[[], T], implied: Any = None) -> T:
-        """At the leader: note what it has found; at the standby: return what the leader has found."""
+        """At the leader: return a result and note it for the standby; at the standby: return the leader's result."""
         if not self.replays:
             self.results.append(found := live())
             return found
@@ -194,7 +192,7 @@ class Replica(Survival):
     # At the standby.
 
     def place(self, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
-        """Return the memory for bytes that are about to come: see `Connection.place_with`. Earlier ones may not have been handled yet."""
+        """Return memory for a payload about to be received, see `Connection.place_with`. Earlier payloads may not be handled yet."""
         start, whole = header.get("start"), header.get("nbytes")
         if header.get("kind") != "bytes" or type(start) is not int or type(whole) is not int or not 0 <= start <= start + nbytes <= whole:
             return None
@@ -203,23 +201,23 @@ class Replica(Survival):
         if start == 0:
             try:
                 self._placing = self._memory(whole)
-            except ConfigurationError:  # there is not so much memory: `on_bytes` says so
+            except ConfigurationError:  # there is too little memory; `on_bytes` reports it
                 self._placing = EMPTY
                 return None
             self._placed.append(self._placing)
         return self._placing[start : start + nbytes]
 
     def on_bytes(self, message: Message) -> None:
-        """Keep bytes that have come, mostly to where `place` has put them.
+        """Keep received bytes, which are mostly in the memory from `place` already.
 
         Raises:
-            ProtocolError: they do not follow those before, or there is not so much memory.
+            ProtocolError: they do not follow the bytes before, or there is not enough memory.
         """
         start, nbytes, payload = message.header["start"], message.header["nbytes"], message.payload
         stop = start + len(payload)
         if start != (self._come if start else 0) or stop > nbytes or nbytes > BYTES_MAX or (start and nbytes != len(self._coming)):
             raise ProtocolError(f"the leader sent bytes {start} to {stop} of {nbytes} out of order (expected byte {self._come})")
-        if start == 0:  # those before may be of a fold that has failed
+        if start == 0:  # an incomplete block before may be of a fold that has failed, and is dropped
             placed = bool(self._placed) and payload.obj is self._placed[0].obj
             try:
                 self._coming = self._placed.popleft() if placed else self._memory(nbytes)
@@ -229,7 +227,7 @@ class Replica(Survival):
                 fold = message.header.get("fold")
                 self._of_fold = None if fold is None else Coming(fold, self._coming, 0)
         if payload.obj is not self._coming.obj:
-            self._coming[start:stop] = payload  # this transport does not ask for a place
+            self._coming[start:stop] = payload  # this transport does not call `place`
         self._come = stop
         if self._of_fold is not None and self._of_fold.total is self._coming:
             self._of_fold = self._of_fold._replace(come=stop)
@@ -238,23 +236,23 @@ class Replica(Survival):
             self._coming, self._come = EMPTY, 0
 
     def fold_ahead(self) -> None:
-        """Let the shard, if it is the only one, use what has come of the sum of a fold. All records before it have been handled."""
+        """Let the shard, if it is the only one, use the received part of a fold's sum. All earlier records must have been handled."""
         if self._of_fold is not None and len(self.followers) == 1:
             self.followers[0].fold_ahead(self._of_fold)
 
     def lead(self) -> None:
-        """At the standby: send bytes from now on. No record will come that needs those of the leader that are left."""
+        """At the standby: send bytes from now on. The leader's remaining bytes are not used: their record will not come."""
         self.replays, self._of_fold = False, None
         for follower in self.followers:
             follower.abandon()
 
     def on_results(self, results: list[Any]) -> None:
-        """Keep what the leader has measured while it handled the record that comes next."""
+        """Keep the results of `ask` that the leader got while it handled the next record."""
         self._results.extend(results)
 
 
 class StreamRecorder(SessionLinks):
-    """The links of a server with a standby, and the records that its standby gets.
+    """Keep the links of a server with a standby, and send its records to the standby.
 
     Args:
         supervisor: the connection to the supervisor.
@@ -267,14 +265,14 @@ class StreamRecorder(SessionLinks):
         self.survival = Replica(self.commit)
         self.survival.replays = replays
         self.withdraws: Callable[[], bool] = lambda: False
-        """Returns True if the job can go on without a gradient that only its worker and this process have."""
+        """Returns True if the job can continue without a gradient that only its worker and this process have."""
         self._batch: list[bytes] = []
         self._acknowledged = 0
-        """The newest record that the standby has."""
+        """The newest record that the standby has acknowledged."""
         self._behind: int | None = None
-        """The record that a standby which came later must have before it could lead; None: it has it, or nothing waits for it yet."""
+        """The record without which a standby that came later cannot lead; None: it has it, or no message waits for the standby yet."""
         self._joined_at: Seconds | None = None
-        """When a standby that came later had the state; None: it does not have it yet."""
+        """When a standby that came later got the state, in seconds since the job began; None: it has not got it."""
         self._pack = msgpack.Packer().pack
 
     def _new(self, session: str, peer: str, *, shares_memory: bool = False) -> Link:
@@ -287,19 +285,19 @@ class StreamRecorder(SessionLinks):
     # At the leader.
 
     def write(self, record: list[Any]) -> None:
-        """Keep a record until `flush`, as it is now: who handles it may change it."""
+        """Pack a record and keep it until `flush`. It is packed now, since its handling may change it."""
         if not self.survival.replays:
             self._batch.append(self._pack(record))
 
     def message(self, now: Seconds, link: Link, message: Message) -> Message:
-        """Note a message that is about to be handled. Returns it."""
+        """Record a message before it is handled. Returns the message."""
         if message.header.get("kind") in CARRYING:
             link.keep_carried()
         self.write(["message", now, link.session, link.received, link.delivered, message.header, bytes(message.payload)])
         return message
 
     def flush(self) -> None:
-        """Send the standby what was written since the last call, all of which has been handled."""
+        """Send the standby the records since the last call, all of which have been handled."""
         if not self._batch:
             return
         standby, results = self.survival.standby, self.survival.results
@@ -310,23 +308,23 @@ class StreamRecorder(SessionLinks):
         self.commit.position += 1
 
     def follow(self, standby: Connection) -> None:
-        """Let a standby get all records from now on, and send nothing that it does not know of."""
+        """Send all records to this standby from now on, and hold messages back until it has the records before them."""
         self.survival.standby = standby
         self.commit.committed = self._acknowledged = self.commit.position - 1
 
     def let_join(self, standby: Connection, state: Any, parts: Mapping[str, Any], now: Seconds) -> None:
-        """Send a standby that comes later this state of the server, and all records from now on.
+        """Send a standby that comes later the present state of the server, and all records from now on.
 
-        Until it has the state, messages leave at once, as without a standby.
+        Until the standby has the state, messages leave at once, as without a standby.
 
         Raises:
-            TypeError: something in the state is no data.
+            TypeError: something in the state is not plain data.
         """
-        from offbeat.runtime.recovery.plain_graph import dumps  # imports torch, which this process has by now
+        from offbeat.runtime.recovery.plain_graph import dumps  # imports torch, which this process has imported by now
 
         self.survival.standby = standby
         for link in self.sessions.values():
-            # Gradients that have come and are in no version yet are in the state.
+            # The state includes gradients that have arrived and are in no version yet.
             link.release_carried()
             link.servable = True
             link.beside = link.socket is not None and self._beside(link.socket)
@@ -342,16 +340,16 @@ class StreamRecorder(SessionLinks):
         standby.send({"kind": "state", "at": at, "now": now, "done": self._done, "blocks": 1 + len(blocks)})
 
     def lose_standby(self) -> None:
-        """Note that the connection to the standby has ended. Nothing is sent until `go_on_alone`: the standby may lead by now.
+        """Note that the connection to the standby has ended. No message leaves until `go_on_alone`: the standby may lead by now.
 
-        A standby that did not have the server's state yet cannot lead.
+        A standby that did not have the server's state yet cannot lead: then messages do not wait.
         """
         self.survival.standby = self._behind = None
         for link in self.sessions.values():
             link.served = False
 
     def serve(self, session: str) -> None:
-        """Let the standby send a worker of its machine the messages with a region, from this record on: it has what they say."""
+        """Let the standby send messages with a region to a worker on its machine, from this record on: it has their content."""
         link = self.sessions.get(session)
         if link is not None and not link.closed and link.servable and not link.served:
             link.served = True
@@ -359,22 +357,22 @@ class StreamRecorder(SessionLinks):
 
     @property
     def is_alone(self) -> bool:
-        """Return True if a standby may come: there is none, and nothing waits for one."""
+        """True if a standby may come: there is none, and no message waits for one."""
         return self.survival.standby is None and self.commit.committed == UNBOUND
 
     def go_on_alone(self) -> None:
-        """Send everything at once from now on."""
+        """Continue without a standby: send waiting and future messages at once."""
         self.survival.standby = self._behind = None
         self.commit.committed = UNBOUND
         self._advance()
 
     def acknowledged(self, at: int, now: Seconds) -> bool:
-        """Send what has waited for this record. Returns True if a standby that came later could lead from now on.
+        """Send the messages that have waited for this record. Returns True if from now on a standby that came later could lead.
 
-        Messages begin to wait for it once it has nearly all records, or after `CATCH_UP_S`: it may be slower than this process.
+        Messages begin to wait for such a standby once it has nearly all records, or after `CATCH_UP_S`: it may be slower than this process.
 
         Raises:
-            ProtocolError: the record cannot have come.
+            ProtocolError: the standby cannot have this record.
         """
         if not self._acknowledged <= at < self.commit.position:
             raise ProtocolError(
@@ -385,7 +383,7 @@ class StreamRecorder(SessionLinks):
             self._joined_at = now if self._joined_at is None else self._joined_at
             if self.commit.position - at > NEAR and now < self._joined_at + CATCH_UP_S:
                 return False
-            # What others have been sent so far, it will know once it has this record.
+            # What has been sent so far follows from earlier records, which the standby has once it has this one.
             self.commit.committed = self._behind = self.commit.position - 1
         if at >= self.commit.committed:
             self.commit.committed = at
@@ -406,7 +404,7 @@ class StreamRecorder(SessionLinks):
     # At the standby.
 
     def received(self, at: int, payload: memoryview) -> Iterator[list[Any]]:
-        """Return what the leader has written for one record. Raises `ProtocolError` if it cannot be read."""
+        """Yield the leader's log records in one message. Raises `ProtocolError` if they cannot be read."""
         if at != self.commit.position:
             raise ProtocolError(f"the leader sent record {at} after record {self.commit.position - 1}")
         unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=max(1, len(payload)))
@@ -421,7 +419,7 @@ class StreamRecorder(SessionLinks):
             raise ProtocolError(f"the leader sent a record that cannot be read: {type(error).__name__}") from None
 
     def joined(self, header: Mapping[str, Any], parts: Mapping[str, Any]) -> Any:
-        """Take over what `let_join` has sent. Returns the state of the server. Raises `ProtocolError` if it cannot be read."""
+        """Restore the links from what `let_join` has sent, and return the server's state. Raises `ProtocolError` if it cannot be read."""
         from offbeat.runtime.recovery.plain_graph import loads
 
         table, *blocks = self.survival.given(header["blocks"])
@@ -435,7 +433,7 @@ class StreamRecorder(SessionLinks):
         return whole["server"]
 
     def handled(self, done: list[int]) -> None:
-        """Note that a record has been handled. Raises `ProtocolError` if the leader has done something else, judged by how much."""
+        """Note that a record has been handled. Raises `ProtocolError` if the leader's counts of messages and memory changes differ."""
         if done != self._done:
             raise ProtocolError(
                 f"after record {self.commit.position} the leader had sent {done[0]} messages and changed memory {done[1]} times (expected "
@@ -444,7 +442,7 @@ class StreamRecorder(SessionLinks):
         self.commit.position += 1
 
     def again(self, record: list[Any]) -> tuple[Link, Message]:
-        """Return the link and the message of a record that `message` has written."""
+        """Return the link and the message of a record that `message` has written, and bring the link to that message."""
         _, _, session, received, delivered, header, payload = record
         link = self.named(session)
         link.note(received)
@@ -454,7 +452,7 @@ class StreamRecorder(SessionLinks):
         return link, Message(header, memoryview(bytearray(payload)), ())
 
     def lead(self) -> None:
-        """Write records from now on, and note which regions must be sent again."""
+        """Write records from now on, and note which regions the workers must send again."""
         self.survival.lead()
         for link in self.sessions.values():
             link.served = False
@@ -463,5 +461,5 @@ class StreamRecorder(SessionLinks):
 
     @property
     def lacking(self) -> list[Link]:
-        """Return the links whose region is awaited once more."""
+        """The links over which a region is awaited once more."""
         return [link for link in self.sessions.values() if link.lacks_carried and not link.closed]

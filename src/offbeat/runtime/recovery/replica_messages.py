@@ -1,4 +1,4 @@
-"""Define the messages between the leader of a server and its standby."""
+"""Define the messages between a server's leader and its standby."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ FROM_STANDBY: Final = Kinds(
         "serves": MessageSchema(fields({"session": text(100)})),
     }
 )
-"""From a standby to its leader: the first message, with the address of the standby; how many records it has; and that a worker is on its
-machine, to which it can send parameters."""
+"""From a standby to its leader. ``follow``: the first message, with the standby's address; ``acknowledged``: the newest record that it has;
+``serves``: a worker is on its machine, to which it can send parameters."""
 
 _FOLD: Final = fields({"hyper": plain(), "scale": number(-1e38, 1e38), "released": many(whole(), 1 << 20)})
 FROM_LEADER: Final = Kinds(
@@ -24,6 +24,6 @@ FROM_LEADER: Final = Kinds(
         "state": MessageSchema(fields({"at": whole(), "now": number(0.0), "done": row(whole(), whole()), "blocks": whole(1)})),
     }
 )
-"""From a leader to its standby: what the leader was told and has done, as msgpack; and before it the bytes that this has changed, with the
-first bytes of a sum also what the leader makes of it. To a standby that comes later, before the first record: everything, of which the
-bytes have come before."""
+"""From a leader to its standby. ``record``: what the leader has handled and done, as msgpack. ``bytes``, before their record: memory that
+it changes; with the first bytes of a sum also the fold that uses it. ``state``, to a standby that comes later, before the first record: the
+server's whole state, whose bytes have come before."""

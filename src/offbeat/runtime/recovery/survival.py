@@ -1,4 +1,4 @@
-"""Name what the parts of a server need so that another process goes on where this one dies."""
+"""Define what a server asks for so that another process can continue its work: blocks of memory, answers and copies."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ T = TypeVar("T")
 
 
 class Survival:
-    """What this class does is for a server with which the job ends: no other process goes on.
+    """Serve a server whose death ends the job: nothing is kept.
 
     `Keeper` is for a next process on the same host, and `Replica` for a standby.
     """
 
     given_up: str | None = None
-    """Why no other process can go on, where one was to; None: nothing stands in its way."""
+    """The reason for which no other process can continue, where one was meant to; None: one can, or none was meant to."""
     follows = False
-    """True if a standby does what this process does: workers share no memory with the server then."""
+    """True if a standby repeats this server's work: then workers share no memory with the server."""
 
     def give_up(self, reason: str, *, lack: bool = True) -> None:
-        """Note that no other process can go on; ``lack``: for want of memory."""
+        """Note that no other process can continue; ``lack``: because of too little memory."""
 
     def ask(self, live: Callable[[], T], implied: Any = None) -> T:
-        """Return what ``live`` returns, as plain data; a process that goes on gets what this one has got.
+        """Return the result of ``live``, as plain data. A process that continues gets the same result.
 
         Args:
-            live: asks for something that messages do not determine. If it changes something, a second call in another process must change
-                nothing more.
-            implied: what need not be written.
+            live: reads what messages do not determine. If it changes something, a second call in another process must change nothing more.
+            implied: the most frequent result, which need not be written.
         """
         return live()
 
     def change(self, live: Callable[[Callable[[Any], None]], T], implied: T, is_made: Callable[[], bool]) -> Any:
-        """Make a change of which nobody can find out later what it came to; for the arguments see `Answers.change`."""
+        """Make a change whose answer cannot be found out afterwards; for the arguments see `Answers.change`."""
         return live(lambda answer: None)
 
     def allocate(self, nbytes: int, name: str) -> MemoryBlock:
@@ -44,15 +43,15 @@ class Survival:
         return MemoryBlock.allocate(nbytes, name)
 
     def once(self, name: str, make: Callable[[], T], attach: Callable[[MemoryBlock], T]) -> T:
-        """Return what ``make`` makes in a block of its own (``block``); a next process gets what ``attach`` makes of the same block."""
+        """Return an object made by ``make``, which has its own memory (``block``); the next process gets ``attach`` of the same block."""
         return make()
 
     def copy_of(self, memory: Buffer, name: str) -> Buffer:
-        """Return a copy of memory as it is now. A process that goes on gets the same copy, however the memory has changed since."""
+        """Return a copy of memory as it is now. A process that continues gets the same copy, even if the memory has changed since."""
         return bytes(memory)
 
     def renew(self) -> None:
-        """Note that a process that goes on may not do again what this one has done so far: a snapshot is due."""
+        """Make a snapshot due: a process that continues must not repeat what this one has done so far."""
 
 
 NOBODY = Survival()

@@ -1,8 +1,8 @@
-"""Compare the settings of a resumed script with those of the job before, and say which are used.
+"""Compare the settings of a resumed script with those of the earlier job's script, and describe which are in use.
 
-A resumed job goes on with the checkpoint's settings: learning rates are in the middle of a schedule, which the script knows nothing of. So
-the script's settings at its first batch are compared with those that the script of the job before had there. What differs, the user has
-changed since, and expects to be used.
+A resumed job goes on with the checkpoint's settings: learning rates are in the middle of a schedule, of which the script's own values are
+the beginning. So the script's settings at its first batch are compared with those that the earlier script had at its first batch. The user
+has changed the settings that differ, and expects the new values to be used.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from typing import Any, Final
 import torch
 
 FOLLOWS: Final = ("initial_lr", "params", "last_epoch", "base_lrs", "best", "num_bad_epochs", "cooldown_counter")
-"""Settings that a scheduler derives from others, or counts."""
+"""Settings that a scheduler derives from others, or counters: the user does not set them."""
 
 
 def differences(now: Mapping[str, Any], before: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each setting that the user has changed.
+    """Return a sentence for each setting that the user has changed, with the value in use.
 
     Args:
-        now, before: the settings of the script, and of the script of the job before, each at its first batch: parameter groups and
-            schedulers.
-        used: those of the checkpoint.
+        now, before: parameter groups and schedulers of the resumed script and of the earlier script, each at its first batch.
+        used: parameter groups and schedulers of the checkpoint.
 
     >>> group = {"lr": 0.1, "momentum": 0.9}
     >>> then = {"groups": [group], "schedulers": []}

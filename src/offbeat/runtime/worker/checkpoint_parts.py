@@ -1,4 +1,4 @@
-"""Fetch the parts of a checkpoint that other workers have handed in, for the worker that writes it."""
+"""Fetch, for the worker that writes a checkpoint, the parts that other workers have handed in."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.types import Seconds, Version, WorkerId
 
 PARTS_S: Final[Seconds] = 5.0
-"""Longest wait for the parts of the other workers, in seconds."""
+"""Longest wait for the parts of other workers, in seconds."""
 LOOK_S: Final[Seconds] = 0.005
 """The interval between two requests, in seconds."""
 
 
 def parts_of_others(link: WorkerConnection, version: Version, nth: int) -> dict[WorkerId, dict[str, Any]]:
-    """Return the parts that other workers have handed in since the checkpoint before.
+    """Return the parts of this checkpoint that other workers have handed in, by worker.
 
-    Under lockstep rules, workers that may still come to the same place are awaited, for at most `PARTS_S` in all. A warning names those
-    that have not come.
+    Under lockstep rules, workers that may still reach the same `offbeat.save` are awaited, for `PARTS_S`. A warning names the missing.
+
+    Args:
+        link: connections of the worker that writes.
+        version, nth: the version of the checkpoint, and the number of earlier saves at that version.
     """
     until = time.monotonic() + PARTS_S
     while True:

@@ -1,9 +1,8 @@
-"""A worker's end of its connections: one to each server, the first of which hosts the coordinator.
+"""Hold a worker's connections: one to each server. Server 0 hosts the coordinator.
 
-It shakes hands, sends the heartbeat, waits, and sorts what arrives: it counts which shards have delivered a release, notes a fence, and
-keeps answers until somebody takes them. What a message means for the model is the session's business
-(``runtime/parameter_server/worker_side.py``), which hands in a handler for each such kind. Messages are read only within a wait, in the
-thread that waits; the heartbeat has a thread of its own.
+This module shakes hands, sends the heartbeat, waits, and sorts arriving messages: it counts which shards have delivered a release, notes a
+fence, and keeps answers until the session fetches them. The session (``runtime/parameter_server/worker_side.py``) passes a handler for each
+kind of message that changes the model. Messages are read only within a wait, in the waiting thread; the heartbeat has its own thread.
 """
 
 from __future__ import annotations
@@ -43,34 +42,34 @@ AtOnce: TypeAlias = Mapping[
     ],
     Callable[[Message], None],
 ]
-"""What the session does with a message as soon as it is read, by kind."""
+"""By kind of message: the session's handler, called as soon as the message is read."""
 
 
 class Decoder(Protocol):
-    """Take parameters that have come over a connection; ``exact``: as float32, whatever the wire format."""
+    """Decode parameters that have arrived over a connection; ``exact``: they are float32, whatever the wire format."""
 
     def __call__(self, *, exact: bool) -> None: ...
 
 
 LOOK_S: Seconds = 0.25
-"""Seconds between two looks at whether the connections are there, while the script computes."""
+"""Seconds between two checks of the server links while the script computes."""
 BY_NOTICE = 128 + signal.SIGTERM
-"""The exit status of a worker that was told to leave: what a shell says of a process that SIGTERM has ended."""
+"""The exit status of a worker that was ordered to leave: what a shell reports for a process that SIGTERM has ended."""
 
 
 class WorkerConnection:
     """Hold one worker's connections to all servers of its job.
 
     Args:
-        hub: this worker's; `close` closes it.
-        worker: its number.
-        addresses: of the servers, by number.
-        spans: where each server's shard lies, in bytes of the layout.
-        at_once: a handler for each kind that is not kept.
-        beat_s: how often to send a sign of life, from the hello on.
-        servers_return: True if a server that dies may come back in a new process, where it shares memory with this worker.
-        anywhere: True if that is so also where it does not share memory.
-        standbys: where the standbys of the servers listen, None for each that has none; None: the job has no replicas.
+        hub: this worker's hub; `close` closes it.
+        worker: this worker's number.
+        addresses: the servers' addresses, by server number.
+        spans: the span of each server's shard in the layout, as start and stop in bytes.
+        at_once: the session's handler for each kind of message that is not kept for a wait.
+        beat_s: seconds between two heartbeats, from the hello on.
+        servers_return: True: await a server that restarts in a new process, over connections that share memory.
+        anywhere: True: await a restarted server over connections that do not share memory, too.
+        standbys: addresses of the servers' standbys, None for a server without one; None: the job has no standbys.
 
     Raises:
         JobError: a server cannot be reached.
@@ -100,53 +99,53 @@ class WorkerConnection:
         self.coordinator = self.servers[0]
         self._coordinator_at, self._servers_return = addresses[0], servers_return
         self.number_of_optimizer = 0
-        """Which of the script's optimizers the connections are for; known from `greet` on."""
+        """Index of the script's optimizer that uses these connections; set by `greet`."""
         self.incarnation: Incarnation = NOT_JOINED
         self.sync = ""
-        """The job's rule, spelled; known from `introduce` on."""
+        """The job's rule, as a spec; set by `greet`."""
         self.checkpoints = False
-        """True if the job makes checkpoints, or resumes from one; known from `introduce` on."""
+        """True if the job makes checkpoints, or resumes from one; set by `greet`."""
         self.closed = threading.Event()
         self.failed = False
-        """True once this worker is refused, a server is gone, or its script has failed: it no longer leaves gracefully."""
+        """True once the job has refused this worker, a server is gone, or the script has failed: the worker no longer leaves gracefully."""
         self.hub, self._spans, self._at_once = hub, spans, at_once
         self.interface = self.coordinator.interface or addresses[0].tcp[0]
         """The network interface at which other hosts reach this process."""
         self.decoders: dict[Connection, Decoder] = {}
-        """By server: what takes parameters from the wire as soon as they have come; only of connections that encode."""
+        """By server connection that encodes: decodes parameters as soon as they have arrived."""
         self._serials: dict[Connection, int] = {}
-        """The newest release that each server has delivered."""
+        """By server connection: the newest release that the server has delivered."""
         self._seen = 0
-        """The release that the worker goes on with."""
+        """The newest release that the session has taken up."""
         self._fenced = False
         self._left_behind: Incarnation = NOT_JOINED
-        """The one that was declared dead and has been given up."""
+        """The newest incarnation that was declared dead and that this worker has given up."""
         self._mail: dict[str, Message] = {}
         self._states: dict[Connection, Message] = {}
         self._cut_off = self._noticed = self._waiting = False
         self._told = False
-        """True once a signal has come that may be meant for all processes of the job."""
+        """True once a signal has arrived that may be meant for all processes of the job; the heartbeat reports it."""
         self._hurry: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Wakes the heartbeat's thread."""
+        """Wakes the heartbeat's thread for an immediate heartbeat."""
         self.told_to_leave = False
-        """The order to leave has come, heeded or not."""
+        """True once an order to leave or Ctrl-C has arrived, whether or not it has taken effect."""
         self.calls = Calls()
         self.phases: PhaseClock = UNMEASURED
-        """Is told of this worker's waits."""
+        """Measures this worker's waits."""
         self._beat_s = beat_s
         self.meanwhile: tuple[Seconds, Callable[[], None]] | None = None
-        """The interval, in seconds, and the function to call at that interval while this worker waits; None: no function."""
+        """The interval in seconds, and the function to call at that interval while this worker waits; None: no function."""
 
     # Joining and leaving.
 
     def introduce(self, hello: Mapping[str, Any], push: SharedMemory, pull: SharedMemory) -> SharedMemory | None:
-        """Say hello to every server, handing over this worker's memory.
+        """Send a hello to every server, with this worker's memory.
 
         Returns:
-            The parameters that all workers share, where the server steps them in place; otherwise None.
+            The parameters that all workers share, if the server steps them in place; otherwise None.
 
         Raises:
-            RefusedError: the job does not take this worker.
+            RefusedError: the job does not accept this worker.
             JobError: a server is gone.
         """
         self.bind(push, pull)
@@ -161,7 +160,7 @@ class WorkerConnection:
         return common
 
     def greet(self, hello: Mapping[str, Any], memory: Sequence[SharedMemory] = ()) -> Message:
-        """Say hello to server 0 alone, and wait to be welcomed. Raises what `introduce` raises."""
+        """Send a hello to server 0 alone, and return its welcome. Raises what `introduce` raises."""
         self.number_of_optimizer = hello.get("number_of_optimizer", 0)
         self.coordinator.send(hello, memory=memory)
         self._keep_beating()
@@ -171,23 +170,23 @@ class WorkerConnection:
         return welcome
 
     def call_coordinator(self, links: Links) -> Connection:
-        """Connect once more to the process that leads server 0 by now, for another thread. Raises `JobError` if it cannot be reached."""
+        """Connect again to the process that leads server 0 now, for another thread. Raises `JobError` if it cannot be reached."""
         if isinstance(self.coordinator, Link) and self._links.is_replicated(self.coordinator):
             return links.connect_replicated(*self._links.replicated_at(self.coordinator))
         return links.connect(self._coordinator_at, lasting=self._servers_return, anywhere=True)
 
     def bind(self, push: SharedMemory, pull: SharedMemory) -> None:
-        """From now on each server's share of gradients and parameters is carried from and to these blocks."""
+        """Send each server's share of the gradients from ``push``, and receive its share of the parameters into ``pull``, from now on."""
         for server, (start, stop) in zip(self.servers, self._spans, strict=True):
             server.bind("push", push.view[start:stop])
             server.bind("pull", pull.view[start:stop])
 
     def ready(self, contact: Mapping[str, Any] = {}) -> None:
-        """Ask to be counted among the workers, the first time or again; ``contact`` is what others need to know of this one."""
+        """Ask to be counted among the workers, the first time or again; ``contact`` has what other processes need to reach this one."""
         self.coordinator.send({"kind": "ready", **contact})
 
     def _keep_beating(self) -> None:
-        """Send a sign of life while the main thread computes, and for how long that thread has made no progress: slow is not dead."""
+        """Start the heartbeat's thread. A heartbeat includes the seconds without progress of the main thread: a slow worker is not dead."""
 
         def beat() -> None:
             due = time.monotonic()
@@ -207,20 +206,20 @@ class WorkerConnection:
         threading.Thread(target=beat, name="offbeat-heartbeat", daemon=True).start()
 
     def told(self) -> None:
-        """Report that a signal has told this process to end: the supervisor decides when it leaves. Made for signal handlers."""
+        """Report, in a heartbeat sent now, that a signal asks this process to end; the supervisor decides when. For signal handlers."""
         self._told = True
         self._hurry.put(None)
 
     def notice(self) -> None:
-        """Tell this worker to leave: a wait ends at once, a computation after its step. Made for a signal handler of the waiting thread."""
+        """Order this worker to leave: a wait ends at once, a computation after its step. For a signal handler of the waiting thread."""
         self._noticed = self.told_to_leave = True
         if self._waiting:
             self.heed_notice()
 
     def interrupt(self) -> bool:
-        """Take note of Ctrl-C. Returns whether to raise `KeyboardInterrupt` at once; inside a call of the library that is done later.
+        """Note a Ctrl-C; return True if `KeyboardInterrupt` may be raised at once. Inside a library call it is raised later.
 
-        Made for a signal handler of the waiting thread.
+        For a signal handler of the waiting thread.
         """
         self.told_to_leave = True
         if self.calls.depth == 0:
@@ -230,10 +229,10 @@ class WorkerConnection:
         return False
 
     def _heed_interrupt(self) -> Seconds | None:
-        """Return for how long a wait may continue after Ctrl-C; None: without a limit.
+        """Return the seconds for which a wait may continue after Ctrl-C; None: there was no Ctrl-C.
 
         Raises:
-            KeyboardInterrupt: no longer. What is waited for may still come, and is sorted then.
+            KeyboardInterrupt: the time is over. The awaited message may still arrive, and is sorted then.
         """
         left_s = self.calls.overdue(time.monotonic())
         if left_s is not None and left_s <= 0.0:
@@ -242,19 +241,19 @@ class WorkerConnection:
         return left_s
 
     def heed_notice(self) -> None:
-        """End the process if it was told to leave."""
+        """Raise `SystemExit` if this worker was ordered to leave and has not begun to."""
         if self._noticed:
             raise SystemExit(BY_NOTICE)
 
     def leaving(self) -> None:
-        """The notice has been heeded: what is still to be handed in may be waited for, until there is another."""
+        """Note that the worker has begun to leave: its last waits are not cut off, unless another order to leave arrives."""
         self._noticed = False
 
     def fail(self, why: Mapping[str, Any]) -> int | None:
         """Send a failure report, if the coordinator can still be reached.
 
         Returns:
-            The worker that has reported the same before; None: none has.
+            The worker that has reported the same failure before; None: no worker has.
         """
         answer: Mapping[str, Any] = {}
         if not self._cut_off and not self.closed.is_set():
@@ -264,7 +263,7 @@ class WorkerConnection:
         return before if isinstance(before, int) else None
 
     def close(self) -> None:
-        """End the heartbeat and the connections without a word, once what was sent before has reached the servers that are there."""
+        """End the heartbeat and the connections, without a farewell, once earlier messages have reached the servers that are there."""
         if not self.failed:
             self._links.settle()
         self.closed.set()
@@ -274,26 +273,26 @@ class WorkerConnection:
     # Waiting.
 
     def receive(self, kind: str) -> Message:
-        """Wait for a message of this kind."""
+        """Wait for a message of this kind and return it."""
         self.wait(lambda: kind in self._mail)
         return self._mail.pop(kind)
 
     def answer(self, *kinds: str) -> Message | None:
-        """Wait for a message of one of these kinds; None if this worker is fenced, its question will not be answered then."""
+        """Wait for a message of one of these kinds and return it; None: this worker is fenced, so no answer will come."""
         self.wait(lambda: self._fenced or any(kind in self._mail for kind in kinds))
         return None if self._fenced else next(self._mail.pop(kind) for kind in kinds if kind in self._mail)
 
     def expect_states(self) -> None:
-        """Every server is about to be asked for its optimizer state."""
+        """Forget earlier states: every server is about to be asked for its optimizer state."""
         self._states.clear()
 
     def states(self) -> list[Message]:
-        """Wait for the state of every server, in their order."""
+        """Wait for the optimizer state of every server; return the messages in the order of the servers."""
         self.wait(lambda: len(self._states) == len(self.servers))
         return [self._states[server] for server in self.servers]
 
     def released(self) -> bool:
-        """Wait until every shard has delivered the parameters of one more release; False if this worker is fenced: it has to `rejoin`."""
+        """Wait until every shard has delivered one more release, and return True; False: this worker is fenced and has to `rejoin`."""
         self.wait(lambda: self.due)
         if self._fenced:
             return False
@@ -307,21 +306,25 @@ class WorkerConnection:
         return self._fenced or (newest > self._seen and all(self._serials.get(server, 0) >= newest for server in self.servers))
 
     def rejoin(self, contact: Mapping[str, Any] = {}) -> None:
-        """Give up the incarnation that was declared dead, and ask for the next; see `ready`."""
+        """Give up the incarnation that was declared dead, and ask for the next; ``contact`` as for `ready`."""
         self._fenced, self._left_behind = False, self.incarnation
-        # What was released before the fence does not count: with its old incarnation this worker would never be heard again.
+        # A release from before the fence does not count: a worker that answered it would do so in its old incarnation, and be ignored.
         self._seen = self._serials.get(self.coordinator, self._seen)
         self._mail.clear()
         self.ready(contact)
 
     def wait(self, ready: Callable[[], bool], wake_at: Callable[[], Seconds | None] = lambda: None) -> None:
-        """Read messages until something is so; ``wake_at``, monotonic, is when to look again even if nothing comes.
+        """Read messages until ``ready`` returns True.
+
+        Args:
+            ready: the condition, tested after each read.
+            wake_at: returns the monotonic time at which to test again even if no message arrives; None: at no time.
 
         Raises:
-            RefusedError: the job does not take this worker.
+            RefusedError: the job does not accept this worker.
             JobError: a server is gone.
-            SystemExit: this worker was told to leave.
-            KeyboardInterrupt: by Ctrl-C, some time ago.
+            SystemExit: this worker was ordered to leave.
+            KeyboardInterrupt: Ctrl-C came `HOLD_S` seconds ago.
         """
         self.heed_notice()
         self._waiting, before = True, self.phases.wait()
@@ -343,12 +346,12 @@ class WorkerConnection:
             self.phases.waited(before)
 
     def glance(self) -> None:
-        """Read what has come, without waiting."""
+        """Read the messages that have arrived, without waiting."""
         self.calls.count += 1
         self._read(0.0)
 
     def linger(self, seconds: Seconds, unless: Callable[[], bool]) -> None:
-        """Read messages until a condition holds or the time is over."""
+        """Read messages until ``unless`` returns True or so many seconds have passed."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0.0 and not unless():
             self._read(left)
@@ -396,7 +399,7 @@ class WorkerConnection:
             case "joined":
                 self.incarnation = header["incarnation"]
             case "fence":
-                # One that is found dead twice over one incarnation is told twice, and joins once.
+                # A worker may be declared dead twice in one incarnation; it gets two fences, and joins once.
                 self._fenced = self._fenced or header["incarnation"] > self._left_behind
             case "refused":
                 self.failed = True

@@ -1,4 +1,4 @@
-"""Measure how long a device computes in each phase, by events in its stream that are read after the push, without waiting for any."""
+"""Measure how long a device computes in each phase: by events in its stream, which are read after the push without waiting for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from offbeat.types import Seconds
 
 MEASURED: Final = frozenset({Phase.FORWARD, Phase.BACKWARD})
 EVENTS: Final = 256
-"""Most events between two pushes; an accumulation with more is not separated."""
+"""Most events between two pushes; with more, the phases of the account are not separated."""
 
 
 class Event(Protocol):
-    """What `DevicePhases` uses of ``torch.cuda.Event``."""
+    """The part of ``torch.cuda.Event`` that `DevicePhases` uses."""
 
     def record(self) -> None: ...
 
@@ -28,10 +28,10 @@ class Event(Protocol):
 
 
 class DevicePhases:
-    """Mark the phases in the stream of the device.
+    """Mark the beginnings of phases in the device's stream.
 
     Args:
-        event: makes an event that keeps its time.
+        event: makes an event that records its time.
     """
 
     def __init__(self, event: Callable[[], Event]) -> None:
@@ -41,11 +41,11 @@ class DevicePhases:
 
     @classmethod
     def of_cuda(cls) -> DevicePhases:
-        """Return the marks of the present CUDA device."""
+        """Return an object that marks the current CUDA stream."""
         return cls(partial(torch.cuda.Event, enable_timing=True))
 
     def begins(self, phase: Phase) -> None:
-        """Mark that what the script orders from now on belongs to another phase."""
+        """Mark that later work of the script on the device belongs to ``phase``."""
         if len(self._marks) >= EVENTS or not (phase in MEASURED or (self._marks and self._marks[-1][0] in MEASURED)):
             return
         event = self._free.pop() if self._free else self._make()
@@ -53,10 +53,10 @@ class DevicePhases:
         self._marks.append((phase, event))
 
     def take(self) -> dict[Phase, Seconds] | None:
-        """Return the seconds of each measured phase since the last call; None: the device has not finished, or there were too many."""
+        """Return each measured phase's seconds since the last call; None: the device is still computing, or there were too many events."""
         marks, self._marks = self._marks, []
         if len(marks) >= EVENTS or (marks and not marks[-1][1].query()):
-            return None  # events that are still in the stream are not used again
+            return None  # events still in the stream must not be reused
         seconds: dict[Phase, Seconds] = {}
         for (phase, event), (_, after) in pairwise(marks):
             if phase in MEASURED:

@@ -1,7 +1,7 @@
-"""Find copies of the model that the script made before the wrapping: they have this worker's initial parameters, and not the job's.
+"""Find copies of the model that the script made before wrapping it: they have this worker's initial parameters instead of the job's.
 
-A script that averages its weights (EMA, stochastic weight averaging, a target network) copies the model. All workers begin with the
-parameters of one; a copy from before that has those of its own worker, if the script does not seed all workers alike.
+A script that averages its weights (EMA, stochastic weight averaging, a target network) copies the model. All workers begin with one
+worker's parameters; an earlier copy has those of its own worker, which differ unless the script seeds all workers alike.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import torch
 from torch import nn
 
 LOOKED_AT = 8
-"""Most parameters, the first, of which a sample is kept."""
+"""Number of parameters, from the first, of which a sample is kept."""
 SAMPLE = 16
-"""Elements in a sample."""
+"""Most elements in a sample."""
 
 
 class EarlyCopies:
-    """Remember what the model is before it gets the job's parameters.
+    """Remember a sample of the model's parameters from before it gets the job's.
 
     Args:
-        model: before the wrapping.
+        model: the model before the wrapping.
 
     >>> import copy
     >>> model = nn.Linear(2, 1)
@@ -39,7 +39,7 @@ class EarlyCopies:
         self._samples = _samples(model.parameters())
 
     def found(self, model: nn.Module) -> bool:
-        """Return whether there is a copy with the earlier parameters, where the model has others by now."""
+        """Return True if a copy has the earlier parameters while the model itself has others now."""
         if not self._samples or self._same(model):
             return False
         return any(type(one) is type(model) and one is not model and self._same(one) for one in gc.get_objects())

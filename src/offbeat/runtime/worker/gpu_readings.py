@@ -1,4 +1,4 @@
-"""Read clock, temperature and throttling of the GPU that this process computes on, where ``nvidia-ml-py`` is installed."""
+"""Read clock rate, temperature and throttling of the GPU on which this process computes, if ``nvidia-ml-py`` is installed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def gauges(device: torch.device) -> Mapping[str, Callable[[], float]]:
-    """Return the readings of a CUDA device, by name; none without the package, or without a driver.
+    """Return the readers for a CUDA device, by name; empty without the package or a driver. A reader raises `OSError` if it fails.
 
-    ``gpu_mhz`` is the clock of its processors, ``gpu_celsius`` the temperature, ``gpu_throttled`` 1 while its clock is lowered because of
-    heat or power.
+    ``gpu_mhz`` is the clock rate of its multiprocessors in MHz, ``gpu_celsius`` its temperature, ``gpu_throttled`` 1 while heat or a power
+    limit lowers the clock rate, else 0.
     """
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -48,7 +48,7 @@ def gauges(device: torch.device) -> Mapping[str, Callable[[], float]]:
 
 
 def _handle(pynvml: Any, device: torch.device) -> Any:
-    """Return the library's handle: CUDA counts only the devices that this process sees, the library all."""
+    """Return NVML's handle of a device. NVML numbers all devices, CUDA those that this process sees, so the UUID is used if known."""
     properties = torch.cuda.get_device_properties(device)
     uuid = getattr(properties, "uuid", None)
     if uuid is not None:

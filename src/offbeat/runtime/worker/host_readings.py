@@ -1,7 +1,7 @@
 """Read what the operating system has done to this process: taken its processor away, stolen time, reclaimed memory, throttled it.
 
-A process whose processor time is far below its wall time while it computes has a neighbour, sleeps, or reads. These readings tell which.
-All are counters that only grow; an account has the difference since the last one. A reading that a system does not have is left out.
+If a process uses far less processor time than wall time while it computes, it has a neighbour, sleeps, or reads. These readings show which.
+Each is a counter that only grows; an account has its growth since the last account. A reading that this system lacks is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from offbeat.runtime.job.control_groups import UNIFIED, folders, processors
 from offbeat.types import Seconds
 
 OFTEN_S: Final[Seconds] = 0.25
-"""Seconds between two readings of the files that are about the whole host: they are longer, and change slowly."""
+"""Seconds between two readings of the files about the whole host, which are longer and change slowly."""
 GAUGES_S: Final[Seconds] = 1.0
 PROC = Path("/proc")
 
@@ -31,9 +31,9 @@ class HostReadings:
 
     Args:
         own: counters of the process, by name; read each time.
-        host: counters of the host and of the process's cgroup; read every `OFTEN_S` seconds.
-        facts: what does not change; the first account has it.
-        clock: in seconds.
+        host: counters of the host and of the process's cgroup, by name; read every `OFTEN_S` seconds.
+        facts: values that do not change, by name; only the first account has them.
+        clock: returns the time in seconds.
 
     >>> counts = iter([10.0, 12.0, 12.0]).__next__
     >>> readings = HostReadings({"preempted": counts}, {}, clock=lambda: 0.0)
@@ -57,7 +57,7 @@ class HostReadings:
 
     @classmethod
     def of_process(cls) -> HostReadings:
-        """Return the readings of this process."""
+        """Return an object with the readings of the calling process."""
         usage = partial(resource.getrusage, resource.RUSAGE_SELF)
         own: dict[str, Reader] = {
             "preempted": lambda: float(usage().ru_nivcsw),
@@ -75,11 +75,11 @@ class HostReadings:
         return cls(own, host, {"cores": min(cores, processors() or cores)})
 
     def follow(self, gauges: Mapping[str, Reader]) -> None:
-        """Read these values too, every `GAUGES_S` seconds; they are told as they are."""
+        """Read these values too, every `GAUGES_S` seconds; accounts have the values themselves and not their growth."""
         self._gauges = gauges
 
     def take(self) -> dict[str, float] | None:
-        """Return by how much each counter has grown since the last call, and the gauges that were due; None: nothing has."""
+        """Return the growth of each counter since the last call, and the gauges that were due; None: there are neither."""
         grown, self._facts = self._facts | _grown(self._own), {}
         if (now := self._clock()) >= self._next:
             self._next = now + OFTEN_S
@@ -93,7 +93,7 @@ class HostReadings:
 
 
 def _there(readers: Mapping[str, Reader]) -> dict[str, tuple[Reader, float]]:
-    """Return the readers that this system has, with their first values."""
+    """Return the readers that work on this system, each with its first value."""
     found = {}
     for name, reader in readers.items():
         with suppress(OSError, ValueError, IndexError):
@@ -113,10 +113,10 @@ def _grown(readers: dict[str, tuple[Reader, float]]) -> dict[str, float]:
 
 
 class _File:
-    """A number in a small file of the kernel, which stays open.
+    """Read a number from a small file of the kernel, which stays open.
 
     Args:
-        path: of the file.
+        path: the file's path.
         number: finds the number in the file's text.
     """
 
@@ -131,16 +131,16 @@ class _File:
 
 
 class _Children:
-    """The processor seconds of the processes that this one has started, such as those of a ``DataLoader``, and of theirs."""
+    """Read the processor seconds of this process's descendants, such as the processes of a ``DataLoader``."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, Seconds] = {}
-        """By process: when it was last looked at. What ended processes have used counts on."""
+        """By process: its processor seconds when it was last read. An ended process keeps its entry, so that the sum never falls."""
 
     def __call__(self) -> float:
         found = [os.getpid()]
         for parent in found:
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the process has ended
                 found += map(int, (PROC / f"{parent}/task/{parent}/children").read_text().split())
         for child in found[1:]:
             with suppress(OSError):
@@ -153,10 +153,10 @@ def _first(*paths: Path) -> Path:
 
 
 def _pressure(text: str) -> float:
-    """Return the seconds for which some task has waited for memory, from a file of pressure stall information."""
+    """Return the seconds for which some task has waited for memory, from the text of a pressure stall file."""
     return int(text.split("total=", 1)[1].split(maxsplit=1)[0]) * 1e-6
 
 
 def _throttled(text: str) -> float:
-    """Return the seconds for which a cgroup was out of its share of the processors."""
+    """Return the seconds for which a cgroup had used up its share of the processors, from the text of ``cpu.stat``."""
     return int(text.split("throttled_usec", 1)[1].split(maxsplit=1)[0]) * 1e-6

@@ -1,12 +1,12 @@
-"""A worker's part in the checkpoints of its job, and how it resumes from one: the script knows nothing of either.
+"""Hand in one worker's part of the job's checkpoints, and resume the worker from such a part; the script calls nothing for either.
 
-What belongs to a part is the state of the process when the script begins its next batch: random generators, buffers, schedulers, the
-settings of the optimizer's groups and, where workers step by themselves, the optimizer's state. That moment is known where the batch is
-dealt out by the job: the script asks for it. Otherwise the part has the random generators and buffers as they were after the last step, and
-the schedulers as they are when the next step begins. A resumed script has a part's state set at the same place: when its first batch is
-dealt out, or else when its first step begins. What the script has done before, such as passes over epochs that were over, or seeding, is
-overwritten. A part also has the settings with which the script came to that place: a resumed script that comes with others is told which
-are used.
+A part is the state of the process at the moment when the script begins its next batch: random generators, buffers, schedulers, the
+settings of the optimizer's groups and, where workers step by themselves, the optimizer's state. Where a sampler of the job deals out the
+batches, the script's request for a batch marks that moment. Otherwise the part has the random generators and buffers as they were after the
+last step, and the settings and schedulers as they are when the next step begins. A resumed script gets the state of its part at the same
+moment: when its first batch is dealt out, or else when its first step begins. The state overwrites what the script has done before, such as
+seeding. A part also has the settings that the script had at its own first batch. If a resumed script has others there, a line on stderr
+names the settings in use.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class JobCheckpoints:
 
     Args:
         link: the worker's connections.
-        layout, model, optimizer: what is trained.
-        own_state: returns True if the optimizer's state is this worker's own.
+        layout, model, optimizer: the parameters' layout, the model and the optimizer of this session.
+        own_state: returns True if this worker's optimizer has a state of its own, so that the part includes it.
     """
 
     def __init__(
@@ -58,42 +58,42 @@ class JobCheckpoints:
         self._link, self._layout, self.model, self._optimizer = link, layout, model, optimizer
         self._own_state = own_state
         self.optimizers: list[torch.optim.Optimizer] = [optimizer]
-        """The objects that a scheduler may have as its optimizer."""
+        """Objects that a scheduler may hold as its optimizer: the wrapped optimizer, and each wrapper that the script uses."""
         self.random = True
-        """False: the random generators belong to the part of another optimizer of this process."""
+        """False: another optimizer's part has the random generators of this process."""
         self.asking = False
         """True while the script waits for a batch, or for an epoch's end, and has no step under way."""
         self._described = False
-        """True once this worker has sent the parameters that are not trained."""
+        """True once this worker has sent the model's untrained parameters, which do not change."""
         self._wanted: Message | None = None
-        """The newest request for a part that has not been answered for good."""
+        """Newest request to which this worker has not sent a final part; None: no request is open."""
         self._held: dict[str, Any] | None = None
-        """The part as it was after the last step."""
+        """The part as of the end of the last step; None: no request was open then."""
         self._resumes: dict[str, Any] | None = None
-        """The part whose state the script has not got yet."""
+        """The part from which this worker resumes, until `_restore` has set its state."""
         self._script: dict[str, Any] | None = None
-        """The settings with which the script came to its first batch; of a resumed one, with which that of the job before did."""
+        """The settings that the script had at its first batch; in a resumed job, those of the first job's script."""
 
     def begin(self) -> None:
-        """Prepare for checkpoints once the job has welcomed this worker, if there will be some."""
+        """Prepare for checkpoints, if the job makes any. Called after the job's welcome."""
         if self._link.checkpoints:
             watch_schedulers()
 
     def wanted(self, message: Message) -> None:
-        """Note that the job makes a checkpoint."""
+        """Note a request for this worker's part, and hand in a provisional part at once if the script is waiting for the job."""
         self._wanted, self._held = message, None
         if self.asking:
             self._hand_in(self._part(), final=False)
 
     def resume(self, message: Message) -> None:
-        """Note the part that this worker's script resumes from. The model has its buffers at once: the script may evaluate at any time."""
+        """Note the part from which this worker resumes, and load its buffers at once: the script may evaluate at any time."""
         self._resumes = part = unpack(message.header["part"], message.payload)
         load_buffers([self.model], part["buffers"])
 
     # Where the script is.
 
     def stepped(self) -> None:
-        """Note that the script has made a step and goes on with the version that came of it."""
+        """Note that the script has made a step and has the parameters that followed."""
         if self._wanted is not None:
             self._held = self._part()
 
@@ -104,7 +104,7 @@ class JobCheckpoints:
             self._hand_in(self._part(), final=True)
 
     def passed(self) -> None:
-        """Note that the script gets no batch more in this epoch. Much may happen before it asks for the next one."""
+        """Note that the script gets no more batches in this epoch, and hand in a provisional part: the next request may be far off."""
         if self._wanted is not None:
             self._hand_in(self._part(), final=False)
 
@@ -115,10 +115,10 @@ class JobCheckpoints:
             self._hand_in({**self._held, **self._settings()}, final=True)
 
     def leaving(self, *, chief: bool) -> None:
-        """Hand in this worker's part for the checkpoint of the job's end: the worker leaves.
+        """Hand in this worker's part of the checkpoint at the job's end.
 
         Args:
-            chief: True for the worker that describes the model.
+            chief: True: this worker adds the description of the model.
         """
         if not self._link.checkpoints:
             return
@@ -131,7 +131,7 @@ class JobCheckpoints:
         self._link.coordinator.send(header, payload=packer.payload)
 
     def with_settings(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return an optimizer's ``state_dict`` with the settings of the part, as long as the script has not got them."""
+        """Return an optimizer's ``state_dict`` with the group settings of the part to resume from, until `_restore` has set them."""
         if self._resumes is None:
             return state
         groups = zip(state["param_groups"], self._resumes["groups"], strict=False)
@@ -165,10 +165,10 @@ class JobCheckpoints:
             self._wanted = self._held = None
 
     def _rest(self, *, frozen: bool) -> dict[str, Any]:
-        """Return what the ``state_dict`` of the model has beside the parameters that the servers hold, and the names of those.
+        """Return the model's untrained ``state_dict`` entries (``rest``), and the layout's name for each entry that is trained (``names``).
 
         Args:
-            frozen: True: with parameters that are not trained; they do not change.
+            frozen: True: ``rest`` includes parameters that are not trained.
         """
         trained = {tensor.name for tensor in self._layout.tensors}
         held = {id(parameter): name for name, parameter in self.model.named_parameters() if name in trained}
@@ -181,7 +181,7 @@ class JobCheckpoints:
         return {"names": names, "rest": rest}
 
     def _restore(self) -> None:
-        """Set the state of the part that this worker resumes from, once."""
+        """Set the state of the part from which this worker resumes, the first time that it is called."""
         part, self._resumes = self._resumes, None
         if self._script is None:
             self._script = self._settings()
@@ -198,11 +198,11 @@ class JobCheckpoints:
             self._optimizer.load_state_dict({"state": part["state"], "param_groups": groups})
 
     def _compare(self, part: Mapping[str, Any]) -> None:
-        """Say which settings are used where the script has others than that of the job before."""
+        """Print which settings are in use where the script's differ from those of the earlier job's script."""
         now, before = self._script, part.get("script")
         if now is None or before is None:
             return
-        self._script = before  # what is used follows from these, after the next resumption, too
+        self._script = before  # the settings in use derive from these, so the next resumption has to compare with them
         if self._link.worker == FIRST_WORKER and (lines := differences(now, before, part)):
             print(f"offbeat: resumed with the settings of the checkpoint, and not with the script's: {'; '.join(lines)}", file=sys.stderr)
 

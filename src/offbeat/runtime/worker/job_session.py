@@ -1,7 +1,7 @@
 """Take part in a job as one process: join and leave, run the worker's state machine, report steps, and get samples.
 
-`runtime.parameter_server.worker_side.WorkerSession` adds what a worker of a job with servers does,
-`runtime.ranks.worker_side.RankSession` what a rank of a job without servers does.
+`runtime.parameter_server.worker_side.WorkerSession` extends it for a worker of a job with servers,
+`runtime.ranks.worker_side.RankSession` for a rank of a job without servers.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
 
 METRIC_NAME_MAX: Final = 200
-"""Most characters of a metric's name that are sent."""
+"""Most characters of a metric's name; the rest is cut off before sending."""
 ANEW: Final = (
     "offbeat: worker {worker} begins its script anew, after {before} steps: its own counters begin at 0. So do learning-rate schedules, "
     "random generators and an average of the weights (EMA) that the script keeps. Count with 'for epoch in offbeat.epochs(n, loader)' or "
     "'for step in offbeat.steps(n)', and load with offbeat.load what the chief has saved: docs/restarts.md"
 )
-"""What a restarted worker says before its first step, unless its script has done one of the two."""
+"""The line that a restarted worker prints before its first step, unless its script uses one of the two."""
 
 
 def pushed_fields(push: Pushed) -> dict[str, Any]:
-    """Return what the coordinator is told of a push, beside its values."""
+    """Return the header fields that describe a push to the coordinator, without its values."""
     return {
         "incarnation": push.incarnation,
         "version": push.version,
@@ -75,15 +75,15 @@ def pushed_fields(push: Pushed) -> dict[str, Any]:
 
 
 class JobSession(Session):
-    """Take part in a job as one process, from `join` on. The owner of its process calls `follow_process` before that.
+    """Take part in a job as one process, from `join` on. The owner of the process calls `follow_process` first.
 
     Args:
-        link: its connections.
-        checkpoints: its part in the job's checkpoints.
-        siblings: the sessions of this process, one for each of its optimizers in the order in which they were made; this one is added when
-            it joins.
-        stop_on_nonfinite: whether a gradient that is not finite ends the job.
-        local_only: why this optimizer cannot step on servers, if so.
+        settings: the worker's settings, from its launcher.
+        link: the worker's connections.
+        checkpoints: hands in this worker's parts of checkpoints.
+        siblings: the sessions of this process, one for each of its optimizers in the order in which they were made; `join` adds this one.
+        stop_on_nonfinite: True: a gradient that is not finite ends the job.
+        local_only: the reason for which this optimizer cannot step on servers; None: it can.
     """
 
     tended = False
@@ -105,47 +105,47 @@ class JobSession(Session):
         self.checkpoints = checkpoints
         self._siblings = Siblings([] if siblings is None else siblings)
         self._seen = 0
-        """Number of steps over samples that another session had made at this session's last step."""
+        """Steps that the session with the sampler had made when this session made its last one."""
         self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
-        self.resumes = False  # until the job says that it begins with this process
+        self.resumes = False  # the first release sets it: True for a process with which the job begins
         self._loaded: int | None = 0
-        """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has been told."""
+        """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has received it."""
         self._machine = Worker(settings.worker)
         self._plan = Plan()
         """The plan that came with the newest parameters."""
         self._turn = Compute(None, False, NO_CAUSE)
-        """The instruction with which the script got control last."""
+        """The newest instruction that returned control to the script."""
         self._asked: SamplesWanted | EpochEndWanted | BarrierAsked | None = None
-        """The question whose answer the script has not got yet, and the answer, if that has come."""
+        """The question that the script has asked and whose answer it has not got, and the answer once it has come."""
         self._answer: Compute | None = None
         self._barriers: int | None = None
-        """The number of the next barrier; None: this process has come to none."""
+        """The number of the next barrier; None: this process has reached none."""
         self._passed = Barrier(0, 0, (), True)
         """The last barrier that this process has passed."""
         self._last_save: tuple[Version, int] = (-1, 0)
-        """The version at which the script has saved last, and how often it had before at that version."""
+        """The version of the script's last save, and the number of earlier saves at that version."""
         self._first = FirstSteps()
         self._samples_given = False
-        """Whether the script has passed the number of samples to its last step."""
+        """True if the script passed the number of samples to its last step."""
         self._samples = WorkerSamples(ask=self._ask, leave=lambda pool, exhausted: self.leave_epoch(pool, exhausted=exhausted))
         self._watch: PhaseWatch | None = None
-        """What tells `phases`; None: it is not measured."""
+        """Measures the phases of this process; None: they are not measured."""
         self._joined = False
         """True once `join` has ended: the model is in flat memory."""
         self.other_accounts: Sequence[Account] = ()
-        """Of this step, in a worker of several processes: those of the others."""
+        """Accounts of this step from the worker's other processes; empty in a worker of one process."""
         self.group: TakesPart | None = None
-        """The other processes of this worker, where it consists of several: they make the same calls."""
+        """The other processes of this worker, which make the same calls; None: the worker is one process."""
 
     @property
     @abstractmethod
     def flat(self) -> FlatModel:
-        """Return the model in flat memory."""
+        """The model in flat memory."""
 
     @property
     @abstractmethod
     def unwritten(self) -> str | None:
-        """Return what happens to values that the script writes to the parameters; None: they are this worker's own."""
+        """The fate of values that the script writes to the parameters, for a warning; None: the parameters are this worker's own."""
 
     @cached_property
     def _writes(self) -> ScriptWrites:
@@ -153,35 +153,38 @@ class JobSession(Session):
 
     @property
     def keeps_writes(self) -> bool:
-        """Return True if what the script writes to the parameters stays in this process until the next call."""
+        """True if values that the script writes to the parameters stay in this process until the next call."""
         return True
 
     @property
     def may_change(self) -> bool:
-        """Return True if others may change the parameters in this worker's memory while its script computes."""
+        """True if other processes may change the parameters in this worker's memory while its script computes."""
         return False
 
     @property
     @abstractmethod
     def memory(self) -> tuple[SharedMemory, SharedMemory]:
-        """Return the blocks in which `flat` has its gradients and its parameters. The second may be replaced in a call."""
+        """The memory blocks of the gradients and of the parameters in `flat`. A call may replace the second."""
 
     @abstractmethod
     def join(self, sync: str) -> None:
-        """Introduce this process to the job and wait for the first parameters. ``sync`` is the script's rule, spelled.
+        """Introduce this process to the job and wait for the first parameters.
+
+        Args:
+            sync: the script's rule, as a spec.
 
         Raises:
-            RefusedError: the job does not take this worker.
+            RefusedError: the job does not accept this worker.
             JobError: a server is gone.
         """
 
     @abstractmethod
     def _admitted(self) -> None:
-        """Wait for the newest parameters, joining again if this worker was thought dead, until the script has control."""
+        """Wait for the newest parameters until the script has control; join again if the worker had been declared dead."""
 
     @abstractmethod
     def _rejoin(self) -> None:
-        """Ask for the next incarnation. Gradients and samples of the previous one are given up."""
+        """Give up the gradients and samples of the present incarnation, and ask for the next."""
 
     @abstractmethod
     def _push(self, push: Pushed) -> None:
@@ -189,29 +192,29 @@ class JobSession(Session):
 
     @abstractmethod
     def _detach(self) -> None:
-        """Give the model memory of its own."""
+        """Move the model into private memory."""
 
     @property
     def inside(self) -> bool:
         return self._calls.depth > 0
 
     def entered(self) -> None:
-        """Look, at the beginning of a call, whether the script has written to the parameters since the last one."""
+        """Check, at the beginning of a call, whether the script has written to the parameters since the last one."""
         if self._joined and self.group is None and self.keeps_writes and not self.link.closed.is_set():
             self.flat.adopt()
         if self._watches_writes:
             self._writes.look(self.flat, self.link.incarnation, self.steps)
 
     def left(self) -> None:
-        """Remember, at the end of a call, the parameters that the script gets."""
+        """Remember the parameters at the end of a call, for the comparison in `entered`."""
         if self._watches_writes and (consequence := self.unwritten) is not None:
             self._writes.remember(self.flat, self.link.incarnation, self.steps, consequence, may_change=self.may_change)
 
     def _loads(self) -> bool:
-        """Return True if parameters that the script has written since it joined are those that it loads.
+        """Return True if the script loads the parameters that it has written since it joined: they count as the job's beginning.
 
-        They were there when the first backward pass ended, if there was one, and are there now. A step of SAM, for example, writes after
-        its first backward pass, and puts the values back before it calls `step`.
+        They count if they were there when the first backward pass ended, or there was none, and are there now. A step of SAM, for example,
+        writes only after its first backward pass, and restores the values before it calls `step`.
         """
         flat = self.flat
         written = flat.changed(exact=False) or (None if self.in_step else flat.touched())
@@ -224,7 +227,7 @@ class JobSession(Session):
     # The worker's state machine.
 
     def _tell(self, stimulus: Stimulus) -> None:
-        """Tell the machine what has happened, and carry out what it says."""
+        """Pass an event to the state machine, and carry out its instructions."""
         self._do(self._machine.on(stimulus, time.monotonic()))
 
     def _do(self, instructions: Sequence[Instruction]) -> None:
@@ -259,7 +262,7 @@ class JobSession(Session):
                 raise AssertionError(f"a worker's machine never says {event}")
 
     def _accounted(self) -> dict[str, Any]:
-        """Return the fields of a push that say where the time since the last one has gone."""
+        """Return the fields of a push that account for the time since the last push."""
         if self._watch is None:
             return {}
         accounts = [self._watch.take(), *self.other_accounts]
@@ -269,7 +272,7 @@ class JobSession(Session):
         return {"host": host, **of_group, **({} if spent is None else {"phases": spent.phases, "processor": spent.processor})}
 
     def _settle(self) -> None:
-        """Wait until the script has control. Ctrl-C may have ended such a wait before its end."""
+        """Wait until the script has control. Ctrl-C may have cut off an earlier wait, which continues here."""
         while self._machine.state is not State.COMPUTING:
             if self._machine.state is State.ASKING:
                 self._hear_answer()
@@ -279,8 +282,8 @@ class JobSession(Session):
             self._answer = self._turn
 
     def _ask(self, question: SamplesWanted | EpochEndWanted | BarrierAsked) -> Compute:
-        """Ask the coordinator for samples, or to pass a barrier, and wait for the answer."""
-        if question != self._asked:  # else Ctrl-C has ended the wait for this very answer
+        """Send a question about samples or a barrier to the coordinator, and wait for the answer."""
+        if question != self._asked:  # equal: Ctrl-C has cut off the wait for the answer to this very question
             self._settle()
             self._asked, self._answer = question, None
             self._tell(question)
@@ -318,13 +321,13 @@ class JobSession(Session):
                 self._tell(EpochEnded(asked.pool, header["epoch"], {}, (self.worker,)))
 
     def _fenced_off(self) -> None:
-        """Join again: this worker was thought dead."""
+        """Join again: the job had declared this worker dead."""
         self._tell(Fence(self.worker, self.link.incarnation, ""))
         if self._machine.state is State.COMPUTING:
             self._tell(PullAsked())
 
     def _hand_in(self) -> None:
-        """Push the parameters after local steps, if there were any."""
+        """Push what local steps have made since the last push, if there were any, and wait until the script has control."""
         if self._machine.work.steps:
             self._tell(HandIn())
             self._settle()
@@ -343,15 +346,15 @@ class JobSession(Session):
     # Several optimizers in one process.
 
     def idle(self) -> None:
-        """Do what a `tended` session does while the process waits; by default nothing."""
+        """Do the work of a `tended` session while the process waits. The default does nothing."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Take the newest parameters, after this process has waited with another session for an epoch's end."""
+        """Take the newest parameters, after this process has waited with a sibling session for an epoch's end."""
 
     @contextmanager
     def _standing(self) -> Iterator[None]:
-        """Report that this process waits, if other workers may wait for it with another optimizer and cannot know."""
+        """Report that this process waits, if other workers may wait for it with another optimizer: the coordinator cannot see it."""
         if len(self._siblings) < 2:
             yield
             return
@@ -361,7 +364,7 @@ class JobSession(Session):
             self._coordinator.send({"kind": "stands", "incarnation": self.link.incarnation, "still": False})
 
     def _weight(self, samples: int | None, counted: int) -> int:
-        """Return the number of samples of a step: from the script, or this session's sampler, or the present batch of another session."""
+        """Return a step's number of samples: from the script, from this session's sampler, or from a sibling session's present batch."""
         self._samples_given = samples is not None
         if samples is not None:
             return samples
@@ -372,7 +375,7 @@ class JobSession(Session):
         return source.under_way(stepped)
 
     def _loaded_news(self) -> dict[str, Any]:
-        """Return the fields that go with the first push of a worker with which the job began: all workers must have loaded the same."""
+        """Return the fields that go with the first push of a worker with which the job began: all must have loaded the same state."""
         loaded, self._loaded = self._loaded, None
         news: dict[str, Any] = {"given": True} if self._samples_given else {}
         if not self.resumes or loaded is None:
@@ -384,7 +387,7 @@ class JobSession(Session):
     # The end.
 
     def follow_process(self) -> None:
-        """Leave the job when this process ends: an exception that ends the script is a death, SIGTERM is reported, and the job decides."""
+        """Leave the job when this process ends. An exception that ends the script counts as a death; SIGTERM is reported to the job."""
         all_of_us = self._siblings
         if self._settings.phases:
             self._watch = PhaseWatch.of_process()
@@ -416,7 +419,7 @@ class JobSession(Session):
 
     @library_call
     def barrier(self) -> Barrier:
-        """Hand in what this worker has, wait for the others, and take the newest parameters."""
+        """Push what this worker holds, wait for the other workers, and take the newest parameters."""
         self.pull()
         if self._barriers is None:
             self._barriers = self._first_barrier()
@@ -428,10 +431,10 @@ class JobSession(Session):
         return self._passed._replace(version=self.version, shared=same)
 
     def _first_barrier(self) -> int | None:
-        """Return the number of the first barrier of this process's script; None: the next one of the job.
+        """Return the number of the first barrier of this process's script; None: the job's next one.
 
-        A restarted script that counts with `offbeat.steps` or `offbeat.epochs` goes on where the job is; one that passes over the epochs
-        that are over comes to their barriers again, which have been passed.
+        A restarted script that counts with `offbeat.steps` or `offbeat.epochs` continues where the job is. One that passes over the epochs
+        that have ended reaches their barriers again too, and they let it pass.
         """
         if self.restarted and (self.counts or not (self.has_sampler or self.barriers_before)):
             return None
@@ -443,15 +446,15 @@ class JobSession(Session):
 
     @property
     def shares_model(self) -> bool:
-        """Return whether workers that have the same version have the same model."""
+        """Return True if workers with the same version have the same model."""
         return True
 
     def refreshed(self) -> None:
-        """Take parameters that have come with a release into the script's model, where they are elsewhere."""
+        """Copy parameters that came with a release into the script's model, where the model has separate memory."""
 
     @library_call
     def close(self) -> None:
-        """Leave the job with private parameters."""
+        """Leave the job; the model keeps its parameters in private memory."""
         if not self.link.closed.is_set():
             self._hand_in()
         self._detach()
@@ -468,7 +471,7 @@ class JobSession(Session):
             self.vanish()
 
     def vanish(self) -> None:
-        """Close the connections without a word: to the job, this worker is dead."""
+        """Close the connections without a message, so that the job declares this worker dead."""
         self.link.close()
 
     # Steps.
@@ -489,7 +492,7 @@ class JobSession(Session):
             self.phases.turn(Phase.OWN)
 
     def look(self) -> None:
-        if self.restarted:  # only such a worker can find that the job has ended
+        if self.restarted:  # no other worker can find that the job has ended
             self.link.glance()
 
     def _on_goes_on(self, message: Message) -> None:
@@ -499,7 +502,7 @@ class JobSession(Session):
         self.over, self.ended = message.header["reason"], True
 
     def _say_anew(self) -> None:
-        """Say that the script has begun from its top in a job that has not: once, before the first step."""
+        """Warn that the script has begun at its top in a job that goes on. Prints once, before the first step."""
         self.keeps_place = True
         if self._siblings.first_is(self):
             with suppress(OSError, ValueError):
@@ -509,7 +512,7 @@ class JobSession(Session):
     def _step(self, samples: int | None) -> None:
         """Carry out `step`."""
 
-    # What it tells.
+    # Reports to the coordinator.
 
     def _stepped(self, flat: FlatModel, leases: tuple[LeaseId, ...], samples: int, nonfinite: str | None) -> None:
         """Count a step whose gradient is in ``flat``, computed over this many samples (0: unknown)."""
@@ -518,7 +521,11 @@ class JobSession(Session):
             self._first.note(self.steps, lambda: None if nonfinite else flat.digest(), known=samples > 0 or self.has_sampler)
 
     def _finite(self, nonfinite: str | None) -> str | None:
-        """The tensor in which this step's gradient is not finite, if there is one, and the job goes on nevertheless."""
+        """Return the name of the tensor whose gradient is not finite, None: none. Ends the job instead where it stops on such a gradient.
+
+        Raises:
+            FloatingPointError: the job is ended.
+        """
         if nonfinite is not None and self._stop_on_nonfinite:
             reason = f"the gradient of {nonfinite} is not finite"
             self._coordinator.send({"kind": "abort", "reason": reason})
@@ -551,11 +558,11 @@ class JobSession(Session):
         self._coordinator.send({"kind": "part", "version": version, "nth": nth, "part": plain}, payload=packer.payload)
 
     def _parts_of_others(self) -> dict[WorkerId, dict[str, Any]]:
-        """Collect the other workers' parts of the checkpoint that this one writes."""
+        """Fetch the other workers' parts of the checkpoint that this worker writes."""
         return parts_of_others(self.link, *self._next_save())
 
     def _next_save(self) -> tuple[Version, int]:
-        """Return the version at which the script saves, and how often it has before at this version."""
+        """Count one more save; return the present version and the number of earlier saves at it."""
         version, nth = self._last_save
         self._last_save = (self.version, nth + 1 if version == self.version else 0)
         return self._last_save
@@ -567,7 +574,7 @@ class JobSession(Session):
         self.checkpoints.resume(message)
 
     def schedulers(self) -> list[LRScheduler]:
-        watch_schedulers()  # finds those that exist
+        watch_schedulers()  # notes schedulers that exist already
         return schedulers_of(self.checkpoints.optimizers)
 
     def known_as(self, optimizer: torch.optim.Optimizer) -> None:
@@ -577,7 +584,7 @@ class JobSession(Session):
 
     def cleared(self) -> None:
         super().cleared()
-        self.flat.stepped()  # nothing is being accumulated
+        self.flat.stepped()  # no gradient is being accumulated any more
 
     def _leave_out(self, leases: tuple[LeaseId, ...]) -> None:
         self._coordinator.send({"kind": "skipped", "incarnation": self.link.incarnation, "leases": leases})

@@ -1,6 +1,6 @@
-"""Whether a worker's script is inside a call of the library, and how often it has called: what progress is judged by.
+"""Track the script's calls into the library: a script inside a call waits, one outside that calls no more computes or hangs.
 
-A script that waits for others does so inside a call. One that is outside, and calls no more, computes, or hangs; only time tells which.
+The heartbeat reports the time without a call; the supervisor decides from it whether the script hangs.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from offbeat.types import Seconds
 
 HOLD_S: Seconds = 3.0
-"""How long Ctrl-C waits for the call that it came in to end by itself: the others have had it too, and leave, or go on."""
+"""Seconds that a call may go on after Ctrl-C: the other workers got the signal too, so it usually ends by itself."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Calls:
-    """The calls that a script's main thread makes. That thread writes, the heartbeat's reads.
+    """Count the library calls of a script's main thread. That thread writes the counters; the heartbeat's thread reads them.
 
     >>> calls = Calls(iter([0.0, 5.0, 7.0, 8.0]).__next__)
     >>> calls.stuck(most_s=3.0), calls.stuck(most_s=3.0)
@@ -38,22 +38,22 @@ class Calls:
         self.count = 0
         """Number of calls so far."""
         self.depth = 0
-        """Number of calls under way: a call may make others."""
+        """Number of nested calls in progress; 0: the script is outside the library."""
         self.interrupted: Seconds | None = None
-        """The time of a Ctrl-C inside a call, which must not be broken off in the middle of a message."""
+        """Monotonic time of a Ctrl-C inside a call, in seconds. It is deferred, since it must not cut a message in two. None: no Ctrl-C."""
         self._seen = 0
         self._stuck_s: Seconds = 0.0
         self._looked_at = clock()
 
     def overdue(self, now: Seconds) -> Seconds | None:
-        """Return for how many seconds a wait may continue before Ctrl-C ends it; None: there was no Ctrl-C. Zero or less: end it now."""
+        """Return the seconds for which a wait may continue after Ctrl-C, zero or less once it must end; None: there was no Ctrl-C."""
         return None if self.interrupted is None else self.interrupted + HOLD_S - now
 
     def stuck(self, most_s: Seconds) -> Seconds:
-        """For how long there has been no progress; to be called at regular intervals.
+        """Return the seconds for which the script has been outside the library without a call. To be called at regular intervals.
 
         Args:
-            most_s: what the time since the last look counts for at most: a process that was stopped has not been stuck meanwhile.
+            most_s: most seconds that one interval may add: a process that was stopped (SIGSTOP) was not stuck meanwhile.
         """
         before, self._looked_at = self._looked_at, self._clock()
         if self.depth > 0 or self.count != self._seen:
@@ -65,7 +65,7 @@ class Calls:
 
 
 class TakesPart(Protocol):
-    """What else happens at a call, where the worker consists of several processes that all make it."""
+    """Run around a library call in a worker of several processes, all of which make the same call."""
 
     def before(self, call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]: ...
 
@@ -90,13 +90,13 @@ S = TypeVar("S", bound=_Linked)
 
 
 def own_mode() -> AbstractContextManager[object]:
-    """Return a context in which tensors that this package makes can be used in a backward pass, also inside the script's
-    ``torch.inference_mode()``."""
+    """Return a context, for use inside the script's ``torch.inference_mode()`` too, in which new tensors can take part in a backward
+    pass."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Count a method of a session as a call of the library; Ctrl-C inside it is raised when it returns, and all is as after any call."""
+    """Count a session's method as a library call. KeyboardInterrupt is raised when the call returns, with the session consistent."""
 
     @functools.wraps(method)
     def called(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Reach the servers again that come back in a new process, or whose standby takes over: a worker keeps its process, and waits for them."""
+"""Keep a worker's server links: await servers that come back in a new process, or whose standby takes over, in the same worker process."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ from offbeat.types import Seconds
 RETRY_S: Final[Seconds] = 0.02
 """Seconds between two attempts to reach a server."""
 RETURN_S: Final[Seconds] = 60.0
-"""Seconds after which a server is taken for gone. The supervisor ends the job earlier if a server does not come back."""
+"""Seconds after which a server counts as gone. The supervisor ends the job earlier if a server does not come back."""
 SETTLE_S: Final[Seconds] = 10.0
 
 
 class Links:
-    """The connections of one worker, of which some outlive their sockets.
+    """Hold one worker's connections; server links among them outlive their sockets.
 
-    One thread polls. While it computes, another may call `tend`.
+    One thread polls. While it computes, another thread may call `tend`.
 
     Args:
-        hub: of the worker.
+        hub: the worker's hub.
     """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._at: dict[Connection, Link] = {}
-        """By connection."""
+        """Server link by its present socket."""
         self._plain: set[Connection] = set()
-        """Connections that are no links: they end with the server's process."""
+        """Connections that are not server links: they end with the server's process."""
         self._addresses: dict[Link, Address] = {}
-        """Of the process at the other end; with standbys, of the one that leads, as far as this end knows."""
+        """Address of the process at the other end; with standbys, of the newest leader that this end has found."""
         self._cut: dict[Link, tuple[Seconds, str]] = {}
-        """Links without a socket: until when to try, and why the last one has ended."""
+        """Server links without a socket: the monotonic time at which they count as lost, and the reason for which the last socket ended."""
         self._replicated: set[Link] = set()
-        """Links to servers with a standby, which says when it leads."""
+        """Server links to servers with a standby, which reports when it leads."""
         self._standbys: dict[Connection, Link] = {}
-        """By connection to a standby: the link that goes over it once the standby leads."""
+        """By connection to a standby: the server link that moves to it once the standby leads."""
         self._standby_at: dict[Link, Address] = {}
-        """Where the standby of this link's server listens."""
+        """Address of the standby of each server link's server."""
         self._former: WeakSet[Connection] = WeakSet()
-        """Connections that this end has closed; messages may still be queued."""
+        """Connections that this end has closed; their messages may still be queued, and are ignored."""
         self._polls = threading.RLock()
-        """Held by the thread that polls."""
+        """Held by the thread that polls or tends."""
         self._early: Arrivals = []
-        """What `tend` has read, for the next `poll`."""
+        """Items that `tend` has read, for the next `poll`."""
         self._error: Exception | None = None
-        """What has happened in `tend`, for the next `poll`."""
+        """An exception in `tend`, which each later `poll` raises."""
         self._closed = False
 
     def connect(self, address: Address, *, lasting: bool, anywhere: bool = False) -> Connection:
-        """Connect to a server; a server on its way back is awaited if the connection is ``lasting``.
+        """Connect to a server.
 
         Args:
-            address: of the server.
-            lasting: True: the connection is a link if it shares memory.
-            anywhere: True: it is one also over TCP, since it carries no region that the server would have to write down.
+            address: the server's address.
+            lasting: True: await a server that is restarting, and return a server link if the connection shares memory.
+            anywhere: True: return a server link also if it does not, since no message has a region, which the server would have to log.
 
         Raises:
-            JobError: nobody listens there.
+            JobError: no process listens at the address.
         """
         connection = self._await(address) if lasting else self._hub.connect(address)
         if not lasting or not (connection.shares_memory or anywhere):
@@ -84,13 +84,13 @@ class Links:
             try:
                 return self._hub.connect(address)
             except JobError as error:
-                # Where a server is on its way back, its machine refuses at once.
+                # The machine of a restarting server refuses at once; a timeout or an unknown name is another fault.
                 if time.monotonic() >= until or isinstance(error.__cause__, TimeoutError | socket.gaierror):
                     raise
             time.sleep(RETRY_S)
 
     def connect_replicated(self, leader: Address, standby: Address | None) -> Link:
-        """Return a link to a server that has a standby, or has had one. Raises `JobError` if neither process can be reached."""
+        """Return a link to a server that has or had a standby. Raises `JobError` if neither process can be reached."""
         link = Link(secrets.token_hex(8), f"{leader.tcp[0]}, port {leader.tcp[1]}", shares_memory=False)
         self._addresses[link] = leader
         self._replicated.add(link)
@@ -107,7 +107,7 @@ class Links:
         return link
 
     def _wait_for(self, link: Link, standby: Address) -> bool:
-        """Keep a connection to the standby, which says over it that it leads. Returns False if it cannot be reached."""
+        """Connect to the standby, which reports over this connection when it leads. Returns False if it cannot be reached."""
         try:
             connection = self._hub.connect(standby)
         except JobError:
@@ -120,9 +120,9 @@ class Links:
         return True
 
     def _on_new_standby(self, link: Link, text: str) -> None:
-        """Keep a connection to the standby that a server has got, in place of one to an earlier standby."""
+        """Connect to a server's new standby, in place of the connection to an earlier one."""
         (standby,) = read_addresses(text)
-        # Also if the address is that of the earlier one: a new process may have its port.
+        # Reconnect even to the same address: a new process may have the earlier one's port.
         self._standby_at.pop(link, None)
         for connection in [connection for connection, waiting in self._standbys.items() if waiting is link]:
             del self._standbys[connection]
@@ -132,15 +132,15 @@ class Links:
         self._wait_for(link, standby)
 
     def is_replicated(self, link: Link) -> bool:
-        """Return True if the link's server has standbys."""
+        """Return True if the link's server has or had a standby."""
         return link in self._replicated
 
     def replicated_at(self, link: Link) -> tuple[Address, Address | None]:
-        """Return where the leader and the standby of a link's server listen by now, for `connect_replicated`; None: no standby is known."""
+        """Return the addresses of the leader and the standby of a link's server, for `connect_replicated`; None: no standby is known."""
         return self._addresses[link], self._standby_at.get(link)
 
     def poll(self, timeout_s: Seconds | None) -> Arrivals:
-        """Do as `Hub.poll`. A link has ended only when its server does not come back."""
+        """Do as `Hub.poll`. A server link yields `Closed` only once its server has not come back."""
         with self._polls:
             if self._error is not None:
                 raise self._error
@@ -148,14 +148,13 @@ class Links:
             return early + self._poll(0.0 if early else timeout_s)
 
     def tend(self) -> bool:
-        """Reach servers again to which a connection is broken, or that have died or have a standby, while the thread that polls computes.
-
-        Otherwise this worker would be taken for dead: its heartbeat goes over the link. Nothing is read while all links are there, since
-        what comes may change memory from which the script computes.
+        """Reconnect server links while the polling thread computes, after a socket has ended or a standby has sent something.
 
         Returns:
-            False if a link is not there, and another call is useful soon.
+            False if a server link still lacks its socket, so that another call soon is useful.
         """
+        # Without this the worker would be declared dead: its heartbeat goes over the link. Nothing is read while all links are
+        # connected, since a message may change memory from which the script computes.
         if not self._polls.acquire(blocking=False):
             return True
         try:
@@ -190,7 +189,7 @@ class Links:
         for connection, item in self._hub.poll(0.0 if arrived else timeout_s):
             link = self._at.get(connection)
             if connection in self._former:
-                continue  # it had come before this end has closed the connection
+                continue  # it was queued when this end closed the connection
             if connection in self._standbys and isinstance(item, Message) and STAMP in item.header:
                 self._take(self._standbys[connection], item, arrived)
             elif connection in self._standbys:
@@ -211,7 +210,7 @@ class Links:
                 RESUME.check(item.header, link.peer, len(item.payload), len(item.memory))
                 link.resumed(item.header["received"])
             elif item.header.get("kind") == "refused" and not link.is_resumed:
-                # If it has gone on before, the server has taken this end for gone: over TCP a connection may break that nobody has closed.
+                # A link resumed before: the server has ended it, since over TCP a connection may break that neither end has closed.
                 del self._at[connection]
                 self._former.add(connection)
                 link.cut()
@@ -224,19 +223,19 @@ class Links:
         return arrived
 
     def _take(self, link: Link, item: Message, arrived: Arrivals) -> None:
-        """Let a message that has come over a link, or from its standby, be among those that have arrived, and those that waited for it."""
+        """Append a message from a server link or its standby to ``arrived``, and with it the messages that waited for it."""
         message = link.take(item)
         while message is not None:
             arrived.append((link, message))
             message = link.take_early()
 
     def _ask_leader(self, link: Link) -> None:
-        """Let the leader send what its standby, which is gone, has not: parameters, if this worker is on the machine of the standby."""
+        """Have the leader send what its standby, now gone, has not: parameters, if this worker is on the standby's machine."""
         link.go_aside(None)
         link.send_aside({"kind": "again", "received": link.received})
 
     def _from_standby(self, connection: Connection, item: Message | Closed) -> None:
-        """Go over this connection from now on, if the standby leads: also if the former leader is only frozen."""
+        """Move the link to a standby's connection once the standby leads, even if the former leader is only frozen."""
         link = self._standbys.pop(connection)
         address = self._standby_at.pop(link)
         if isinstance(item, Closed):
@@ -257,7 +256,7 @@ class Links:
         self._go_over(link, connection)
 
     def settle(self) -> None:
-        """Wait for servers that are on their way back: what was sent to them is not lost."""
+        """Wait until restarting servers have the messages sent to them, at most `SETTLE_S` seconds, or until a server is lost."""
         deadline = time.monotonic() + SETTLE_S
         while not all(link.settled for link in self._addresses) and time.monotonic() < deadline:
             if any(isinstance(item, Closed) for _, item in self.poll(RETRY_S)):
@@ -269,7 +268,7 @@ class Links:
             if link.closed:
                 del self._cut[link]
                 continue
-            if link in self._replicated:  # its standby says when it leads
+            if link in self._replicated:  # its standby reports when it leads
                 if time.monotonic() >= until:
                     del self._cut[link]
                     lost.append((link, Closed(reason)))
@@ -285,7 +284,7 @@ class Links:
                 del self._cut[link]
                 self._go_over(link, connection)
             else:
-                connection.close()  # it listens, and not yet for processes of its own host
+                connection.close()  # the server listens, but not yet on the socket for processes of its own host
         return lost
 
     def _go_over(self, link: Link, connection: Connection) -> None:

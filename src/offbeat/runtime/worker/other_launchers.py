@@ -1,7 +1,7 @@
-"""Launchers that start several processes of a script, each of which would train by itself: what they leave in the environment.
+"""Detect launchers that start several processes of a script, each of which would train alone, by their environment variables.
 
-Such a process becomes the agent that the launcher should have started, which starts the script again as a worker. A process of
-`offbeat run` has variables of its own, which go before these.
+Such a process turns into the agent that the launcher should have started; the agent starts the script again, as a worker. In a process of
+`offbeat run`, its own variables take precedence.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from offbeat.runtime.job.settings import TOKEN
 class _Launcher(NamedTuple):
     name: str
     size: str
-    """The variable with the number of its processes."""
+    """The variable with the launcher's number of processes."""
     rank: str
-    """The variable with the number of this one; both must be there."""
+    """The variable with the number of this process. A launcher is detected if both this and ``size`` are set."""
     start: str
-    """The command that starts agents."""
+    """The command with which the launcher starts agents."""
     sign: str
-    """A variable that only the launcher sets; the others may have been set by hand."""
+    """A variable that only the launcher sets; ``size`` and ``rank`` may have been set by hand."""
 
 
 LAUNCHERS = (
@@ -44,17 +44,17 @@ LAUNCHERS = (
 
 
 def hand_over(environment: Mapping[str, str] = os.environ, token: str | None = None) -> None:
-    """Replace this process by an agent, if another launcher has started several processes of the script; the agent starts it again.
+    """Replace this process by an agent, which starts the script again, if another launcher has started several processes of it.
 
-    The script's beginning runs twice, up to its first `DistributedOptimizer`: the first process of the job says so, and what to type. Where
-    the process cannot be replaced (a notebook, a child of ``multiprocessing``, variables that were set by hand) this is `refuse`.
+    The script's beginning runs twice, up to its first `DistributedOptimizer`; process 0 prints a line about it with the command to type. If
+    the process cannot be replaced (a notebook, a child of ``multiprocessing``, variables that were set by hand), `refuse` is called.
 
     Args:
         environment: of this process.
-        token: the job's secret, if the user has given one, which ``import offbeat`` has taken out of the environment.
+        token: the job's secret, if the user has given one; ``import offbeat`` has removed it from the environment.
 
     Raises:
-        ConfigurationError: the process cannot be replaced; the message says what to type.
+        ConfigurationError: the process cannot be replaced; the message has the command to type.
     """
     for launcher in LAUNCHERS:
         size, rank = environment.get(launcher.size, ""), environment.get(launcher.rank, "")
@@ -80,7 +80,7 @@ def hand_over(environment: Mapping[str, str] = os.environ, token: str | None = N
 
 
 def _program() -> list[str] | None:
-    """Return how Python was told to run this process's program: a script, or ``-m`` and a module; None: neither, or it is a child."""
+    """Return the arguments with which Python runs this program, a script or ``-m`` and a module; None: neither, or a child process."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if multiprocessing.parent_process() is not None or os.name != "posix":
         return None
@@ -92,14 +92,14 @@ def _program() -> list[str] | None:
 def refuse(environment: Mapping[str, str] = os.environ, script: str | None = None) -> None:
     """Refuse to train in one of several processes that another launcher has started: nothing would connect them.
 
-    Where that launcher has started one process only, it trains alone, and a warning says so.
+    If that launcher has started only one process, a warning says that it trains alone.
 
     Args:
         environment: of this process, which `offbeat run` has not started.
-        script: its name, for the message; None: that of this process.
+        script: the script's name, for the message; None: the name in this process's arguments.
 
     Raises:
-        ConfigurationError: there are several; the message says what to type.
+        ConfigurationError: there are several processes; the message has the command to type.
 
     >>> refuse({"RANK": "1", "WORLD_SIZE": "4"}, "train.py")
     Traceback (most recent call last):

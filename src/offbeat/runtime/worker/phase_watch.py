@@ -1,11 +1,10 @@
-"""Notice what this process does, phase by phase, without a mark in its script.
+"""Measure what this process does, phase by phase, without marks in its script.
 
-The script calls a ``DataLoader``, its model and ``backward``; each tells the process's `PhaseClock` when it begins and ends. Garbage
-collection tells it too. Pushes, waits and pulls are calls of the library, which tell it themselves. What nobody tells is the script's own
-code.
+Hooks in ``DataLoader``, the model, ``backward`` and garbage collection switch the process's `PhaseClock` when each begins and ends. Pushes,
+waits and pulls happen in calls of the library, which switch it themselves. The remaining time counts as the script's own code.
 
-There is one watch for a process, whatever the number of its optimizers: the time between two pushes, of the same optimizer or not, is
-accounted for once. The watch is of the thread that makes it; what other threads do meanwhile is not noticed.
+A process has one watch, whatever the number of its optimizers: the time between two pushes, of the same optimizer or not, is accounted for
+once. The watch follows the thread that makes it; work of other threads is not measured.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from offbeat.runtime.worker.gpu_readings import gauges
 from offbeat.runtime.worker.host_readings import HostReadings
 
 OLD: Final = 1
-"""The youngest generation whose collection is counted: there are many of generation 0, and none takes long."""
+"""Youngest generation whose collection is measured: collections of generation 0 are many and short."""
 
 Account = tuple[Spent | None, Mapping[str, float] | None]
-"""Of the time since the last push: where it went, and what the operating system says of it."""
+"""The account of the time since the last push: seconds by phase (None: unknown), and `HostReadings.take`'s counters."""
 
 _watch: PhaseWatch | None = None
 
 
 class PhaseWatch:
-    """Follow the phases of this process; see `of_process`.
+    """Follow the phases of this process. Made by `of_process`.
 
     Args:
-        clock: is told when a phase begins.
+        clock: accounts for the time; switched when a phase begins.
         host: reads what the operating system has done to this process.
     """
 
@@ -47,12 +46,12 @@ class PhaseWatch:
         self._thread = threading.get_ident()
         self._before_gc = Phase.OWN
         self._outer: torch.nn.Module | None = None
-        """The module in whose forward pass the script is; None: in none."""
+        """The module whose forward pass is in progress; None: none is."""
         self._device: DevicePhases | None = None
 
     @classmethod
     def of_process(cls) -> PhaseWatch:
-        """Return the watch of this process, which the first call makes."""
+        """Return the watch of this process, making it in the first call."""
         global _watch
         if _watch is None:
             _watch = cls(PhaseClock(time.monotonic_ns, time.process_time_ns), HostReadings.of_process())
@@ -60,7 +59,7 @@ class PhaseWatch:
         return _watch
 
     def follow(self, model: torch.nn.Module) -> None:
-        """Notice the forward passes of a model: of itself, or of its parts if the script calls those."""
+        """Measure the forward passes of a model, or of its parts where the script calls these."""
         device = next((parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"), None)
         if self._device is None and device is not None:
             self._device = DevicePhases.of_cuda()
@@ -70,13 +69,13 @@ class PhaseWatch:
             module.register_forward_hook(self._forward_ends, always_call=True)
 
     def take(self) -> Account:
-        """Return the account of the time since the last push."""
+        """Return the account of the time since the last call, and begin the next."""
         device = None
         if self._device is not None and (device := self._device.take()) is None:
             return _unseparated(self.clock.take()), self.host.take()
         return self.clock.take(device), self.host.take()
 
-    # What happens in this process.
+    # Hooks.
 
     def _listen(self) -> None:
         gc.callbacks.append(self._collecting)
@@ -88,7 +87,7 @@ class PhaseWatch:
         return threading.get_ident() == self._thread
 
     def _timed(self, function: Callable[..., Any], phase: Phase) -> Callable[..., Any]:
-        """Return the function with its time counted as a phase; as an evaluation if gradients are disabled."""
+        """Return ``function`` wrapped so that its time counts as ``phase``, or as an evaluation while gradients are disabled."""
 
         @functools.wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +109,7 @@ class PhaseWatch:
         return before
 
     def _end(self, before: Phase) -> None:
-        """Go on with the phase before. What follows an evaluation's forward pass is a part of it, until the script trains again."""
+        """Return to the phase before. After an evaluation's forward pass it is still the evaluation, until gradients are enabled."""
         if before is Phase.OWN and not torch.is_grad_enabled():
             before = Phase.EVALUATION
         elif before is Phase.EVALUATION and torch.is_grad_enabled():
@@ -120,7 +119,7 @@ class PhaseWatch:
             self._device.begins(before)
 
     def _forward_begins(self, module: torch.nn.Module, _: Any) -> None:
-        # A model that is called in a backward pass is called by that: checkpointed activations are computed anew.
+        # A forward pass inside a backward pass recomputes checkpointed activations, so it counts as backward.
         if torch.compiler.is_compiling() or self._outer is not None or not self._here():
             return
         if self.clock.at in (Phase.OWN, Phase.EVALUATION):
@@ -143,7 +142,7 @@ class PhaseWatch:
 
 
 def _parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Return the parts of a model that a script may call in its place: its children, and those of lists."""
+    """Yield the parts of a model that a script may call in its place: its children, and the items of lists and dicts among them."""
     for child in model.children():
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from _parts(child)
@@ -152,7 +151,7 @@ def _parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _unseparated(spent: Spent | None) -> Spent | None:
-    """Return an account in which forward pass, backward pass, own code and push are one: the device had not finished."""
+    """Return an account with forward pass, backward pass, own code and push as one phase: the device had not finished."""
     if spent is None:
         return None
     together = {"forward", "backward", "own", "push"}

@@ -1,7 +1,7 @@
-"""How a worker's process learns of its own end: the script runs out, an exception ends it, or a notice tells it to leave.
+"""Detect the end of a worker's process: its script ends, an exception ends it, or a signal orders it to leave.
 
-Python has a hook for each. What is said to the job then is the session's business (``runtime/parameter_server/worker_side.py``); of a
-process that ends in any other way, killed or crashed, the job learns from its closed connections.
+Python has a hook for each. The session decides what to report to the job (``runtime/parameter_server/worker_side.py``). If a process ends
+in any other way, killed or crashed, the job notices that its connections close.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def follow(
     notice: Callable[[], None],
     interrupt: Callable[[], bool],
 ) -> None:
-    """Call these when this process ends.
+    """Install handlers for the end of this process, and for signals that announce it.
 
     Args:
-        leave: at exit, however the script has ended, so also after ``fail``.
-        fail: an exception ends the script. Returns a line that is printed in place of its traceback, or None. `SystemExit` is none: a
-            script may end itself with a status.
-        told: one of `NOTICES` or SIGINT has come, which may be meant for all processes of the job: the launcher, once it knows, orders this
-            process to leave. Never called where there are no orders: there a notice is one.
-        notice: the order to leave; runs in the main thread, between any two of its instructions, and may raise. Never called where the
+        leave: called at exit, however the script has ended, so also after ``fail``.
+        fail: called when an exception ends the script. Returns a line to print in place of the traceback, or None. Not called for
+            `SystemExit`: a script may end itself with a status.
+        told: called on a notice (`NOTICES`) or SIGINT, which may be meant for all processes of the job: the launcher gets a report and may
+            order this process to leave. Never called where there are no orders: there ``notice`` is called on a notice.
+        notice: the order to leave; called in the main thread, between any two of its instructions, and may raise. Not installed where the
             script handles SIGTERM itself, or where the caller is not the main thread, which alone may set handlers.
-        interrupt: the order to raise `KeyboardInterrupt`; runs where ``notice`` runs. Returns whether to raise it there and then. A script
-            that does not catch it ends without a traceback: the user has asked for the end.
+        interrupt: the order to raise `KeyboardInterrupt`; called where ``notice`` is. Returns True to raise it at once. A script that does
+            not catch it ends without a traceback: the user has asked for the end.
     """
     atexit.register(leave)
     before = sys.excepthook
 
     def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            return  # the user has asked for the end: no traceback, and the job hears that this worker leaves
+            return  # the user has asked for the end: no traceback, and the job gets the report that this worker leaves
         line: str | None = None
         try:
             line = fail(error)
@@ -85,11 +85,11 @@ def follow(
 
 
 _heeded: dict[int, Any] = {}
-"""The signals that this process handles for the job, and what happened at each before."""
+"""By number of each signal that this process handles for the job: the handler before, which a fork gets back."""
 
 
 def _unless_handled(number: int, ours: Callable[..., None], act: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
-    """Return the handler of an order: a script that has set its own handler of ``number`` by then gets that signal."""
+    """Return the handler of an order. If the script has set its own handler of ``number`` by then, the process gets that signal instead."""
 
     def ordered(order: int, frame: Any) -> None:
         if signal.getsignal(number) is ours:
@@ -101,9 +101,9 @@ def _unless_handled(number: int, ours: Callable[..., None], act: Callable[[int, 
 
 
 def _forget() -> None:
-    """Undo the handlers in a fork that the script makes: the job does not know it, and it must end by SIGTERM.
+    """Undo the handlers in a fork that the script makes: it is no process of the job, and SIGTERM must end it.
 
-    A loader's process lets notices pass by from its first moment, in which `guard_loaders` has no hook.
+    A ``DataLoader``'s process is an exception: it ignores notices from its first instruction on, before `guard_loaders`' hook is called.
     """
     if is_loaders_fork():
         sit_out()

@@ -1,6 +1,6 @@
-"""Read and set the state of one process that is not a part of the model's version: random generators, buffers and schedulers.
+"""Read and set the state of one process that a version of the model does not include: random generators, buffers and schedulers.
 
-Schedulers of ``torch.optim.lr_scheduler`` do not tell their optimizer about themselves. `watch_schedulers` notes each one that is made.
+An optimizer has no list of its schedulers (``torch.optim.lr_scheduler``), so `watch_schedulers` notes each one that is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 _schedulers: list[ref[LRScheduler]] | None = None
-"""In the order in which they were made; None: they are not watched yet."""
+"""All schedulers, in the order in which they were made; None: they are not watched yet."""
 
 
 def random_state() -> dict[str, Any]:
@@ -58,7 +58,7 @@ def load_buffers(models: Iterable[torch.nn.Module], saved: Sequence[Mapping[str,
 
 
 def watch_schedulers() -> None:
-    """Note every scheduler of this process, those that exist and those that will be made. Further calls do nothing."""
+    """Note every scheduler of this process, existing and future. Further calls do nothing."""
     global _schedulers
     if _schedulers is not None:
         return
@@ -74,13 +74,13 @@ def watch_schedulers() -> None:
 
 
 def schedulers_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[LRScheduler]:
-    """Return the living schedulers of one of these optimizers, in the order in which they were made."""
+    """Return the living schedulers of these optimizers, in the order in which they were made."""
     living = [one() for one in _schedulers or ()]
     return [one for one in living if one is not None and any(getattr(one, "optimizer", None) is optimizer for optimizer in optimizers)]
 
 
 def scheduler_states(schedulers: Iterable[LRScheduler]) -> list[dict[str, Any]]:
-    """Return the state of each scheduler with the name of its class. Values that are not plain, such as functions, are left out."""
+    """Return each scheduler's class name and state. Values that are not plain, such as functions, are left out."""
     return [
         {"class": type(one).__name__, "state": {key: value for key, value in one.state_dict().items() if is_plain(value)}}
         for one in schedulers
@@ -88,7 +88,7 @@ def scheduler_states(schedulers: Iterable[LRScheduler]) -> list[dict[str, Any]]:
 
 
 def is_plain(value: Any) -> bool:
-    """Return True for None, numbers, words and tensors, and for lists, tuples and dicts of these."""
+    """Return True for None, numbers, strings and tensors, and for lists, tuples and dicts of these."""
     if isinstance(value, dict):
         return all(map(is_plain, value)) and all(map(is_plain, value.values()))
     if isinstance(value, list | tuple):
@@ -97,10 +97,10 @@ def is_plain(value: Any) -> bool:
 
 
 def load_schedulers(schedulers: Sequence[LRScheduler], saved: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Set the schedulers to what `scheduler_states` has returned, each to the next saved one of its class.
+    """Set each scheduler to the next state of its class among those that `scheduler_states` has returned.
 
     Returns:
-        The classes of the saved ones for which there is no scheduler.
+        The class of each saved state for which there is no scheduler.
     """
     waiting = list(saved)
     for scheduler in schedulers:
@@ -112,5 +112,5 @@ def load_schedulers(schedulers: Sequence[LRScheduler], saved: Sequence[Mapping[s
 
 
 def _with_types_of(present: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved values with the classes that they have in the present object: a message has made dicts of counters."""
+    """Return saved values, with a `Counter` where the present object has one: in a message it has become a dict."""
     return {key: Counter(value) if isinstance(present.get(key), Counter) else value for key, value in saved.items()}

@@ -1,7 +1,7 @@
-"""A worker's questions about samples: the epochs that it takes part in, and what their answers mean for its script.
+"""Ask for a worker's samples: follow the epochs that it takes part in, and translate the coordinator's answers for its script.
 
-What the worker then holds is the session's, to push or to drop (``session.py``); who gets which samples is decided in ``core/leases.py``,
-and when the worker pushes, asks again or joins again in ``core/worker.py``.
+The session (``job_session.py``) pushes or drops the samples that the worker holds; ``core/leases.py`` decides which worker gets which
+samples, and ``core/worker.py`` when the worker pushes, asks again or joins again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from offbeat.types import Epoch, LeaseId
 
 
 class WorkerSamples:
-    """The epochs that one worker takes part in, one at a time for each of its samplers.
+    """Take part in epochs, in one at a time for each of the worker's samplers. A pool is the samples of one sampler.
 
     Args:
-        ask: asks the coordinator, and waits until the script has control again, with the answer.
-        leave: gives up what the worker holds of one sampler's samples, and returns what it keeps; True: the epoch has no more for it.
+        ask: sends a question to the coordinator and returns the answer once the script has control again.
+        leave: gives up the worker's leases of a pool, except those in its gradient, which it returns; True: the epoch has no more for it.
     """
 
     def __init__(
@@ -27,36 +27,36 @@ class WorkerSamples:
     ) -> None:
         self._ask, self._leave = ask, leave
         self._open: dict[int, tuple[Epoch, int | None]] = {}
-        """The epoch, and its number of samples, whose end this worker has not seen; by pool."""
+        """By pool: the epoch whose end this worker has not seen, and its number of samples (None: not given)."""
         self._dealt_out: set[int] = set()
-        """Pools of which this worker gets no more samples in the epoch, while it still has some."""
+        """Pools that have no more samples for this worker in the open epoch, while the worker holds some that are not pushed."""
 
     @property
     def any_open(self) -> bool:
-        """True if this worker has taken part in an epoch of any sampler and has not seen its end."""
+        """True if this worker has taken part in an epoch, of any sampler, whose end it has not seen."""
         return bool(self._open)
 
     @property
     def dealt_out(self) -> bool:
-        """True if this worker gets no more samples of an epoch whose end it has not seen."""
+        """True if an epoch whose end this worker has not seen has no more samples for it."""
         return bool(self._dealt_out)
 
     def over(self, pool: int) -> None:
-        """Note that there is no end to wait for: it has come, or the worker holds none of the epoch's samples and will get none."""
+        """Stop expecting the end of a pool's epoch: the end has come, or the worker holds none of its samples and gets none."""
         self._open.pop(pool, None)
         self._dealt_out.discard(pool)
 
     def leaves(self, pool: int, epoch: Epoch) -> bool:
-        """Return whether taking samples of this epoch means leaving another that is open."""
+        """Return True if taking samples of this epoch means leaving another open epoch of the pool."""
         return pool in self._open and self._open[pool][0] != epoch
 
     def take(
         self, pool: int, epoch: Epoch, size: int | None, batch: int, rest: Sequence[Sequence[int]] | None, held: int, deal: Deal
     ) -> LeasedRange | None:
-        """Return the next samples of an epoch, None once it is over for this worker. Another epoch of this pool is finished first.
+        """Return an epoch's next samples; None: it has no more for this worker. Another open epoch of the pool is finished first.
 
         Args:
-            pool, epoch, size, batch, rest, held, deal: see `core.worker.SamplesWanted`.
+            pool, epoch, size, batch, rest, held, deal: see `core.worker_messages.SamplesWanted`.
         """
         if self.leaves(pool, epoch):
             self._finish(pool)
@@ -70,9 +70,9 @@ class WorkerSamples:
                 return None
 
     def finish(self) -> bool:
-        """Wait for the end of every epoch that has no more samples for this worker; returns whether there was one.
+        """Wait for the end of every epoch that has no more samples for this worker, and return True if there was one.
 
-        An epoch that has more goes on, since the call may come from the middle of a loop over it.
+        An epoch that has more samples stays open: the caller may be in the middle of a loop over it.
         """
         pools = list(self._dealt_out)
         for pool in pools:
@@ -80,12 +80,12 @@ class WorkerSamples:
         return bool(pools)
 
     def leave_all(self) -> None:
-        """Give up the samples of the epochs that have no more for this worker, without waiting for their end: its script has ended."""
+        """Give up leases in epochs that have no more samples for this worker, without waiting for their end. The script has ended."""
         for pool in self._dealt_out:
             self._leave(pool, True)
 
     def _finish(self, pool: int) -> None:
-        """Wait for the end of an epoch of which this worker takes no more samples."""
+        """Give up a pool's leases, and wait for the end of its epoch."""
         epoch, size = self._open.pop(pool)
         kept = self._leave(pool, pool in self._dealt_out)
         self._dealt_out.discard(pool)

@@ -1,7 +1,7 @@
-"""Notice that a script writes to the parameters itself, between two calls of the library, and warn it.
+"""Detect that a script writes to the parameters itself, between two calls of the library, and warn.
 
-A job's parameters are changed by the optimizer. What a script writes to them (clipped weights, averaged weights for an evaluation, the best
-parameters so far) reaches the other workers late, at once, or not at all, depending on the rule and on where they are.
+Only the optimizer changes a job's parameters. What a script writes to them (clipped weights, averaged weights for an evaluation, the best
+parameters so far) reaches the other workers late, at once, or never, depending on the rule and on where the workers are.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from offbeat.tensors.flat import FlatModel
 from offbeat.types import Incarnation
 
 CLOSER = 3
-"""How many calls are looked at closely once a parameter has been written to and seems to have its value again."""
+"""Calls that compare all values after a write that left the sample unchanged; also the number of restored writes that ends the watch."""
 
 
 class ScriptWrites:
     """Compare the parameters at the end of each call of the library with those at the beginning of the next one; warn once.
 
-    A sample of the values is compared. If a parameter was written to, and the sample has not changed, all values are compared in the next
-    calls: a script that puts back what it has changed (SAM, averaged weights for an evaluation) is not warned.
+    A sample of the values is compared. If a parameter was written to and the sample is unchanged, `CLOSER` more calls compare all values:
+    a script that restores what it has changed (SAM, averaged weights for an evaluation) gets no warning.
 
     Args:
-        exact: values count as put back only if no bit differs.
+        exact: True: values count as restored only if no bit differs.
     """
 
     def __init__(self, *, exact: bool) -> None:
         self._exact = exact
         self._found: tuple[str, Incarnation, int] | None = None
-        """The parameter that has been written to, and the worker's incarnation and number of steps when this was seen."""
+        """The parameter found changed, with the worker's incarnation and number of steps at that time."""
         self._closely = 0
-        """In how many further calls all values are compared."""
+        """Further calls that compare all values."""
         self._put_back = 0
-        """How often a parameter was written to, and all values were the same when they were compared."""
+        """Times that all values were compared after a write, and were equal."""
         self._over = False
 
     def look(self, flat: FlatModel, incarnation: Incarnation, steps: int) -> None:
-        """Look whether there were writes since `remember`. ``steps``: how many steps the worker has made."""
+        """Check for writes since `remember`. ``steps``: the worker's number of steps."""
         if self._over or self._found is not None:
             return
         touched = flat.touched()
@@ -49,16 +49,16 @@ class ScriptWrites:
             self._over = self._put_back == CLOSER
 
     def remember(self, flat: FlatModel, incarnation: Incarnation, steps: int, consequence: str, *, may_change: bool) -> None:
-        """Remember the parameters as they are, and give the warning once a step was made since the write.
+        """Remember the present parameters, and warn once a step was made since a write was found.
 
-        There is no warning if that step finds out that the worker had been declared dead: the job may have written to memory of its earlier
+        There is no warning if that step finds that the worker had been declared dead: the job may have written to the memory of its earlier
         incarnation.
 
         Args:
-            flat: the parameters.
+            flat: the model whose parameters are compared.
             incarnation, steps: the worker's incarnation, and its number of steps.
-            consequence: what becomes of such a write.
-            may_change: True if others may change the parameters until the next call: then no values are compared.
+            consequence: what becomes of such a write, for the warning.
+            may_change: True if other processes may change the parameters until the next call: then no values are compared.
         """
         if self._over:
             return

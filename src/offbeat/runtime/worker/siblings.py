@@ -1,4 +1,4 @@
-"""Let the sessions of one process act together: one for each of its optimizers, for instance of a GAN's two models.
+"""Coordinate the sessions of one process: it has one for each of its optimizers, for example for a GAN's two models.
 
 The process waits with one session at a time. Meanwhile the other sessions' messages must be read, and a rank's replica kept up to date.
 """
@@ -14,11 +14,11 @@ from offbeat.tensors.flat import FlatModel
 from offbeat.types import Seconds
 
 IDLE_S: Final[Seconds] = 0.02
-"""The interval, in seconds, at which a process that waits tends its sessions."""
+"""Seconds between two times that a waiting process tends its sessions."""
 
 
 class Sibling(Protocol):
-    """One session of a process, as the others see it."""
+    """One session of a process, as its siblings use it."""
 
     link: WorkerConnection
     tended: bool
@@ -45,14 +45,14 @@ class Sibling(Protocol):
         """Do the session's work while the process waits."""
 
     def refresh(self) -> None:
-        """Take the newest parameters, after the process has waited with another session for an epoch's end."""
+        """Take the newest parameters, after the process has waited with a sibling session for an epoch's end."""
 
 
 class Siblings:
     """Hold the sessions of one process, in the order in which they were made.
 
     Args:
-        sessions: the list that the sessions of the process share; each is added when it joins its job.
+        sessions: the list that all sessions of the process share; each session is added when it joins its job.
     """
 
     def __init__(self, sessions: list[Sibling]) -> None:
@@ -65,24 +65,24 @@ class Siblings:
         return iter(self._sessions)
 
     def first_is(self, session: Sibling) -> bool:
-        """Return whether this is the session of the process's first optimizer."""
+        """Return True for the session of the process's first optimizer."""
         return self._sessions[0] is session
 
     def add(self, session: Sibling) -> int:
-        """Add a session and return its number. All sessions count the same calls: a call of any is progress of the script."""
+        """Add a session and return its number. All sessions share one count of calls: a call of any session is progress of the script."""
         self._sessions.append(session)
         session.link.calls = self._sessions[0].link.calls
         self.tend_while_waiting()
         return len(self._sessions) - 1
 
     def tend_while_waiting(self) -> None:
-        """Have the sessions tended whenever the process waits, if any of them has work to do then."""
+        """Arrange that the sessions are tended whenever the process waits, if any has work to do then."""
         if any(session.tended for session in self._sessions):
             for session in self._sessions:
                 session.link.meanwhile = IDLE_S, partial(self._tend, session)
 
     def tend_others(self, waiting: Sibling) -> None:
-        """Tend all sessions but the one with which the process waits."""
+        """Tend all sessions except the one with which the process waits."""
         for session in self._sessions:
             if session.tended and session is not waiting:
                 session.link.glance()
@@ -96,7 +96,7 @@ class Siblings:
         self.tend_others(waiting)
 
     def refresh_others(self, ended: Sibling) -> None:
-        """Give the other sessions the newest parameters, after the process has waited for an epoch's end with this one."""
+        """Give the other sessions the newest parameters, after the process has waited with ``ended`` for an epoch's end."""
         for session in self._sessions:
             if session is not ended and not session.link.closed.is_set():
                 session.refresh()
@@ -106,16 +106,16 @@ class Siblings:
         return next((session for session in self._sessions if session.has_sampler), None)
 
     def told(self, own: Sibling) -> None:
-        """Report that a signal has told the process to end. ``own`` may not have joined yet."""
+        """Report over all sessions that a signal asks the process to end. ``own`` may not have joined yet."""
         for session in self._sessions or [own]:
             session.link.told()
 
     def notice(self, own: Sibling) -> None:
-        """Tell all sessions that the process is to leave: the first of them that waits ends it at once. ``own`` may not have joined yet."""
+        """Order all sessions to leave; if one is waiting, the process ends at once. ``own`` may not have joined yet."""
         for session in self._sessions or [own]:
             session.link.notice()
 
     def interrupt(self, own: Sibling) -> bool:
-        """Tell all sessions of a Ctrl-C. Returns True if `KeyboardInterrupt` may be raised at once: it must not break off any of them."""
-        at_once = [session.link.interrupt() for session in self._sessions or [own]]  # each takes note of it
+        """Note a Ctrl-C in all sessions; return True if `KeyboardInterrupt` may be raised at once, since no session is in a call."""
+        at_once = [session.link.interrupt() for session in self._sessions or [own]]  # a list: every session has to note it
         return all(at_once)
