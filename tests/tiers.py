@@ -2,12 +2,15 @@
 
 ``OFFBEAT_ALL_TESTS`` in the environment asks for CI's: each kind of fault, each rule, each part of the command. With the value ``night`` it
 asks for the rest, too: the tests marked *night*, most of which resemble one that CI runs, and all random examples. Without the variable
-a test that draws examples draws a smaller share of them, and of the tests that start processes the ones marked *smoke* are run.
+a test that draws examples draws a smaller share of them, of the cases of a test marked *few* so many are run, others with each seed, and of
+the tests that start processes the ones marked *smoke*.
 """
 
 from __future__ import annotations
 
 import os
+import random
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +45,18 @@ def examples(number: int, quick: int | None = None, **others: Any) -> settings:
     if ALL:
         drawn = number if NIGHT else max(15, drawn, number // 4)
     return settings(max_examples=min(number, drawn), **others)
+
+
+def few(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
+    """Return these tests, and of the cases of each marked *few* a draw of so many: the same ones for the same seed, in every process."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    drawn: set[pytest.Item] = set()
+    for test, its in cases.items():
+        mark = its[0].get_closest_marker("few")
+        drawn.update(random.Random(seed + test).sample(its, mark.args[0]) if mark is not None and len(its) > mark.args[0] else its)
+    return [item for item in items if item in drawn]
 
 
 def marked(cases: Sequence[Any], *smoke: Any, night: Sequence[Any] = ()) -> list[Any]:

@@ -240,6 +240,7 @@ def test_levels_divide_time_among_their_parts_however_long_the_job_is() -> None:
         levels.totals()
 
 
+@pytest.mark.slow
 def test_of_a_thousand_workers_a_few_have_a_row(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     factors = tuple(2.5 if worker == 417 else 1.0 for worker in range(1000))

@@ -47,6 +47,7 @@ def compared(script: Timings, where: Path, deaths: list[tuple[str, int]], record
     return job
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sync", SOME)
 def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_path: Path) -> None:
     deaths = [(kind, 3 * number + 1) for number in range(6) for kind in ("append", "send", "change", "append")]
@@ -55,6 +56,7 @@ def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_pa
         assert job.died.total() > 8 and all(job.died[kind] for kind in ("append", "send", "change"))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sync", marked(SOME, night=SOME[::2]))
 @pytest.mark.parametrize("kind", ["begin", "change", "note_lost"])
 def test_each_change_of_the_ranks_is_made_once(sync: str, kind: str, tmp_path: Path) -> None:

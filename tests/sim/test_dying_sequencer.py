@@ -59,6 +59,7 @@ def in_one_order(log: list[Record]) -> list[Record]:
     return sorted(records, key=lambda record: (record["t"], str(record)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sync", SOME)
 def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_path: Path) -> None:
     deaths = [(kind, 3 * number + 1) for number in range(8) for kind in ("append", "send", "append")]

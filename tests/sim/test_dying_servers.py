@@ -47,6 +47,7 @@ def compared(script: Timings, where: Path, deaths: list[tuple[str, int]], record
     return job
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("sync", SOME)
 def test_the_journal_is_that_of_a_job_in_which_none_has_died(sync: str, servers: int, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ MORE: Final = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("servers", "sync", "wire"), marked([*CASES, *MORE], night=MORE))
 def test_journal_and_parameters_are_those_of_a_job_in_which_no_leader_has_died(
     servers: int, sync: str, wire: WireFormat, tmp_path: Path

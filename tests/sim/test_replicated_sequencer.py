@@ -37,6 +37,7 @@ def ran(
     return job, live
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sync", SOME)
 def test_the_journal_is_that_of_a_job_in_which_no_leader_has_died(sync: str, tmp_path: Path) -> None:
     """No rank dies, and none is dealt work: the standby hears what several ranks say at one instant in another order than the leader."""

@@ -53,6 +53,7 @@ other_launchers.hand_over(token="a secret")
 """
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
 @pytest.mark.parametrize("module", [False, True], ids=["script", "module"])
 def test_a_script_becomes_the_agent_which_starts_it_again(launcher: tuple[str, str, str, str, str], module: bool, tmp_path: Path) -> None:
