@@ -26,15 +26,21 @@ settings.load_profile("offbeat")
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not asked for, see ``tests/tiers.py``: of what the command line has left."""
+    """Leave out what is not asked for, see ``tests/tiers.py``: of what the command line has left.
+
+    Tests that start processes come first: pytest-xdist gives each of its processes a stretch, and those of the first one are for the most
+    part run one by one, beside tests that compute.
+    """
 
     def wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("night") is not None:
             return tiers.NIGHT
-        long = item.nodeid.startswith(tiers.PROCESSES) or item.get_closest_marker("slow") is not None
-        return tiers.ALL or not long or item.get_closest_marker("smoke") is not None
+        return tiers.ALL or not long(item) or item.get_closest_marker("smoke") is not None
 
-    chosen = list(filter(wanted, items))
+    def long(item: pytest.Item) -> bool:
+        return item.nodeid.startswith(tiers.PROCESSES) or item.get_closest_marker("slow") is not None
+
+    chosen = sorted(filter(wanted, items), key=long, reverse=True)
     if not tiers.ALL:
         chosen = tiers.few(chosen, str(config.getoption("--hypothesis-seed")))
     kept = set(chosen)

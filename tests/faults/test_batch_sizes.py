@@ -33,7 +33,6 @@ def on_joined_batches(size: int, epochs: int, *, sums: bool) -> dict[str, torch.
     ("sync", "more"),
     marked(
         [("bsp", ()), ("full", ()), ("bsp", ("--sum",)), ("full", ("--sum",))],
-        ("full", ()),
         night=[("bsp", ("--sum",))],
     ),
 )
@@ -85,7 +84,11 @@ def test_sizes_follow_the_measured_speeds(start: Start, sync: str) -> None:
     [
         (("--batch", "2=4", SIZED), "there is no worker 2"),
         (("--sync", "ensemble(per_epoch=2, overlap=0.0, budget=24)", "--batch", "auto", SIZED), "sets the batch sizes by itself"),
-        (("--sync", "ensemble(per_epoch=2, overlap=0.0, budget=24)", SIZED, "--sizes", "auto:8"), "sets the batch sizes by itself"),
+        pytest.param(
+            ("--sync", "ensemble(per_epoch=2, overlap=0.0, budget=24)", SIZED, "--sizes", "auto:8"),
+            "sets the batch sizes by itself",
+            marks=pytest.mark.night,
+        ),
         (("--batch", "auto", SIZED, "--deal", "even"), "deal='even' promises the number of batches"),
     ],
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.faults.job import SCRIPTS, Job, signalled
+from tests.faults.job import SCRIPTS, WHOLE_TORCH, Job, signalled
 from tests.faults.scripts.grouped import SIZE, data, plain_model
 from tests.tiers import marked
 
@@ -25,6 +26,12 @@ pytestmark = [
 Start = Callable[..., Job]
 GROUPED = str(SCRIPTS / "grouped.py")
 EPOCHS = 3
+
+
+@pytest.fixture
+def start(start: Start) -> Start:
+    """Start a job whose processes have all of PyTorch."""
+    return partial(start, environment=WHOLE_TORCH)
 
 
 def on_all_samples(epochs: int) -> dict[str, torch.Tensor]:
@@ -53,7 +60,7 @@ def processes(job: Job) -> dict[int, psutil.Process]:
     return {number: found if found.children() else found.parent() for number, found in job.workers().items()}
 
 
-@pytest.mark.parametrize("inside", marked(["ddp", "fsdp"], "fsdp", night=["ddp"]))
+@pytest.mark.parametrize("inside", marked(["ddp", "fsdp"], night=["ddp"]))
 def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(start: Start, tmp_path: Path, inside: str) -> None:
     """Batches of 16 samples a process: one step of two workers is over all 64."""
     if inside == "fsdp" and not hasattr(torch.cpu.Stream, "record_event"):
@@ -80,7 +87,7 @@ def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(star
 HOW = [("start", 1), ("start", 0), ("start_new", 1)]
 
 
-@pytest.mark.parametrize(("how", "rank"), marked(HOW, HOW[0], night=HOW[1:2]))
+@pytest.mark.parametrize(("how", "rank"), marked(HOW, night=HOW[1:2]))
 def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     request: pytest.FixtureRequest, enough: Path, how: str, rank: int
 ) -> None:

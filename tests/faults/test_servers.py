@@ -228,7 +228,7 @@ def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path
     assert "server 0 killed by SIGKILL" in ended.last_line and "workers may be on other machines" in ended.last_line
 
 
-@pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], "full", night=["sgp(out_degree=2, overlap=1)"]))
+@pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], night=["sgp(out_degree=2, overlap=1)"]))
 def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enough: Path, sync: str) -> None:
     goes_on_where_it_was(start("--workers", "3", "--sync", sync, *UNHURRIED, *RANKS, "--until", str(enough)), enough)
 

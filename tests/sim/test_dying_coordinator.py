@@ -36,12 +36,11 @@ def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], records: in
     return job, live
 
 
-def compared(script: Timings, where: Path, deaths: list[tuple[str, int]], records: int = 20) -> DyingCoordinator:
+def compared(script: Timings, where: Path, calm: list[Record], deaths: list[tuple[str, int]], records: int = 20) -> DyingCoordinator:
     """Compare it with the job in which nobody dies, but for the first record, which says when it was started.
 
     Of two ranks that say something at the same instant, the one or the other may be heard first.
     """
-    _, calm = ran(script, where, [])
     job, live = ran(script, where, deaths, records)
     compare(*(sorted(comparable(log[1:]), key=lambda record: (record["t"], str(record))) for log in (live, calm)))
     return job
@@ -52,21 +51,23 @@ def compared(script: Timings, where: Path, deaths: list[tuple[str, int]], record
 def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_path: Path) -> None:
     deaths = [(kind, 3 * number + 1) for number in range(6) for kind in ("append", "send", "change", "append")]
     for work in (FREE, DEALT):
-        job = compared(scripted(sync, LAWS[0], RETURN, work), tmp_path, deaths, records=5)
+        script = scripted(sync, LAWS[0], RETURN, work)
+        job = compared(script, tmp_path, ran(script, tmp_path, [])[1], deaths, records=5)
         assert job.died.total() > 8 and all(job.died[kind] for kind in ("append", "send", "change"))
 
 
-@pytest.mark.few(4)
-@pytest.mark.parametrize("sync", marked(SOME, night=SOME[::2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", marked(SOME, night=[*SOME[::2], "quorum(q=2)"]))
 @pytest.mark.parametrize("kind", ["begin", "change", "note_lost"])
 def test_each_change_of_the_ranks_is_made_once(sync: str, kind: str, tmp_path: Path) -> None:
     script, number = scripted(sync, LAWS[0], RETURN, DEALT), 1
-    while compared(script, tmp_path, [(kind, number)]).died:
+    _, calm = ran(script, tmp_path, [])
+    while compared(script, tmp_path, calm, [(kind, number)]).died:
         number += 1
     assert number > 8 or (kind == "note_lost" and not sync.startswith("sgp")), number
 
 
-@examples(150)
+@examples(150, quick=8)
 @given(
     sync=st.sampled_from(sorted({*ROUNDS, *SOME})),
     law=st.sampled_from(LAWS),

@@ -72,7 +72,7 @@ def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_pa
         assert job.process_of(0).server.service.state.coordinator is not None and len(job.seen) > 2
 
 
-@examples(150)
+@examples(150, quick=8)
 @given(
     sync=st.sampled_from(SUMS),
     law=st.sampled_from(LAWS),

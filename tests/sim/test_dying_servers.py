@@ -70,7 +70,7 @@ def test_a_block_that_is_sent_again_is_as_it_was_although_its_shard_has_gone_on(
         assert not blocks or int(blocks[-1].split()[-1]) > len(blocks)
 
 
-@examples(120, quick=20)
+@examples(120, quick=8)
 @given(
     sync=st.sampled_from(SOME),
     law=st.sampled_from(LAWS),

@@ -65,7 +65,7 @@ def test_the_joiner_begins_at_the_version_of_the_replica_that_it_gets(sync: str,
     assert all(job.ended for job in both) and any(joined(job) for job in both)
 
 
-@examples(120)
+@examples(120, quick=8)
 @given(
     sync=st.sampled_from([*ROUNDS, *GOSSIP]),
     law=st.sampled_from(LAWS),

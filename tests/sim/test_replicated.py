@@ -106,7 +106,7 @@ def test_the_leader_of_a_server_that_others_do_not_know_yet_dies(point: int, tmp
     assert job.died
 
 
-@examples(80, quick=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # to shrink an example takes longer than a test may
+@examples(80, quick=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # to shrink an example takes longer than a test may
 @given(
     sync=st.sampled_from(SOME),
     law=st.sampled_from(LAWS),

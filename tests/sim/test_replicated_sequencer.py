@@ -48,7 +48,7 @@ def test_the_journal_is_that_of_a_job_in_which_no_leader_has_died(sync: str, tmp
     assert job.died.total() > 4 and len(job.seen) > 2
 
 
-@examples(80, quick=15, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@examples(80, quick=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     sync=st.sampled_from(SUMS),
     law=st.sampled_from(LAWS),
