@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.faults.job import GONE, Job, signalled
 from tests.faults.resuming import EPOCHS, SIZE, account, epoch_reports, kill_all, newest, result, until_checkpoint
-from tests.states import same
+from tests.support.same_state import same
 from tests.tiers import marked
 
 Start = Callable[..., Job]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.faults.job import Ended, Job, orders_to_die
 from tests.faults.resuming import DEADLINE_S, RESUMED, account, kill_all, newest, result, until_checkpoint
-from tests.states import same
+from tests.support.same_state import same
 from tests.tiers import marked
 
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, sound_manifest

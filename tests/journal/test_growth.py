@@ -6,8 +6,8 @@ What is bounded by a number has that number made small here, so that the bound i
 from __future__ import annotations
 
 import pytest
-from tests.growth import grown, sizes
 from tests.journal.long_job import held
+from tests.support.retained_objects import grown, sizes
 
 from offbeat.core import leases
 from offbeat.core.leases import Leases

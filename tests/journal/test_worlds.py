@@ -15,7 +15,7 @@ from tests.core.drawn import schedules
 from tests.core.shard_world import ShardWorld, drawn
 from tests.core.world import World
 from tests.journal.records import Record, journal_of
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 from tests.tiers import examples
 
 from offbeat.core.policy import ServerRule

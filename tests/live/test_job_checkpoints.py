@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker
-from tests.states import same
+from tests.support.same_state import same
 from tests.tiers import marked
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -12,7 +12,7 @@ import torch
 from tests.sim.clusters import RANDOM, run
 from tests.sim.clusters import cluster as times_only
 from tests.sim.learning import BATCH, SEED, SIZE, close, cluster, data, loss_of, network, optimizer_of, train
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 from torch.nn import functional
 
 from offbeat.core.gossip.push_sum import GossipRule

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from tests.sim.clusters import RANDOM, cluster, records, run
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 
 from offbeat.core.effects import Fold
 from offbeat.core.events import Folded

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.sim.clusters import cluster, records, run
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 from tests.tiers import examples
 
 from offbeat.core.policy import View
