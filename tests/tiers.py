@@ -37,13 +37,13 @@ def examples(number: int, quick: int | None = None, **others: Any) -> settings:
     """Return hypothesis's settings for a test that draws this many examples when everything is run.
 
     Args:
-        number: of examples. CI draws a quarter of them, at least 15.
+        number: of examples. CI draws an eighth of them, at least 15.
         quick: of examples before a commit; None: an eighth of ``number``, at least five.
         others: further settings.
     """
     drawn = max(5, number // 8) if quick is None else quick
     if ALL:
-        drawn = number if NIGHT else max(15, drawn, number // 4)
+        drawn = number if NIGHT else max(15, drawn, number // 8)
     return settings(max_examples=min(number, drawn), **others)
 
 

@@ -138,16 +138,6 @@ def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     torch.testing.assert_close(end, calm, rtol=0.0, atol=0.0)
 
 
-@pytest.mark.night  # below, that of ranks
-def test_a_leader_that_stands_still_is_left(start: Start, enough: Path) -> None:
-    job = start("--workers", "2", "--timeout", "3", "--slow", "any=0.02", *REPLICAS, TRAIN, "--until", str(enough))
-    strike(job, 0, signal.SIGSTOP)
-    enough.touch()
-    ended = job.ended()
-    one_process_each(ended)
-    assert "\nserver 0 has not reported" in ended.out and len(takeovers(ended.records)) == 1
-
-
 def standby(job: Job, number: int, turn: int = 0) -> psutil.Process:
     """The standby of a server, of those that were started one after the other."""
     started = [
