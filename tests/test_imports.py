@@ -325,7 +325,7 @@ for module, missing in needed.items():
 
 
 def test_the_check_would_notice() -> None:
-    assert loaded_after("import torch") == {"torch"}
+    assert loaded_after("sys.modules['torch'] = sys") == {"torch"}
 
 
 def test_every_public_name_resolves() -> None:

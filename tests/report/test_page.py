@@ -210,6 +210,7 @@ def test_of_a_long_job_excerpts_are_kept_and_all_is_in_the_levels(journal: Path)
     assert (kept == 0).mean() > 0.95, "the page draws the excerpts where they are"
 
 
+@pytest.mark.slow
 def test_memory_and_size_are_bounded_whatever_the_length() -> None:
     steps, drawn = Steps(kept=20_000), np.random.default_rng(0)
     turn = Turn(incarnation=1)

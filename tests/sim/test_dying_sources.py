@@ -49,7 +49,7 @@ def joined(job: SteppedRanks) -> bool:
     return any(went.worker == job.ended[0].joiner and went.incarnation > 1 for went in job.went_on)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["seen", "silent"])
 @pytest.mark.parametrize("sync", [*ROUNDS, *GOSSIP])
 def test_the_joiner_begins_at_the_version_of_the_replica_that_it_gets(sync: str, how: str, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ MORE: Final = [
 ]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("servers", "sync", "wire"), marked([*CASES, *MORE], night=MORE))
 def test_journal_and_parameters_are_those_of_a_job_in_which_no_leader_has_died(
     servers: int, sync: str, wire: WireFormat, tmp_path: Path
@@ -70,6 +70,7 @@ def test_journal_and_parameters_are_those_of_a_job_in_which_no_leader_has_died(
     compare(*map(in_order, logs))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("sync", "servers"), [("bsp", 1), ("bsp", 2), ("asp", 1), ("backup(b=1)", 1)])
 def test_a_standby_folds_as_the_sum_comes_and_forgets_it_if_the_leader_dies_meanwhile(sync: str, servers: int, tmp_path: Path) -> None:
     script = scripted(sync, LAWS[0], "", FREE, servers=servers)

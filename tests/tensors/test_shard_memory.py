@@ -86,7 +86,7 @@ class Folding:
 CASES = [(kind, measures) for kind in (*OPTIMIZERS, "outer") for measures in ("nothing", "differences")]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "measures"), CASES[:-1])  # a rule that averages measures nothing
 def test_a_fold_that_was_cut_off_is_made_again(kind: str, measures: str) -> None:
     whole = Folding(kind, measures)

@@ -35,7 +35,7 @@ def test_several_processes_are_refused_and_one_is_warned(launcher: tuple[str, st
         refuse({size: "many", rank: "0"}, "train.py")
 
 
-@pytest.mark.parametrize(("variables", "status"), [({"RANK": "1", "WORLD_SIZE": "2"}, 1), ({}, 0)])
+@pytest.mark.parametrize(("variables", "status"), [({"RANK": "1", "WORLD_SIZE": "2"}, 1), pytest.param({}, 0, marks=pytest.mark.slow)])
 def test_a_script_ends_with_the_sentence(variables: dict[str, str], status: int) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, **variables}, capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr
