@@ -6,17 +6,16 @@ import doctest
 import importlib
 import json
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.faults.job import WHOLE_TORCH, Ended, Job
+from tests.faults.job import Ended, Job
 from torch import nn
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.whole_torch, pytest.mark.timeout(240)]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 120.0
 Start = Callable[..., Job]
@@ -26,12 +25,6 @@ needs_transformers = pytest.mark.skipif(
     find_spec("transformers") is None or find_spec("accelerate") is None,
     reason="transformers is not installed: pip install 'offbeat[transformers]'",
 )
-
-
-@pytest.fixture
-def start(start: Start) -> Start:
-    """Start a job whose processes have all of PyTorch."""
-    return partial(start, environment=WHOLE_TORCH)
 
 
 def survived(job: Job, victim: int) -> Ended:

@@ -19,7 +19,9 @@ Start = Callable[..., Job]
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGKILL: -9}
 
 
-@pytest.mark.parametrize("number", marked([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], night=[signal.SIGTERM]))
+@pytest.mark.parametrize(
+    "number", marked([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], night=[signal.SIGTERM]), ids=lambda number: number.name
+)
 def test_while_the_workers_start(start_new: Start, enough: Path, number: signal.Signals) -> None:
     job = start_new("--workers", "2", TRAIN, "--until", str(enough))
     job.wait("both workers' processes", lambda: job.workers().keys() == {0, 1})

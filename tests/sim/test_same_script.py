@@ -86,14 +86,7 @@ def test_also_while_parameters_are_on_their_way(sync: str, tmp_path: Path) -> No
     shares_memory=st.booleans(),
 )
 def test_also_when_much_happens_at_one_instant(
-    tmp_path_factory: pytest.TempPathFactory,
-    sync: str,
-    law: str,
-    faults: str,
-    dealt: bool,
-    seed: int,
-    servers: int,
-    shares_memory: bool,
+    tmp_path_factory: pytest.TempPathFactory, sync: str, law: str, faults: str, dealt: bool, seed: int, servers: int, shares_memory: bool
 ) -> None:
     if rule_of(ServerRule, sync).scope == "shard" and "freeze" in faults:
         faults = ""  # that a block is read is a sign of life, before the next heartbeat, and the simulator does not know
