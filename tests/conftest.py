@@ -58,7 +58,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def a_process_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has one session; the tests share theirs."""
+    monkeypatch.delenv("OFFBEAT_SERVERS", raising=False)
     monkeypatch.setattr(session, "current", None)
+    monkeypatch.setattr(session, "_waiting", [])
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections import defaultdict
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -49,14 +49,13 @@ def examples(number: int, quick: int | None = None, **others: Any) -> settings:
 
 def few(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
     """Return these tests, and of the cases of each marked *few* a draw of so many: the same ones for the same seed, in every process."""
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
-    drawn: set[pytest.Item] = set()
-    for test, its in cases.items():
-        mark = its[0].get_closest_marker("few")
-        drawn.update(random.Random(seed + test).sample(its, mark.args[0]) if mark is not None and len(its) > mark.args[0] else its)
-    return [item for item in items if item in drawn]
+    found: list[pytest.Item] = []
+    for test, its in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        cases = list(its)
+        mark = cases[0].get_closest_marker("few")
+        number = len(cases) if mark is None else min(mark.args[0], len(cases))
+        found += cases if number == len(cases) else random.Random(seed + test).sample(cases, number)
+    return found
 
 
 def marked(cases: Sequence[Any], *smoke: Any, night: Sequence[Any] = ()) -> list[Any]:

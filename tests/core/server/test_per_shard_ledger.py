@@ -301,12 +301,8 @@ def test_no_schedule_of_delays_deaths_and_epochs_leads_into_a_deadlock(part: int
 
 OFTEN = ("Abandoned", "PullWanted", "Lost", "Left", "NoneType", "stale block", "ahead of a shard")
 ONCE = (
-    "dropped: of an earlier",
-    "dropped: its worker has sent a newer",
-    "dropped: its worker has come back",
-    "rejected: gradient",
-    "rejected: sent by incarnation 1, which was",
-    "rejected: sent by incarnation 1, which has",
+    *(f"dropped: {why}" for why in ("of an earlier", "its worker has sent a newer", "its worker has come back")),
+    *(f"rejected: {why}" for why in ("gradient", "sent by incarnation 1, which was", "sent by incarnation 1, which has")),
     "release: samples have come",
 )
 
