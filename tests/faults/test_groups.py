@@ -81,7 +81,7 @@ def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(star
 HOW = [("start", 1), ("start", 0), ("start_new", 1)]
 
 
-@pytest.mark.parametrize(("how", "rank"), marked(HOW, night=HOW[1:2]))
+@pytest.mark.parametrize(("how", "rank"), marked(HOW, night=HOW[1:]))
 def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     request: pytest.FixtureRequest, enough: Path, how: str, rank: int
 ) -> None:
