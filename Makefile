@@ -35,11 +35,10 @@ help:  ## this list
 demo: $(READY)  ## four workers under several rules; one is slow, one is killed and comes back
 	@$(BIN)/python examples/demo.py
 
-test: $(READY)  ## the tests for before a commit, 5 to 10 minutes on two cores, and docstrings' examples; TESTS="..." for some, whole
+test: $(READY)  ## the tests for before a commit, 3 to 4 minutes on two cores, and docstrings' examples; TESTS="..." for some, whole
 ifeq ($(strip $(TESTS)),)
 	@echo "Random tests with seed $(SEED); make test SEED=$(SEED) repeats them. More: make test-all, make test-night."
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not smoke"
-	@$(BIN)/python -m pytest -m smoke tests/faults tests/live tests/experiments
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 else
 	@OFFBEAT_ALL_TESTS=night $(BIN)/python -m pytest $(TESTS)
 endif
@@ -48,7 +47,7 @@ endif
 ASKED := 1
 test-night: ASKED := night
 
-test-all: $(READY)  ## the tests of CI on one host: more random schedules, each kind of fault; about 20 minutes on two cores
+test-all: $(READY)  ## the tests of CI on one host: more random schedules, each kind of fault; less than half an hour on two cores
 	@echo "Random tests with seed $(SEED); SEED=$(SEED) repeats them."
 	@OFFBEAT_ALL_TESTS=$(ASKED) $(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=$(FAULTS) --ignore=$(CLUSTER)
 	@OFFBEAT_ALL_TESTS=$(ASKED) $(BIN)/python -m pytest $(FAULTS) -n 2 --dist worksteal

@@ -20,21 +20,32 @@ from offbeat.policies import RULES
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts a command in the background has it ignore Ctrl-C, which its children inherit: some tests send it to them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("offbeat", deadline=None, print_blob=True)
+settings.register_profile("offbeat", tiers.examples(100), deadline=None, print_blob=True)
 settings.load_profile("offbeat")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not asked for, see ``tests/tiers.py``."""
+    """Leave out what is not asked for, see ``tests/tiers.py``: of what the command line has left.
+
+    Tests that start processes come first: pytest-xdist gives each of its processes a stretch, and those of the first one are for the most
+    part run one by one, beside tests that compute.
+    """
 
     def wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("night") is not None:
             return tiers.NIGHT
-        long = item.nodeid.startswith(tiers.PROCESSES) or item.get_closest_marker("slow") is not None
-        return tiers.ALL or not long or item.get_closest_marker("smoke") is not None
+        return tiers.ALL or not long(item) or item.get_closest_marker("smoke") is not None
 
-    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
-    items[:] = filter(wanted, items)
+    def long(item: pytest.Item) -> bool:
+        return item.nodeid.startswith(tiers.PROCESSES) or item.get_closest_marker("slow") is not None
+
+    chosen = sorted(filter(wanted, items), key=long, reverse=True)
+    if not tiers.ALL:
+        chosen = tiers.few(chosen, str(config.getoption("--hypothesis-seed")))
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
 
 
 def pytest_collection_finish() -> None:
@@ -47,7 +58,9 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def a_process_without_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process has one session; the tests share theirs."""
+    monkeypatch.delenv("OFFBEAT_SERVERS", raising=False)
     monkeypatch.setattr(session, "current", None)
+    monkeypatch.setattr(session, "_waiting", [])
 
 
 @pytest.fixture(scope="module")

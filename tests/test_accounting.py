@@ -12,18 +12,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
-from offbeat import session as sessions
 from offbeat.core.leases import adds_up
 from offbeat.errors import ConfigurationError
 
 SIZE, BATCH = 40, 8
-
-
-@pytest.fixture(autouse=True)
-def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OFFBEAT_SERVERS", raising=False)
-    monkeypatch.setattr(sessions, "current", None)
-    monkeypatch.setattr(sessions, "_waiting", [])
 
 
 class Script:

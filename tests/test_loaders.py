@@ -22,15 +22,7 @@ from torch.utils.data import (
 )
 
 import offbeat
-from offbeat import session as sessions
 from offbeat.errors import ConfigurationError
-
-
-@pytest.fixture(autouse=True)
-def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OFFBEAT_SERVERS", raising=False)
-    monkeypatch.setattr(sessions, "current", None)
-    monkeypatch.setattr(sessions, "_waiting", [])
 
 
 def optimizer_of() -> offbeat.DistributedOptimizer:

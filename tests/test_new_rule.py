@@ -1,7 +1,7 @@
 """A new rule is one file, its test and its section in the documents, and nothing else has to name it.
 
-A copy of the project gets a rule of each family so (``tests/toys``). Then its own tests of all rules must find them, and pass: they are
-spelled, drawn, simulated, journaled, audited, and say the same live and simulated.
+A copy of the project gets a rule of each family so (``tests/support/example_rules``). Then its own tests of all rules must find them, and
+pass: they are spelled, drawn, simulated, journaled, audited, and say the same live and simulated.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in (*ROOT.glob("*.md"), ROOT / "pyproject.toml", ROOT / "Makefile"):
         shutil.copy(file, copy)
     for word, name in TOYS.items():
-        shutil.copy(copy / "tests" / "toys" / f"{word}.py", copy / "src" / "offbeat" / "policies")
+        shutil.copy(copy / "tests" / "support" / "example_rules" / f"{word}.py", copy / "src" / "offbeat" / "policies")
         (copy / "tests" / "policies" / f"test_{word}.py").write_text(ITS_TEST.format(name=name, word=word), encoding="utf-8")
         with (copy / "docs" / "rules.md").open("a", encoding="utf-8") as rules:
-            rules.write(section(word, getattr(import_module(f"tests.toys.{word}"), name)))
+            rules.write(section(word, getattr(import_module(f"tests.support.example_rules.{word}"), name)))
     run(copy, "-m", "tests.generate")
     return copy
 

@@ -73,6 +73,7 @@ def test_an_endless_loader_ends_with_the_job(source: str) -> None:
     assert end.value.code == 0
 
 
+@pytest.mark.slow
 def test_so_does_one_with_worker_processes() -> None:
     """In a process of its own, which ends as a script does: the loader's threads end with it."""
     script = 'from tests import test_place as t; t.made(t.EndedSession); next(t.sources()["processes"]()); raise SystemExit(3)'

@@ -2,13 +2,16 @@
 
 ``OFFBEAT_ALL_TESTS`` in the environment asks for CI's: each kind of fault, each rule, each part of the command. With the value ``night`` it
 asks for the rest, too: the tests marked *night*, most of which resemble one that CI runs, and all random examples. Without the variable
-a test that draws examples draws a smaller share of them, and of the tests that start processes the ones marked *smoke* are run.
+a test that draws examples draws a smaller share of them, of the cases of a test marked *few* so many are run, others with each seed, and of
+the tests that start processes the ones marked *smoke*.
 """
 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -34,14 +37,25 @@ def examples(number: int, quick: int | None = None, **others: Any) -> settings:
     """Return hypothesis's settings for a test that draws this many examples when everything is run.
 
     Args:
-        number: of examples. CI draws a quarter of them, at least 15.
+        number: of examples. CI draws an eighth of them, at least 15.
         quick: of examples before a commit; None: an eighth of ``number``, at least five.
         others: further settings.
     """
     drawn = max(5, number // 8) if quick is None else quick
     if ALL:
-        drawn = number if NIGHT else max(15, drawn, number // 4)
+        drawn = number if NIGHT else max(15, drawn, number // 8)
     return settings(max_examples=min(number, drawn), **others)
+
+
+def few(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
+    """Return these tests, and of the cases of each marked *few* a draw of so many: the same ones for the same seed, in every process."""
+    found: list[pytest.Item] = []
+    for test, its in groupby(items, key=lambda item: item.nodeid.partition("[")[0]):
+        cases = list(its)
+        mark = cases[0].get_closest_marker("few")
+        number = len(cases) if mark is None else min(mark.args[0], len(cases))
+        found += cases if number == len(cases) else random.Random(seed + test).sample(cases, number)
+    return found
 
 
 def marked(cases: Sequence[Any], *smoke: Any, night: Sequence[Any] = ()) -> list[Any]:

@@ -12,7 +12,10 @@ from tests.cluster import hosts, ray_cluster, slurm
 from tests.cluster.hosts import Host, Network
 from tests.cluster.ray_cluster import RayCluster
 from tests.cluster.slurm import Slurm
+from tests.faults.conftest import enough
 from tests.faults.job import AGENT, Job
+
+__all__ = ["enough"]
 
 
 @pytest.fixture(scope="session")
@@ -103,12 +106,6 @@ def start_at(tmp_path: Path, token: Path) -> Iterator[Callable[..., Job]]:
     yield begin
     for job in jobs:
         job.clean_up()
-
-
-@pytest.fixture
-def enough(tmp_path: Path) -> Path:
-    """Give ``--until`` this file to the training script; the job comes to its end once it has been made (``touch``)."""
-    return tmp_path / "enough"
 
 
 def finished(job: Job) -> None:

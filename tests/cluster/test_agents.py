@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from tests.cluster.conftest import finished
 from tests.cluster.hosts import Host
-from tests.cluster.torchrun import torchrun
 from tests.faults.job import TRAIN, Job
 from tests.faults.resuming import until_checkpoint
 from tests.tiers import marked
@@ -73,29 +72,6 @@ def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_each_lost_machine
     enough.touch()
     finished(job)
     assert other.ended().status == 0
-
-
-@pytest.mark.night  # more of it: tests/cluster/test_torchrun.py
-def test_under_torchrun_only_what_died_restarts(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
-    first, second = two_hosts
-    words = ["--sync", "ssp(staleness=3)", "--kill", "1@30", TRAIN, "--until", str(enough)]
-    job = start_at(first, *words, command=torchrun(two_hosts, 0))
-    other = start_at(second, *words, command=torchrun(two_hosts, 1))
-    killed = job.record("process", what="exited", number=1)
-    assert killed["detail"] == "killed by SIGKILL"
-    back = job.record("joined", worker=1, after=killed["t"])
-    folded(job, 1, after=back["t"])
-    second.kill_everything()
-    lost = job.record("process", what="lost", number=1)
-    folded(job, 0, after=lost["t"])
-    assert other.process.wait(30) != 0
-    again = start_at(second, *words, command=torchrun(two_hosts, 1))
-    back = job.record("joined", worker=1, after=lost["t"])
-    folded(job, 1, after=back["t"])
-    enough.touch()
-    finished(job)
-    assert again.ended().status == 0
-    assert not [r for r in job.records() if r["kind"] == "process" and r["number"] == 0 and r["what"] not in ("started", "exited")]
 
 
 def test_what_is_refused_says_what_to_type(two_hosts: list[Host], start_at: Start, tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 from tests.cluster.conftest import finished
 from tests.cluster.hosts import until
 from tests.cluster.ray_cluster import RayCluster
-from tests.faults.job import Job, name_of, signalled
+from tests.faults.job import WHOLE_TORCH, Job, name_of, signalled
 
 from offbeat.runtime.job.settings import ROLE
 
@@ -127,26 +126,6 @@ def test_the_node_of_a_server_is_lost_and_its_standby_leads(three_ray_nodes: Ray
     finished(job)
 
 
-@pytest.mark.night  # as under torchrun: tests/cluster/test_sequencer.py
-def test_the_node_of_the_sequencer_is_lost_and_its_standby_orders_the_rounds(
-    three_ray_nodes: RayCluster, start_on: Start, enough: Path
-) -> None:
-    """It is the second process to lead: the first one is on the node of the command."""
-    cluster = three_ray_nodes
-    job = start_on("--timeout=5", "--sync=full", "--servers-on=nodes", "--replicas=1", DIGITS, "--until", str(enough))
-    folded(job, *WORKERS)
-    standby = next(node for node in cluster.nodes[1:] if 0 in serving(cluster, node))
-    signalled(serving(cluster, cluster.nodes[0])[0], signal.SIGKILL)
-    taken = job.record("process", role="server", number=0, what="taken over")
-    follows = job.record("process", role="standby", number=0, what="follows", after=taken["t"])
-    folded(job, *WORKERS, after=follows["t"])
-    cluster.kill_node(standby)
-    taken = job.record("process", role="server", number=0, what="taken over", after=taken["t"])
-    folded(job, *WORKERS, after=taken["t"])
-    enough.touch()
-    finished(job)
-
-
 @pytest.mark.night  # as on agents: tests/cluster/test_agents.py
 def test_the_end_of_the_command_by_sigkill_ends_all_actors(three_ray_nodes: RayCluster, start_on: Start, enough: Path) -> None:
     cluster = three_ray_nodes
@@ -171,7 +150,7 @@ def test_a_job_waits_for_room_and_says_what_is_missing(three_ray_nodes: RayClust
 
 def test_ray_train_replaces_a_killed_worker_alone(three_ray_nodes: RayCluster, tmp_path: Path) -> None:
     pytest.importorskip("ray.train", exc_type=ImportError)
-    environment = {"RAY_ADDRESS": three_ray_nodes.address, "RAY_TRAIN_V2_ENABLED": "1"}
+    environment = {**WHOLE_TORCH, "RAY_ADDRESS": three_ray_nodes.address, "RAY_TRAIN_V2_ENABLED": "1"}
     job = Job(tmp_path, ["--epochs=30"], command=[sys.executable, "-m", "examples.ray_digits"], environment=environment)
     try:
         job.wait("the first record", job.records, 150.0)  # on a busy machine Ray Train alone takes a minute to start its actors
@@ -188,25 +167,3 @@ def test_ray_train_replaces_a_killed_worker_alone(three_ray_nodes: RayCluster, t
         assert len(reports) == 30 and not [report for report in reports if report["exceptions"]]
     finally:
         job.clean_up()
-
-
-@pytest.mark.night  # of Ray alone
-def test_ray_runs_tasks_on_three_nodes_and_on_the_others_when_one_is_lost(three_ray_nodes: RayCluster) -> None:
-    import ray
-
-    cluster = three_ray_nodes
-
-    def where() -> str:
-        time.sleep(0.2)  # long enough for the others to be dealt elsewhere
-        return str(ray.get_runtime_context().get_node_id())
-
-    task = ray.remote(num_cpus=1, scheduling_strategy="SPREAD", max_retries=-1)(where)
-
-    def used() -> set[str]:
-        return set(ray.get([task.remote() for _ in range(6)]))
-
-    until("tasks on three nodes", lambda: len(used()) == 3)
-    lost = cluster.nodes[-1]
-    cluster.kill_node(lost)
-    until("tasks on two nodes", lambda: len(used()) == 2, 60.0)
-    assert lost.node_id not in used()

@@ -33,7 +33,7 @@ def some_of(name: str, number: int) -> int:
 
 @pytest.mark.parametrize("name", rules)
 def test_promises_hold_in_any_schedule(name: str) -> None:
-    @examples(some_of(name, 400), quick=100)
+    @examples(some_of(name, 400), quick=25)
     @given(schedules(name))
     def check(schedule: Schedule) -> None:
         World(schedule).run()
@@ -45,7 +45,7 @@ def test_promises_hold_in_any_schedule(name: str) -> None:
 def test_clocks_stay_together_where_epochs_are_left_early(name: str) -> None:
     """Who leaves early pauses at a low clock while the others go on: the bounds must hold again when all resume."""
 
-    @examples(400)
+    @examples(400, quick=25)
     @given(schedules(name, faults=("haste", "newcomer", "restart"), least_epochs=2))
     def check(schedule: Schedule) -> None:
         World(dataclasses.replace(schedule, workers=max(2, schedule.workers), size=40, prefetch=max(2, schedule.prefetch))).run()
@@ -55,7 +55,7 @@ def test_clocks_stay_together_where_epochs_are_left_early(name: str) -> None:
 
 @pytest.mark.parametrize("name", rules)
 def test_without_faults_every_sample_is_used_exactly_once(name: str) -> None:
-    @examples(some_of(name, 150))
+    @examples(some_of(name, 150), quick=10)
     @given(schedules(name, faults=(), least_epochs=1))
     def check(schedule: Schedule) -> None:
         world = World(schedule).run()
@@ -74,7 +74,7 @@ def test_without_faults_every_sample_is_used_exactly_once(name: str) -> None:
 def test_with_deaths_alone_every_sample_is_still_used(name: str) -> None:
     """As long as one worker is left: a dead worker's samples find somebody else."""
 
-    @examples(300)
+    @examples(300, quick=12)
     @given(schedules(name, faults=("kill", "vanish", "restart"), least_epochs=1))
     def check(schedule: Schedule) -> None:
         survivor = dataclasses.replace(schedule, prefetch=0, faults=tuple(fault for fault in schedule.faults if fault[1] != 0))
@@ -99,7 +99,7 @@ def test_what_the_dead_leave_finds_a_survivor_in_the_middle_of_its_local_steps(t
 def test_a_coordinator_fed_with_the_same_inputs_says_the_same(name: str) -> None:
     """Also one that is never asked when to wake: a question changes nothing."""
 
-    @examples(some_of(name, 100))
+    @examples(some_of(name, 100), quick=8)
     @given(schedules(name))
     def check(schedule: Schedule) -> None:
         log = World(schedule).run().log
@@ -130,7 +130,7 @@ def test_in_a_time_in_which_no_process_serves_nothing_is_measured(name: str) -> 
     check()
 
 
-@examples(300)
+@examples(300, quick=20)
 @given(schedules("dssp"), few)
 def test_dssp_with_equal_bounds_is_ssp_event_by_event(schedule: Schedule, bound: int) -> None:
     ssp = World(dataclasses.replace(schedule, policy=SSP(staleness=bound))).run()
@@ -138,7 +138,7 @@ def test_dssp_with_equal_bounds_is_ssp_event_by_event(schedule: Schedule, bound:
     assert dssp.log == ssp.log
 
 
-@examples(300)
+@examples(300, quick=20)
 @given(schedules("bsp"))
 def test_backup_without_backups_is_bsp_fold_by_fold(schedule: Schedule) -> None:
     bsp = World(schedule).run()
@@ -146,7 +146,7 @@ def test_backup_without_backups_is_bsp_fold_by_fold(schedule: Schedule) -> None:
     assert _without_reasons(backup) == _without_reasons(bsp)
 
 
-@examples(300)
+@examples(300, quick=20)
 @given(schedules("bsp", faults=("kill", "vanish", "newcomer", "poison", "haste")), st.sampled_from(("bulk, monitor=0, grace=inf", "local")))
 def test_elastic_with_one_iteration_is_bsp_fold_by_fold(schedule: Schedule, mode: str) -> None:
     """Restarts left out: BSP drops what a worker's predecessor has pending, and what is gathered is no longer pending."""
@@ -157,7 +157,7 @@ def test_elastic_with_one_iteration_is_bsp_fold_by_fold(schedule: Schedule, mode
     assert _folds(elastic) == _folds(bsp)
 
 
-@examples(400)
+@examples(400, quick=25)
 @given(schedules("ensemble", faults=("kill", "restart", "usurp", "newcomer", "haste"), least_epochs=2))
 def test_nobody_stays_outside(schedule: Schedule) -> None:
     """Who comes in the middle of an epoch is let in when it ends, or when nobody else is left; the auditor watches both."""

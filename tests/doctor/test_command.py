@@ -41,7 +41,6 @@ def port_of(serving: subprocess.Popen[str]) -> str:
     raise AssertionError(f"it has ended with status {serving.wait()}")
 
 
-@pytest.mark.smoke
 def test_text_and_status() -> None:
     done = doctor()
     assert done.returncode == (1 if " problem " in done.stdout.replace("no problem", "") else 0), done

@@ -86,7 +86,7 @@ def invoke(*arguments: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.parametrize("name", marked(list(EXPERIMENTS), "ensemble_fig5", night=[*LONG]))
+@pytest.mark.parametrize("name", marked(list(EXPERIMENTS), "eager_fig2", night=[*LONG]))
 def test_every_experiment_runs_quickly_and_bears_out_its_claims(name: str, tmp_path: Path) -> None:
     seeds = ("--seeds", "1") if name in ONE_SEED else ()
     done = experiments(name, "--quick", "--check", *seeds, "--out", str(tmp_path))

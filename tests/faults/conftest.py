@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.job import Faulty, Job
+from tests.faults.job import WHOLE_TORCH, Faulty, Job
 from tests.faults.resuming import RESUMED
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Job]]:
     """Start a job whose workers are forks of a process that has imported PyTorch: ``start("--workers", "2", script, ...)``."""
     jobs: list[Job] = []
 
     def begin(*arguments: str, **options: Any) -> Job:
+        if request.node.get_closest_marker("whole_torch") is not None:
+            options["environment"] = WHOLE_TORCH
         jobs.append(Job(tmp_path, arguments, **options))
         return jobs[-1]
 

@@ -30,6 +30,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TRAIN = str(SCRIPTS / "train.py")
 MISTAKEN = str(SCRIPTS / "mistaken.py")
 FAULTY = str(SCRIPTS / "faulty.py")
+WHOLE_TORCH = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+"""The environment of a job whose processes import all of PyTorch, see ``scripts/quick``."""
 DEADLINE_S = 120.0
 """For anything that takes a few seconds on an idle machine."""
 LOOK_S = 0.05
@@ -114,7 +116,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, **(environment or {}), procfs.MARK: self.mark, "COLUMNS": "200"},
+                env={**os.environ, "PYTHONPATH": str(SCRIPTS / "quick"), **(environment or {}), procfs.MARK: self.mark, "COLUMNS": "200"},
                 start_new_session=True,
                 preexec_fn=prepare,
             )

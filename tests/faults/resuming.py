@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from tests.faults.job import GONE, SCRIPTS, Ended, Job
-from tests.states import same
+from tests.support.same_state import same
 
 from offbeat.journal.records import Record
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder

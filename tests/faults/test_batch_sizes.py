@@ -29,14 +29,10 @@ def on_joined_batches(size: int, epochs: int, *, sums: bool) -> dict[str, torch.
     return {name: p.detach() for name, p in trained.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    ("sync", "more"),
-    marked(
-        [("bsp", ()), ("full", ()), ("bsp", ("--sum",)), ("full", ("--sum",))],
-        ("full", ()),
-        night=[("bsp", ("--sum",))],
-    ),
-)
+CASES = [("bsp", ()), ("full", ()), ("bsp", ("--sum",)), ("full", ("--sum",))]
+
+
+@pytest.mark.parametrize(("sync", "more"), marked(CASES, night=CASES[2:3]))
 def test_workers_with_batches_of_their_own_equal_one_process_on_the_joined_batch(
     start: Start, tmp_path: Path, sync: str, more: tuple[str, ...]
 ) -> None:
@@ -80,15 +76,16 @@ def test_sizes_follow_the_measured_speeds(start: Start, sync: str) -> None:
     assert ended.tally().problems() == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("--batch", "2=4", SIZED), "there is no worker 2"),
-        (("--sync", "ensemble(per_epoch=2, overlap=0.0, budget=24)", "--batch", "auto", SIZED), "sets the batch sizes by itself"),
-        (("--sync", "ensemble(per_epoch=2, overlap=0.0, budget=24)", SIZED, "--sizes", "auto:8"), "sets the batch sizes by itself"),
-        (("--batch", "auto", SIZED, "--deal", "even"), "deal='even' promises the number of batches"),
-    ],
-)
+EPOCHS_OF_TIME = ("--sync", "ensemble(per_epoch=2, overlap=0.0, budget=24)")
+REFUSED = [
+    (("--batch", "2=4", SIZED), "there is no worker 2"),
+    ((*EPOCHS_OF_TIME, "--batch", "auto", SIZED), "sets the batch sizes by itself"),
+    ((*EPOCHS_OF_TIME, SIZED, "--sizes", "auto:8"), "sets the batch sizes by itself"),
+    (("--batch", "auto", SIZED, "--deal", "even"), "deal='even' promises the number of batches"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "why"), marked(REFUSED, night=REFUSED[2:3]))
 def test_what_is_refused(start: Start, arguments: tuple[str, ...], why: str) -> None:
     ended = start("--workers", "2", *arguments).ended()
     assert ended.status != 0 and why in ended.err

@@ -25,7 +25,6 @@ def chaos(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str]
     return done, json.loads(result.read_text()) if result.exists() else {}
 
 
-@pytest.mark.smoke
 def test_kills_and_stops_that_a_job_survives(tmp_path: Path) -> None:
     options = ("--seed", "5", "--mtbf", "0.8", "--count", "5", "--faults", "kill,stop", "--time", "8", "--mix", "freeze=50")
     done, result = chaos(tmp_path, *options, "--no-baseline")

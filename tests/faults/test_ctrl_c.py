@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.faults.job import Faulty
+from tests.tiers import marked
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize(("sync", "waiting"), [("bsp", True), ("full", True), ("asp", False)])
+@pytest.mark.parametrize(("sync", "waiting"), marked([("bsp", True), ("full", True), ("asp", False)], night=[("bsp", True)]))
 def test_scripts_save_on_ctrl_c(faulty: Faulty, tmp_path: Path, sync: str, waiting: bool) -> None:
     """Also from inside step(), where worker 0 waits for worker 1, which computes for long."""
     job = faulty.start("--workers", "2", "--sync", sync, more=("--save", str(tmp_path / "saved")))

@@ -60,7 +60,6 @@ def page_of(job: Job) -> psutil.Process | None:
     return next((one for one in job.processes() if "offbeat.view.dashboard" in one.cmdline()), None)
 
 
-@pytest.mark.smoke
 def test_the_page_shows_a_running_job_and_its_end(start: Start, tmp_path: Path) -> None:
     until = tmp_path / "enough"
     job = start("--workers", "2", "--quiet", "--dashboard", "0", TRAIN, "--until", str(until))

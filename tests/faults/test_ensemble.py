@@ -128,7 +128,7 @@ def test_an_optimizer_that_only_workers_can_run_is_refused_before_anything_hangs
     assert ended.last_line.endswith("(bsp exchanges gradients; under ensemble workers step by themselves)")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", marked([signal.SIGINT, signal.SIGTERM], night=[signal.SIGTERM]), ids=lambda number: number.name)
 def test_a_job_that_is_stopped_does_not_wait_for_local_steps(start: Start, enough: Path, number: signal.Signals) -> None:
     job = start("--workers", "3", "--sync", "ensemble(steps=1000)", "--slow", "1=0.1", TRAIN, "--until", str(enough))
     job.began(3)

@@ -24,7 +24,6 @@ def writers(job: Job) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     "options", [pytest.param((), id="alone"), pytest.param(("--replicas", "1"), marks=pytest.mark.night, id="replicas")]
 )

@@ -15,7 +15,7 @@ import torch
 from tests.faults.job import Ended, Job
 from torch import nn
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.whole_torch, pytest.mark.timeout(240)]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 120.0
 Start = Callable[..., Job]

@@ -19,6 +19,7 @@ from offbeat.launch.forkserver import POSSIBLE
 
 pytestmark = [
     pytest.mark.faults,
+    pytest.mark.whole_torch,
     pytest.mark.timeout(240),
     pytest.mark.skipif(not POSSIBLE, reason="workers of several processes are for Linux only"),
 ]
@@ -53,7 +54,7 @@ def processes(job: Job) -> dict[int, psutil.Process]:
     return {number: found if found.children() else found.parent() for number, found in job.workers().items()}
 
 
-@pytest.mark.parametrize("inside", marked(["ddp", "fsdp"], "fsdp", night=["ddp"]))
+@pytest.mark.parametrize("inside", marked(["ddp", "fsdp"], night=["ddp"]))
 def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(start: Start, tmp_path: Path, inside: str) -> None:
     """Batches of 16 samples a process: one step of two workers is over all 64."""
     if inside == "fsdp" and not hasattr(torch.cpu.Stream, "record_event"):
@@ -80,7 +81,7 @@ def test_two_workers_of_two_processes_equal_one_process_on_the_joined_batch(star
 HOW = [("start", 1), ("start", 0), ("start_new", 1)]
 
 
-@pytest.mark.parametrize(("how", "rank"), marked(HOW, HOW[0], night=HOW[1:2]))
+@pytest.mark.parametrize(("how", "rank"), marked(HOW, night=HOW[1:]))
 def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     request: pytest.FixtureRequest, enough: Path, how: str, rank: int
 ) -> None:

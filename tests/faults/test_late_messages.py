@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.by_hand import Mailbox, Worker, coordinator
+from tests.support.hand_driven_coordinator import Mailbox, Worker, coordinator
 
 from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.runtime.parameter_server.worker_side import WorkerSession

@@ -68,7 +68,7 @@ def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Pa
     accounted(ended)
 
 
-@pytest.mark.parametrize(("die", "width"), marked([("drawn", 8), ("summing", 700)], ("summing", 700)))
+@pytest.mark.parametrize(("die", "width"), marked([("drawn", 8), ("summing", 700)], ("summing", 700), night=[("drawn", 8)]))
 def test_a_rank_dies_at_the_worst_moment(start: Start, enough: Path, tmp_path: Path, die: str, width: int) -> None:
     once = tmp_path / "dead"
     options = ("--until", str(enough), "--die", die, "--once", str(once), "--width", str(width))

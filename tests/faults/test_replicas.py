@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, signalled
+from tests.faults.job import SCRIPTS, TRAIN, WHOLE_TORCH, Ended, Job, signalled
 from tests.faults.test_ranks import CALM, RANKS, accounted
 from tests.faults.test_servers import calm, each_index_has_a_fate, killed, one_process_each, ready
 from tests.faults.test_servers import strike as strike_lasting
@@ -68,7 +68,6 @@ def end_of(start: Start, folder: Path, options: tuple[str, ...], disturb: Callab
     return torch.load(saved, weights_only=True), ended
 
 
-@pytest.mark.smoke
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path) -> None:
     whole, _ = end_of(start, tmp_path / "calm", (), lambda job: None)
 
@@ -85,7 +84,7 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, t
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
 
-WIDER = {"optimizers": ((), ("--models", "2")), "groups": (("--procs-per-worker", "2"), ("--ddp",))}
+WIDER = {"optimizers": ((), ("--models", "2"), {}), "groups": (("--procs-per-worker", "2"), ("--ddp",), WHOLE_TORCH)}
 BOTH = [(setting, replicas) for setting in WIDER for replicas in (False, True)]
 
 
@@ -93,13 +92,12 @@ BOTH = [(setting, replicas) for setting in WIDER for replicas in (False, True)]
 def test_with_several_optimizers_or_processes_a_worker_all_bits_are_those_of_a_job_without_the_deaths(
     start: Start, tmp_path: Path, setting: str, replicas: bool
 ) -> None:
-    options, words = WIDER[setting]
+    options, words, environment = WIDER[setting]
 
     def end(name: str, disturb: Callable[[Job], Any], *more: str) -> Any:
         saved = tmp_path / f"{name}.pt"
-        job = start(
-            "--workers", "2", "--servers", "2", "--sync", "bsp", *options, *more, OUTLIVED, *words, "--save", str(saved), "--steps", "300"
-        )
+        own = (OUTLIVED, *words, "--save", str(saved), "--steps", "300")
+        job = start("--workers", "2", "--servers", "2", "--sync", "bsp", *options, *more, *own, environment=environment)
         disturb(job)
         ended = job.ended()
         job.journal.unlink()
@@ -138,16 +136,6 @@ def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     ended, end = killed(start, tmp_path, victim, phase, *REPLICAS)
     assert [r["number"] for r in takeovers(ended.records)] == [victim]
     torch.testing.assert_close(end, calm, rtol=0.0, atol=0.0)
-
-
-@pytest.mark.night  # below, that of ranks
-def test_a_leader_that_stands_still_is_left(start: Start, enough: Path) -> None:
-    job = start("--workers", "2", "--timeout", "3", "--slow", "any=0.02", *REPLICAS, TRAIN, "--until", str(enough))
-    strike(job, 0, signal.SIGSTOP)
-    enough.touch()
-    ended = job.ended()
-    one_process_each(ended)
-    assert "\nserver 0 has not reported" in ended.out and len(takeovers(ended.records)) == 1
 
 
 def standby(job: Job, number: int, turn: int = 0) -> psutil.Process:
@@ -191,6 +179,7 @@ def test_a_leader_without_a_standby_is_waited_for_as_if_there_were_none(start: S
     one_process_each(job.ended())
 
 
+@pytest.mark.smoke
 def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -> None:
     job = start("--workers", "2", "--slow", "any=0.02", *REPLICAS, TRAIN, "--until", str(enough))
     job.record("fold")

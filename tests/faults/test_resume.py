@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.faults.job import GONE, Job, signalled
 from tests.faults.resuming import EPOCHS, SIZE, account, epoch_reports, kill_all, newest, result, until_checkpoint
-from tests.states import same
+from tests.support.same_state import same
 from tests.tiers import marked
 
 Start = Callable[..., Job]
@@ -19,7 +19,7 @@ SPLITS = {"ensemble"}
 CALM = ("--slow", "any=0.005")
 
 
-@pytest.mark.parametrize("sync", marked(RULES, "bsp", night=["ssp(staleness=2)", "ensemble", "dpsgd"]))
+@pytest.mark.parametrize("sync", marked(RULES, night=["ssp(staleness=2)", "ensemble", "dpsgd"]))
 def test_a_job_that_was_killed_as_a_whole_goes_on(jobs: Start, tmp_path: Path, sync: str) -> None:
     folder, file = tmp_path / "checkpoints", tmp_path / "result.pt"
     options = ("--checkpoint", str(folder), "--auto-resume", "--every", "1v" if sync in SPLITS else "7v")
@@ -94,7 +94,7 @@ def test_a_job_that_is_told_to_leave_makes_a_last_checkpoint(
     assert len(told) == 1 if which == "supervisor" else len(told) >= 4
 
 
-@pytest.mark.parametrize("sync", ["bsp", "majority"])
+@pytest.mark.parametrize("sync", marked(["bsp", "majority"], night=["bsp"]))
 def test_a_finished_job_leaves_its_state_and_goes_on_from_it_where_more_is_asked_for(jobs: Start, tmp_path: Path, sync: str) -> None:
     folder = tmp_path / "checkpoints"
     first = jobs("first", "--sync", sync, "--checkpoint", str(folder), script=("--epochs", "1")).ended()

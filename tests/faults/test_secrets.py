@@ -71,7 +71,7 @@ def options(folder: Path, enough: Path, *more: str) -> tuple[str, ...]:
     return (*files, "--sync", "asp", "--max-restarts", "0", SCRIPT, "--until", str(enough), "--folder", str(folder), *more)
 
 
-@pytest.mark.parametrize("workers", marked(["new processes", "forks"], "new processes"))
+@pytest.mark.parametrize("workers", ["new processes", "forks"])
 def test_a_job_on_one_machine_and_a_script_that_fails(workers: str, start: Callable[..., Job], tmp_path: Path, enough: Path) -> None:
     preload = ("--no-preload",) if workers == "new processes" else ()
     job = start("--workers", "2", *preload, *options(tmp_path, enough, "--fails", "1"))
@@ -96,7 +96,7 @@ def test_a_server_that_fails(start_new: Callable[..., Job], tmp_path: Path, enou
     assert left_behind(job, tmp_path, ended, token) == []
 
 
-@pytest.mark.parametrize("given", ["variable", "file"])
+@pytest.mark.parametrize("given", marked(["variable", "file"], night=["variable"]))
 def test_agents_with_a_token_of_the_user(given: str, start_new: Callable[..., Job], tmp_path: Path, enough: Path) -> None:
     file = tmp_path / "token-of-the-user"
     file.touch(mode=0o600)

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 Start = Callable[..., Job]
 
 
-@pytest.mark.smoke
 def test_the_rounds_go_on_where_they_were(start: Start, enough: Path) -> None:
     goes_on_where_it_was(start("--workers", "3", "--sync", "full", *CALM, *RANKS, "--apart", "--until", str(enough)), enough)
 

@@ -19,7 +19,9 @@ Start = Callable[..., Job]
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGKILL: -9}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", marked([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], night=[signal.SIGTERM]), ids=lambda number: number.name
+)
 def test_while_the_workers_start(start_new: Start, enough: Path, number: signal.Signals) -> None:
     job = start_new("--workers", "2", TRAIN, "--until", str(enough))
     job.wait("both workers' processes", lambda: job.workers().keys() == {0, 1})
@@ -60,9 +62,9 @@ def test_in_mid_training(request: pytest.FixtureRequest, enough: Path, number: s
         assert ended.records[-1] | {"t": 0} == {"kind": "end", "t": 0, "ok": False, "reason": f"stopped by {number.name}"}
 
 
-def test_impatience(start_new: Start, enough: Path) -> None:
+def test_impatience(start: Start, enough: Path) -> None:
     """A second signal does not wait for a worker that does not react."""
-    job = start_new("--workers", "1", "--slow", "any=1000", TRAIN, "--until", str(enough))
+    job = start("--workers", "1", "--slow", "any=1000", TRAIN, "--until", str(enough))
     job.wait("its process", job.workers)
     signalled(job.workers()[0], signal.SIGSTOP)
     job.process.send_signal(signal.SIGINT)
@@ -86,18 +88,18 @@ def left_in_order(job: Job) -> None:
 
 
 @pytest.mark.parametrize("victim", marked([0, 1], night=[0]))
-def test_a_server_that_is_told_to_leave_ends_the_job_in_order(start_new: Start, enough: Path, victim: int) -> None:
-    job = start_new("--workers", "2", "--servers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+def test_a_server_that_is_told_to_leave_ends_the_job_in_order(start: Start, enough: Path, victim: int) -> None:
+    job = start("--workers", "2", "--servers", "2", "--slow", "any=0.01", TRAIN, "--until", str(enough))
     job.record("fold")
     job.servers()[victim].send_signal(signal.SIGTERM)
     left_in_order(job)
     assert "a server was told to leave by SIGTERM" in job.printed()
 
 
-def test_the_notice_of_a_command_ends_the_job_in_order(start_new: Start, enough: Path, tmp_path: Path) -> None:
+def test_the_notice_of_a_command_ends_the_job_in_order(start: Start, enough: Path, tmp_path: Path) -> None:
     """Its first run comes before the notice, the next one five seconds later finds it."""
     notice = tmp_path / "notice"
-    job = start_new("--workers", "2", "--slow", "any=0.01", "--notice-command", f"test -e '{notice}'", TRAIN, "--until", str(enough))
+    job = start("--workers", "2", "--slow", "any=0.01", "--notice-command", f"test -e '{notice}'", TRAIN, "--until", str(enough))
     job.record("fold")
     notice.touch()
     left_in_order(job)
@@ -105,8 +107,8 @@ def test_the_notice_of_a_command_ends_the_job_in_order(start_new: Start, enough:
 
 
 @pytest.mark.parametrize("victim", marked([0, 1], night=[0]))
-def test_a_killed_server_ends_the_job_in_one_sentence(start_new: Start, enough: Path, victim: int) -> None:
-    job = start_new("--workers", "2", "--servers", "2", "--max-restarts", "0", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+def test_a_killed_server_ends_the_job_in_one_sentence(start: Start, enough: Path, victim: int) -> None:
+    job = start("--workers", "2", "--servers", "2", "--max-restarts", "0", "--slow", "any=0.01", TRAIN, "--until", str(enough))
     job.record("fold")
     signalled(job.servers()[victim], signal.SIGKILL)
     ended = job.ended()

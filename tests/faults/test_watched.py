@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.job import AGENT, DEADLINE_S, TRAIN, Job, signalled
+from tests.tiers import marked
 
 from offbeat.launch.watchers import Entry, entries
 from offbeat.top.reach import Link
@@ -53,7 +54,6 @@ def entry_of(job: Job) -> Entry:
     return found
 
 
-@pytest.mark.smoke
 def test_a_job_is_listed_and_shown_and_a_death_is_a_line(start: Start, enough: Path) -> None:
     assert top().stdout == "no job of yours runs on this machine\n"
     job = start(*SLOW, TRAIN, "--until", str(enough))
@@ -81,7 +81,6 @@ def test_a_job_is_listed_and_shown_and_a_death_is_a_line(start: Start, enough: P
     assert re.fullmatch(r"worker 1 is back after \d+\.\d s", told[1])
 
 
-@pytest.mark.smoke
 def test_watchers_that_stop_flood_or_lie_cost_the_job_nothing(start: Start, enough: Path) -> None:
     job = start(*SLOW, TRAIN, "--until", str(enough))
     job.contribution(2, 1)
@@ -159,7 +158,7 @@ def terminal(tmp_path: Path) -> Iterator[Callable[..., str]]:
         run("kill-server")
 
 
-@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize("width", marked([80, 140], night=[140]))
 def test_a_terminal_shows_the_culprit_and_a_key_its_stacks(start: Start, enough: Path, terminal: Callable[..., str], width: int) -> None:
     job = start(*SLOW, TRAIN, "--until", str(enough))
     job.contribution(2, 1)

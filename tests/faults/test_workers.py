@@ -59,7 +59,6 @@ def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(sta
     ended.accounted()
 
 
-@pytest.mark.smoke
 def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path) -> None:
     job = start("--workers", "4", "--timeout", "1.5", *CALM, TRAIN, "--until", str(enough))
     job.began(4)
@@ -82,7 +81,6 @@ def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start
     assert all(any(fate["t"] == push["t"] and fate["fate"] == "rejected" for fate in fates) for push in late)
 
 
-@pytest.mark.smoke
 def test_one_leaves_when_told_and_a_bug_ends_the_job(start: Start, enough: Path) -> None:
     options = ("--until", str(enough), "--worker", "2", "--raise-after", "60")
     job = start("--workers", "3", "--max-restarts", "3", *CALM, TRAIN, *options)

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import torch
 from tests import malformed
-from tests.by_hand import Mailbox
 from tests.fuzz.receiver import Mute, Outcome, Receiver
 from tests.runtime.allreduce.multi_host.network import Network
+from tests.support.hand_driven_coordinator import Mailbox
 
 from offbeat.errors import RefusedError
 from offbeat.runtime.allreduce.multi_host.connections import PeerConnections

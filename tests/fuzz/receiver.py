@@ -9,8 +9,8 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import Final
 
-from tests.by_hand import Line
 from tests.fuzz import frames
+from tests.support.hand_driven_coordinator import Line
 
 from offbeat.errors import ProtocolError
 from offbeat.transport.base import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import get_args
 
-from tests.growth import sizes
+from tests.support.retained_objects import sizes
 
 from offbeat.core.effects import Effect
 from offbeat.core.events import Event

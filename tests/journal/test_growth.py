@@ -6,8 +6,8 @@ What is bounded by a number has that number made small here, so that the bound i
 from __future__ import annotations
 
 import pytest
-from tests.growth import grown, sizes
 from tests.journal.long_job import held
+from tests.support.retained_objects import grown, sizes
 
 from offbeat.core import leases
 from offbeat.core.leases import Leases
@@ -39,11 +39,13 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, bound)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sync", FIRST)
 def test_nothing_grows_with_versions(sync: str) -> None:
     assert grown(held(sync, 100), held(sync, 600), SLACK) == {}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("sync", FIRST)
 def test_nothing_grows_with_epochs_and_deaths(sync: str) -> None:
     def after(deaths: int) -> str:

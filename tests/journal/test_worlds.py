@@ -15,7 +15,7 @@ from tests.core.drawn import schedules
 from tests.core.shard_world import ShardWorld, drawn
 from tests.core.world import World
 from tests.journal.records import Record, journal_of
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 from tests.tiers import examples
 
 from offbeat.core.policy import ServerRule
@@ -69,6 +69,7 @@ def adds_up(records: list[Record]) -> dict[str, Any]:
     return summary
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("spelling", [spelling for spelling in SPELLINGS if rule(spelling).family != "gossip"], ids=short)
 def test_any_journal_adds_up(spelling: str) -> None:
     """Gossip has worlds of its own (``tests/core/gossip/test_ledger.py``)."""
@@ -101,6 +102,7 @@ def _fates(records: list[Record], of: Record) -> set[str]:
     return {entry["fate"] for entry in same}
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=short)
 def test_a_simulated_journal_adds_up(spelling: str, tmp_path: Path) -> None:
     policy, path = rule(spelling), tmp_path / "run.jsonl"

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.live.harness import Job, Worker, wait
-from tests.states import same
+from tests.support.same_state import same
 from tests.tiers import examples
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker
-from tests.states import same
+from tests.support.same_state import same
+from tests.tiers import marked
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -136,7 +137,7 @@ def middle(folder: Path) -> Checkpoint:
     raise AssertionError(f"no checkpoint in {folder}")
 
 
-@pytest.mark.parametrize("sync", RULES + RANKS)
+@pytest.mark.parametrize("sync", marked(RULES + RANKS, "bsp", "majority"))
 @pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2)], ids=["as before", "others"])
 def test_under_every_rule_each_index_is_accounted_for(tmp_path: Path, sync: str, workers: int, servers: int) -> None:
     servers = 1 if sync in RANKS else servers

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from tests.device import DEVICE
 from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier, wait
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 from tests.tiers import marked
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset

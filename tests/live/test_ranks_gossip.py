@@ -10,7 +10,7 @@ from tests.live.harness import Job, Worker, barrier
 from tests.live.test_ranks import RANKS, audited, parameters, train
 from tests.live.test_ranks_return import Trainer
 from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 from tests.tiers import marked
 from torch import Tensor, nn
 

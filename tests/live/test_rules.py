@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.core.promises import promised
 from tests.live.harness import Job, Worker, seeded
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 from tests.tiers import marked
 from torch import Tensor, nn
 

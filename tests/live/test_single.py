@@ -21,13 +21,6 @@ from offbeat.optimizer import DistributedOptimizer
 from offbeat.wrapping import check_process_group
 
 
-@pytest.fixture(autouse=True)
-def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of its own, as far as the library can tell."""
-    monkeypatch.delenv("OFFBEAT_SERVERS", raising=False)
-    monkeypatch.setattr(sessions, "current", None)
-
-
 def model_of(seed: int = 0) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))

@@ -167,6 +167,7 @@ def smoothness(
     return float(np.mean(estimated)) if variance else estimated[-1], float(bent / length)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("ks", [(2,), (8,), (8, 1)], ids=str)
 @pytest.mark.parametrize("variance", [0.01, 100.0])
 @pytest.mark.parametrize("lr", [0.05, 0.1, 0.3])

@@ -12,7 +12,7 @@ import pytest
 from tests.core.promises import BoundedRounds, Promises, promised
 from tests.generate import PLACES, generated
 from tests.policies.views import StillView
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.gossip.push_sum import GossipRule

@@ -210,6 +210,7 @@ def test_of_a_long_job_excerpts_are_kept_and_all_is_in_the_levels(journal: Path)
     assert (kept == 0).mean() > 0.95, "the page draws the excerpts where they are"
 
 
+@pytest.mark.slow
 def test_memory_and_size_are_bounded_whatever_the_length() -> None:
     steps, drawn = Steps(kept=20_000), np.random.default_rng(0)
     turn = Turn(incarnation=1)
@@ -240,6 +241,7 @@ def test_levels_divide_time_among_their_parts_however_long_the_job_is() -> None:
         levels.totals()
 
 
+@pytest.mark.slow
 def test_of_a_thousand_workers_a_few_have_a_row(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     factors = tuple(2.5 if worker == 417 else 1.0 for worker in range(1000))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.by_hand import EMPTY, Line, Worker, coordinator
+from tests.support.hand_driven_coordinator import EMPTY, Line, Worker, coordinator
 
 from offbeat.errors import ProtocolError
 from offbeat.runtime.job.settings import JobSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.by_hand import Worker, coordinator
+from tests.support.hand_driven_coordinator import Worker, coordinator
 from tests.support.memory_network import MemoryHub, MemoryNetwork
 
 from offbeat.errors import ConfigurationError, ProtocolError

@@ -12,6 +12,7 @@ from tests.sim.stepped import SteppedJob, Timings
 from offbeat.core.effects import Effect, Fold
 from offbeat.core.events import Event, Folded
 from offbeat.journal.records import Record
+from offbeat.journal.summary import Tally
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.training.workload import Handed, Workload
 
@@ -82,6 +83,18 @@ def comparable(records: Sequence[Record], *, causes: bool = False) -> Iterator[R
         if "reason" in plain:
             plain["reason"] = plain["reason"].removeprefix("connection closed: ")
         yield plain
+
+
+def in_order(records: Sequence[Record]) -> list[Record]:
+    """Return what is comparable, in one order: of two that say something at the same instant, either may be heard first."""
+    return sorted(comparable(records), key=lambda record: (record["t"], str(record)))
+
+
+def books_are_right(live: Sequence[Record]) -> None:
+    """Check what holds of every job: each gradient and each index has one fate."""
+    assert Tally.of(live).problems() == []
+    for report in (record["report"] for record in live if record["kind"] == "epoch_ended"):
+        assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
 
 
 def seen(job: SteppedJob) -> dict[Any, list[Any]]:

@@ -28,6 +28,7 @@ def run(sync: str, sizes: str | None, journal: Path, over: Cluster | None = None
     return result
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("sync", ["bsp", "full", "backup(b=0)"])
 def test_sizes_by_speed_halve_the_time(sync: str, tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
@@ -46,6 +47,7 @@ def test_sizes_by_speed_halve_the_time(sync: str, tmp_path: Path) -> None:
     assert sizes[-1] == pytest.approx({"0": 96, "1": 32}, abs=2) and len(sizes) <= 5
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "sync", ["asp", "ssp(staleness=3)", "majority", "solo", "dpsgd", "ensemble(steps=5)", "adacomm(steps=4)", "psp(c=2)"]
 )

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, FREE, LAWS, scripted
+from tests.sim.comparison import DEALT, FREE, LAWS, books_are_right, scripted
 from tests.sim.dying_servers import POINTS, DyingCoordinator
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
@@ -21,7 +21,6 @@ from tests.sim.test_same_script_ranks import parameters_follow
 from tests.tiers import examples
 
 from offbeat.journal.records import Record
-from offbeat.journal.summary import Tally
 from offbeat.policies import rule
 
 RETURNS: Final = "kill worker=1 at=4.2; restart worker=1 at=8"
@@ -33,9 +32,7 @@ ROUNDS: Final = ["full", "solo", "majority", "quorum(q=2)", "solo(staleness=2)",
 
 def checked(job: SteppedRanks, live: list[Record]) -> None:
     """Check what holds of every job: the books, and that each rank has the replica of its version."""
-    assert Tally.of(live).problems() == []
-    for report in (record["report"] for record in live if record["kind"] == "epoch_ended"):
-        assert sum(report[name] for name in ("folded", "dropped", "rejected", "unused")) == report["indices"]
+    books_are_right(live)
     if rule(job.script.sync).family == "allreduce" and parameters_follow(job.script):
         follow(job, live)
 
@@ -52,6 +49,7 @@ def joined(job: SteppedRanks) -> bool:
     return any(went.worker == job.ended[0].joiner and went.incarnation > 1 for went in job.went_on)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("how", ["seen", "silent"])
 @pytest.mark.parametrize("sync", [*ROUNDS, *GOSSIP])
 def test_the_joiner_begins_at_the_version_of_the_replica_that_it_gets(sync: str, how: str, tmp_path: Path) -> None:
@@ -64,7 +62,7 @@ def test_the_joiner_begins_at_the_version_of_the_replica_that_it_gets(sync: str,
     assert all(job.ended for job in both) and any(joined(job) for job in both)
 
 
-@examples(120)
+@examples(120, quick=8)
 @given(
     sync=st.sampled_from([*ROUNDS, *GOSSIP]),
     law=st.sampled_from(LAWS),

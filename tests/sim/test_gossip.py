@@ -12,7 +12,7 @@ import torch
 from tests.sim.clusters import RANDOM, run
 from tests.sim.clusters import cluster as times_only
 from tests.sim.learning import BATCH, SEED, SIZE, close, cluster, data, loss_of, network, optimizer_of, train
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 from torch.nn import functional
 
 from offbeat.core.gossip.push_sum import GossipRule
@@ -92,6 +92,7 @@ class Follower:
         self.x[rank] = self.x[other] = [(a + b) / 2 for a, b in zip(self.x[rank], self.x[other], strict=True)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize("sync", SPELLINGS)
 def test_replicas_are_those_of_plain_torch(sync: str, name: str, tmp_path: Path) -> None:
@@ -107,6 +108,7 @@ def test_replicas_are_those_of_plain_torch(sync: str, name: str, tmp_path: Path)
     close(model.parameters(), [torch.stack(values).mean(dim=0) for values in zip(*models, strict=True)])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("sync", SPELLINGS)
 def test_training_learns_and_is_the_same_each_time(sync: str) -> None:
     (model, _, _), (again, _, _) = (train(sync, "momentum", Work(versions=160, batch=BATCH)) for _ in range(2))
@@ -114,6 +116,7 @@ def test_training_learns_and_is_the_same_each_time(sync: str) -> None:
     assert loss_of(model) < 0.5 * loss_of(network())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("sync", SPELLINGS)
 def test_faults_leave_clean_books_and_nobody_waiting(sync: str, tmp_path: Path) -> None:
     over = cluster(workers=5, faults=FAULTS, timeout_s=3.0)
@@ -134,6 +137,7 @@ def test_faults_leave_clean_books_and_nobody_waiting(sync: str, tmp_path: Path) 
     assert len(engine._shared) < 40, "what everybody has mixed in is forgotten"
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("sync", SPELLINGS)
 def test_epochs_end_and_every_sample_is_used_once(sync: str, tmp_path: Path) -> None:
     result, file = run(tmp_path, sync, cluster(), Work(epochs=3, samples=SIZE, batch=BATCH))
@@ -158,6 +162,7 @@ def test_what_travels_beside_the_computation_costs_nothing() -> None:
         assert seconds(sync, **late) == pytest.approx(10.0), sync
 
 
+@pytest.mark.slow
 def test_the_more_a_rule_waits_the_slower_it_is() -> None:
     over = times_only(workers=16, compute=RANDOM)
     rates = [simulate(sync, over, Work(versions=1600)).seconds for sync in ("bsp", "sgp", "sgp(overlap=1)", "adpsgd")]

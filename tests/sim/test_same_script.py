@@ -59,6 +59,7 @@ def works(sync: str) -> list[Work]:
     return [DEALT] if rule(sync).split_overlap is not None else [FREE, DEALT]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("faults", ["", RETURN])
 @pytest.mark.parametrize("sync", SETTINGS)
 def test_the_simulator_says_what_the_servers_say(sync: str, faults: str, tmp_path: Path) -> None:
@@ -68,6 +69,7 @@ def test_the_simulator_says_what_the_servers_say(sync: str, faults: str, tmp_pat
         assert any(record.get("state") == "dead" for record in live) == bool(faults)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sync", SETTINGS)
 def test_also_while_parameters_are_on_their_way(sync: str, tmp_path: Path) -> None:
     both(scripted(sync, LAWS[0], RETURN, works(sync)[-1], delay="uniform(low=0, high=0.5)", servers=2), tmp_path)
@@ -84,14 +86,7 @@ def test_also_while_parameters_are_on_their_way(sync: str, tmp_path: Path) -> No
     shares_memory=st.booleans(),
 )
 def test_also_when_much_happens_at_one_instant(
-    tmp_path_factory: pytest.TempPathFactory,
-    sync: str,
-    law: str,
-    faults: str,
-    dealt: bool,
-    seed: int,
-    servers: int,
-    shares_memory: bool,
+    tmp_path_factory: pytest.TempPathFactory, sync: str, law: str, faults: str, dealt: bool, seed: int, servers: int, shares_memory: bool
 ) -> None:
     if rule_of(ServerRule, sync).scope == "shard" and "freeze" in faults:
         faults = ""  # that a block is read is a sign of life, before the next heartbeat, and the simulator does not know

@@ -133,6 +133,7 @@ def pauses(live: Sequence[Record], *, of_no_length: bool) -> list[Seconds]:
     return [t for t, _ in idle]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("faults", ["", RETURN])
 @pytest.mark.parametrize("sync", GOSSIP)
 def test_the_simulator_says_what_the_ranks_say(sync: str, faults: str, tmp_path: Path) -> None:

@@ -122,6 +122,7 @@ def both(script: Timings, where: Path) -> tuple[SteppedRanks, list[Record]]:
     return job, live
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("faults", ["", RETURN])
 @pytest.mark.parametrize("sync", ROUNDS)
 def test_the_simulator_says_what_the_ranks_say(sync: str, faults: str, tmp_path: Path) -> None:

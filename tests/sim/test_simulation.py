@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from tests.sim.clusters import RANDOM, cluster, records, run
-from tests.spelled import spelled
+from tests.support.rule_examples import spelled
 
 from offbeat.core.effects import Fold
 from offbeat.core.events import Folded
@@ -89,6 +89,7 @@ def test_a_stopped_server_answers_late(tmp_path: Path) -> None:
 # Bytes.
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("sync", spelled())
 def test_the_same_seed_gives_the_same_bytes(sync: str, tmp_path: Path) -> None:
     over = cluster(

@@ -61,6 +61,7 @@ def regression(made: type[torch.optim.Optimizer], lr: float, seed: int) -> float
     return loss if math.isfinite(loss) else math.inf
 
 
+@pytest.mark.slow
 def test_it_beats_sgd_at_its_best_learning_rate_on_a_badly_conditioned_regression() -> None:
     grid = [0.4 * 2 ** (i / 2) for i in range(5)]
     for seed in (0, 1):

@@ -137,6 +137,7 @@ def states_match(mine: dict[str, Any], plain: dict[str, Any]) -> None:
             torch.testing.assert_close(mine["state"][slot][key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_equals_the_plain_optimizer_and_its_checkpoints(name: str, settings: dict[str, Any], count: int) -> None:

@@ -298,6 +298,7 @@ def arrivals(spelling: str, ranks: int, number: int, seed: int) -> list[int]:
     return counts
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["solo", "majority", "first_of", "all_of", "quorum", "full"])
 def test_as_many_arrive_as_the_formula_says(name: str) -> None:
     """For any number of ranks, powers of two or not, within three standard errors."""

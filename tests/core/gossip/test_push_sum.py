@@ -86,6 +86,7 @@ def spread(rule: GossipRule, count: int, steps: int) -> tuple[NDArray[np.float64
     return x, np.array([gossip.mass(rank) for rank in range(count)])
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.spelling)
 def test_averaging_comes_to_the_mean_on_every_graph(rule: GossipRule) -> None:
     for count in (2, 3, 5, 8, 17):

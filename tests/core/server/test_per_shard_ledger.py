@@ -299,10 +299,25 @@ def test_no_schedule_of_delays_deaths_and_epochs_leads_into_a_deadlock(part: int
     check()
 
 
+OFTEN = ("Abandoned", "PullWanted", "Lost", "Left", "NoneType", "stale block", "ahead of a shard")
+ONCE = (
+    *(f"dropped: {why}" for why in ("of an earlier", "its worker has sent a newer", "its worker has come back")),
+    *(f"rejected: {why}" for why in ("gradient", "sent by incarnation 1, which was", "sent by incarnation 1, which has")),
+    "release: samples have come",
+)
+
+
+def missing(seen: Counter[str]) -> list[str]:
+    """What has not happened, or not more than 20 times."""
+    return [what for what in OFTEN if seen[what] <= 20] + [words for words in ONCE if not any(key.startswith(words) for key in seen)]
+
+
 def test_the_schedules_have_everything_in_them() -> None:
-    """They are worth something only if what is to be tested happens."""
+    """They are worth something only if what is to be tested happens, in the first thousand of them."""
     seen: Counter[str] = Counter()
     for seed in range(1000):
+        if not missing(seen):
+            break
         world = ShardWorld(drawn(seed)).run()
         for _, event, effects in world.log:
             seen[type(event).__name__] += 1
@@ -310,29 +325,18 @@ def test_the_schedules_have_everything_in_them() -> None:
             seen.update(f"release: {e.reason}" for e in effects if isinstance(e, Release))
         seen["stale block"] += any(part.staleness for fold in world.audit.folds for part in fold.parts)
         seen["ahead of a shard"] += any(sent.t > min(sent.held) for sent in world.audit._sent.values())
-    for what in ("Abandoned", "PullWanted", "Lost", "Left", "NoneType", "stale block", "ahead of a shard"):
-        assert seen[what] > 20, f"{what}: {seen[what]} times"
-    for words in (
-        "dropped: of an earlier",
-        "dropped: its worker has sent a newer",
-        "dropped: its worker has come back",
-        "rejected: gradient",
-    ):
-        assert any(key.startswith(words) for key in seen), words
-    for words in ("rejected: sent by incarnation 1, which was", "rejected: sent by incarnation 1, which has", "release: samples have come"):
-        assert any(key.startswith(words) for key in seen), words
+    assert missing(seen) == []
 
 
 def test_the_world_notices_a_deadlock() -> None:
     """The same schedules with the listing as printed: some of them never end."""
-    stuck = 0
-    for seed in range(400):
-        plan = drawn(seed)
+    stuck, seeds = 0, iter(range(400))
+    while stuck <= 20:
+        plan = drawn(next(seeds))
         assert isinstance(plan.policy, PSP)
         world = ShardWorld(dataclasses.replace(plan, policy=Listing(c=plan.policy.c, b=plan.policy.b)))
         world.play()
         stuck += bool(world.unfinished())
-    assert stuck > 20
 
 
 def test_equal_plans_give_equal_logs() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.by_hand import Line, Worker, coordinator
+from tests.support.hand_driven_coordinator import Line, Worker, coordinator
 
 from offbeat.errors import ProtocolError
 from offbeat.runtime.coordination.checkpoints import PARTS_S, SERVERS_S

@@ -10,7 +10,7 @@ import torch
 from tests.core.mixing import Replicas
 from tests.rank_processes import Ranks, open_block, until
 from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
-from tests.together import together
+from tests.support.threads import together
 
 from offbeat.core.effects import Release
 from offbeat.core.events import Pushed

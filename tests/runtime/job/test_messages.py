@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests import malformed
-from tests.by_hand import Worker, coordinator
+from tests.support.hand_driven_coordinator import Worker, coordinator
 
 from offbeat import runtime
 from offbeat.errors import JobError, ProtocolError

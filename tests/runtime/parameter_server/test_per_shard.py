@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.by_hand import Line
+from tests.support.hand_driven_coordinator import Line
 from torch import nn
 
 from offbeat.errors import ConfigurationError, ProtocolError

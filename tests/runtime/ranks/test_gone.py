@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.by_hand import Worker, coordinator
+from tests.support.hand_driven_coordinator import Worker, coordinator
 
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds

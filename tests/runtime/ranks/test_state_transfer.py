@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.by_hand import EMPTY, Line
+from tests.support.hand_driven_coordinator import EMPTY, Line
 
 from offbeat.core.effects import Effect
 from offbeat.core.rank_log import Entry, TooOld

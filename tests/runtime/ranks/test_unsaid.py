@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.by_hand import Worker, coordinator
+from tests.support.hand_driven_coordinator import Worker, coordinator
 
 from offbeat.journal.file import read
 from offbeat.runtime.gossip.exchange import OneHostGossip

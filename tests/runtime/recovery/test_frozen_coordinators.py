@@ -60,6 +60,7 @@ def compare(make: Callable[[], Coordinator], log: Log, seed: int) -> None:
     assert again(job).close(end, "the job is over") == kept.close(end, "the job is over")
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", rules)
 def test_a_frozen_coordinator_goes_on_as_another_does(name: str) -> None:
     @examples(75, quick=25)
@@ -73,7 +74,7 @@ def test_a_frozen_coordinator_goes_on_as_another_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", shard_rules)
 def test_one_of_a_rule_of_shard_scope_does(name: str) -> None:
-    @examples(150, quick=25)
+    @examples(150, quick=15)
     @given(st.integers(0, 2**62))
     def check(seed: int) -> None:
         plan = drawn(seed, name)
@@ -83,6 +84,7 @@ def test_one_of_a_rule_of_shard_scope_does(name: str) -> None:
     check()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ROUNDS)
 def test_one_that_follows_ranks_does(name: str) -> None:
     @examples(100, quick=15)
@@ -115,10 +117,11 @@ def gossip_events(job: Coordinator, chance: random.Random) -> Iterator[Event]:
             yield chance.choice([*steps, *asks, Lost(worker, "killed", incarnation), Left(worker, incarnation)])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("follows", [False, True])
 @pytest.mark.parametrize("name", gossip_rules)
 def test_one_of_gossip_does(name: str, follows: bool) -> None:
-    @examples(150, quick=25)
+    @examples(150, quick=15)
     @given(st.integers(0, 2**32))
     def check(seed: int) -> None:
         chance = random.Random(seed)

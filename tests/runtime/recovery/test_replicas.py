@@ -193,7 +193,7 @@ class Cluster:
         assert all(client.turn >= rounds for client in self.clients), [client.turn for client in self.clients]
 
 
-@examples(400)
+@examples(400, quick=20)
 @given(st.integers(0, 2**32), st.booleans())
 def test_at_any_moment_the_standby_goes_on_where_the_leader_was(seed: int, freezes: bool) -> None:
     chance, cluster = random.Random(seed), Cluster()
@@ -213,7 +213,7 @@ def test_at_any_moment_the_standby_goes_on_where_the_leader_was(seed: int, freez
     assert (stream := cluster.servers[1]._stream) is not None and not stream.commit.holds(stream.commit.position)
 
 
-@examples(200, quick=40)
+@examples(200, quick=12)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_each_leader_gets_a_new_standby_which_leads_next(seed: int, deaths: int) -> None:
     chance, cluster, leader, standby = random.Random(seed), Cluster(), 0, 1
@@ -261,7 +261,7 @@ def test_a_worker_on_the_standbys_machine_gets_its_parameters_from_there() -> No
     assert far.link.socket.bytes_received - near.link.socket.bytes_received > 8 * ROUNDS, "and from the leader those without a region"
 
 
-@examples(200, quick=40)
+@examples(200, quick=12)
 @given(st.integers(0, 2**32), st.booleans())
 def test_what_a_standby_was_to_send_the_leader_sends_if_it_does_not(seed: int, dies: bool) -> None:
     """The standby dies, or its connection to the worker breaks while both live, at any moment."""

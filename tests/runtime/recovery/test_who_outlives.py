@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.by_hand import Line, Mailbox, Worker
+from tests.support.hand_driven_coordinator import Line, Mailbox, Worker
 
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.live_job import LiveJob

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.by_hand import Mailbox
+from tests.support.hand_driven_coordinator import Mailbox
 from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
 
 from offbeat.errors import JobError, ProtocolError

@@ -35,7 +35,7 @@ def test_several_processes_are_refused_and_one_is_warned(launcher: tuple[str, st
         refuse({size: "many", rank: "0"}, "train.py")
 
 
-@pytest.mark.parametrize(("variables", "status"), [({"RANK": "1", "WORLD_SIZE": "2"}, 1), ({}, 0)])
+@pytest.mark.parametrize(("variables", "status"), [({"RANK": "1", "WORLD_SIZE": "2"}, 1), pytest.param({}, 0, marks=pytest.mark.slow)])
 def test_a_script_ends_with_the_sentence(variables: dict[str, str], status: int) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, **variables}, capture_output=True, text=True, timeout=120)
     assert done.returncode == status, done.stderr
@@ -53,6 +53,7 @@ other_launchers.hand_over(token="a secret")
 """
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
 @pytest.mark.parametrize("module", [False, True], ids=["script", "module"])
 def test_a_script_becomes_the_agent_which_starts_it_again(launcher: tuple[str, str, str, str, str], module: bool, tmp_path: Path) -> None:
