@@ -1,4 +1,5 @@
-"""The audit: does every push of a journal have exactly one fate, or one per shard, and is every fold made of what was pushed?
+"""The audit: does every push of a journal have exactly one fate, or one per shard, is every fold made of what was pushed, and does every
+epoch account for its indices?
 
 Fed record by record like the tally that owns it. It keeps what is still open, not what is done, so that a long job does not grow it. It
 judges the books only; what the numbers mean for a reader is `journal.summary`'s.
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from offbeat.core.derived import Derived
+from offbeat.core.leases import unaccounted
 from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender, gone_by
 
 Key: TypeAlias = tuple[int, int, int, int | None]
@@ -65,6 +67,7 @@ class Audit(Derived):
             "settle": self._settle,
             "publish": self._publish,
             "state_changed": self._change_state,
+            "epoch_ended": self._account,
             "end": self._end,
         }
 
@@ -219,6 +222,12 @@ class Audit(Derived):
             self._problem(f"version {version}{_at(shard)} is published, which is at version {self._versions[shard]}")
 
     # The rest.
+
+    def _account(self, record: Record) -> None:
+        if missing := unaccounted(record["report"]):
+            self._problem(
+                f"epoch {record['epoch']}: the counts of its report are {missing} short of its {record['report']['indices']} indices"
+            )
 
     def _change_state(self, record: Record) -> None:
         if record["state"] == "alive":
