@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from rich.table import Table
 
 from benchmarks.fault_plan import SHARES, grouped
-from offbeat.chaos.observation import Hit, Observation
+from offbeat.chaos.schedule import Fault
 from offbeat.core.leases import unaccounted
 from offbeat.journal.file import read
+from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
 
+Span: TypeAlias = tuple[float, float]
 SOON_S = 1.0
 """A wait for a returned worker, or for a server, shows within this time after its death."""
 HEADINGS = ("rule", "jobs", "faults", "survived", "away %", "goodput %", "of what could be %", "indices", "lost", "hangs", "checks broken")
@@ -52,10 +54,10 @@ def window(journal: Path, seconds: float, faults: Sequence[dict[str, Any]] = (),
         ends: True if a fault has ended the job, or its journal: then the window ends with the last fold.
     """
     records = list(read(journal))
-    observation, start = Observation.of(records), _start(records)
-    if start == float("inf") or not observation.folds:
+    start, folds = _start(records), _folds(records)
+    if start == float("inf") or not folds:
         return Window(0.0, 0, 1.0)
-    stop = max(start, observation.folds[-1]) if ends else start + seconds
+    stop = max(start, folds[-1]) if ends else start + seconds
     tally, samples = Tally(), []
     at = 0
     for limit in (start, stop):
@@ -63,39 +65,65 @@ def window(journal: Path, seconds: float, faults: Sequence[dict[str, Any]] = (),
             tally.add(records[at])
             at += 1
         samples.append(tally.summary(brief=True)["samples"])
-    hits = [hit for fault in faults for hit in _hits(fault, observation.workers)]
-    outages = [
-        observation.outage(fault["victim"], fault["journal_s"], _until(fault))
-        for fault in faults
-        if fault["target"] == "server" and fault["kind"] in ("kill", "stop")
-    ]
-    return Window(stop - start, samples[1] - samples[0], observation.present_share(hits, (start, stop), outages))
+    return Window(stop - start, samples[1] - samples[0], present(records, [Fault(**fault) for fault in faults], (start, stop)))
 
 
-def _until(fault: dict[str, Any]) -> float | None:
-    """Return when a fault was over, in the journal's time; None: it is a death."""
-    if fault["until_s"] is None:
-        return None
-    return float(fault["journal_s"] + fault["until_s"] - fault["injected_at_s"])
+def present(records: Sequence[Record], faults: Iterable[Fault], span: Span) -> float:
+    """Return the part of all workers' time in a span during which they could work: no server and not they were dead, stopped or cut off."""
+    workers = records[0]["workers"]
+    away = {worker: _away(records, worker, span[1]) for worker in range(workers)}
+    returns = [(record["t"], f"server {record['number']}") for record in records if record["kind"] == "process" and _returned(record)]
+    for fault in faults:
+        worker = workers - 1 if fault.kind == "cut" else fault.worker  # on the host without the supervisor
+        if fault.target == "server" and fault.kind in ("kill", "stop"):  # every worker needs all servers
+            back = [t for t, name in returns if t >= fault.journal_s and name == fault.victim] + [fault.over_s] * (fault.kind == "stop")
+            for spans in away.values():
+                spans.append((fault.journal_s, min(back, default=fault.journal_s)))
+        elif fault.target in ("worker", "link") and worker is not None:
+            part = fault.duty if fault.kind == "slow" else 1.0
+            away[worker].append((fault.journal_s, fault.journal_s + part * (fault.over_s - fault.journal_s)))
+    total, lost = workers * (span[1] - span[0]), sum(_length(spans, span) for spans in away.values())
+    return max(0.0, 1.0 - lost / total) if total > 0.0 else 1.0
 
 
-def _hits(fault: dict[str, Any], workers: int) -> list[Hit]:
-    """Return the workers that a fault has kept from working while it lasted. Deaths are in the journal."""
-    at, end = fault["journal_s"], _until(fault)
-    until = at if end is None else end
-    match fault["kind"], fault["target"]:
-        case "stop" | "slow", "worker":
-            stopped = [] if fault["worker"] is None else [fault["worker"]]
-        case "cut", _:
-            stopped = [workers - 1]  # on the host without the supervisor
-        case _:
-            stopped = []
-    return [Hit(at, until, worker, fault["duty"] if fault["kind"] == "slow" else 1.0) for worker in stopped]
+def _away(records: Iterable[Record], worker: int, end: float) -> list[Span]:
+    """Return when a worker was not there."""
+    found, since, there = [], 0.0, False
+    changes = [record for record in records if record["kind"] == "state_changed" and record["worker"] == worker and _first(record)]
+    for t, alive in [*((record["t"], record["state"] == "alive") for record in changes), (end, True)]:
+        if alive and not there:
+            found.append((since, t))
+        elif there and not alive:
+            since = t
+        there = alive
+    return found
+
+
+def _first(record: Record) -> bool:
+    """Return True if a record is not of a further optimizer."""
+    return "optimizer" not in record
+
+
+def _returned(record: Record) -> bool:
+    return record["role"] == "server" and record["what"] in ("restarted", "taken over")
+
+
+def _folds(records: Iterable[Record]) -> list[float]:
+    return [record["t"] for record in records if record["kind"] == "fold" and _first(record)]
+
+
+def _length(spans: Iterable[Span], within: Span) -> float:
+    """Return the length of a union of spans, as far as they are within one."""
+    total, reached = 0.0, within[0]
+    for start, stop in sorted(spans):
+        total += max(0.0, min(stop, within[1]) - max(start, reached))
+        reached = max(reached, stop)
+    return total
 
 
 def gaps(journal: Path, faults: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     """Return the longest time without a fold in the `SOON_S` after each fault, before the next one, by ``kind:target``."""
-    folds = Observation.of(read(journal)).folds
+    folds = _folds(read(journal))
     times = sorted(fault["journal_s"] for fault in faults)
     found: dict[str, list[float]] = {}
     for fault in faults:

@@ -43,7 +43,6 @@ from tests.faults.job import SCRIPTS
 
 from benchmarks.fault_figures import gaps, infinite, lost_indices, shares, table, waits, window
 from benchmarks.fault_plan import CUT_MTBF, ENDING, RULES_OF_TURN, Job, following
-from offbeat.chaos.clock import RealClock
 from offbeat.chaos.run import Run
 
 TRAIN = str(SCRIPTS / "replicas.py")
@@ -81,7 +80,7 @@ def undisturbed(job: Job, args: argparse.Namespace, folder: Path) -> float:
     """Run the job without faults; its folded samples per second, and 0 if it has failed."""
     journal = folder / "undisturbed.jsonl"
     with command(job, args, journal, folder) as words:
-        ended = Run(words, journal, folder, RealClock(), patience_s=PATIENCE_S, time_s=args.calm).run()
+        ended = Run(words, journal, folder, patience_s=PATIENCE_S, time_s=args.calm).run()
     if ended.hang is not None or not ended.timed:
         say(f"      the undisturbed job has failed: {ended.hang or ended.said}")
         return 0.0
@@ -119,7 +118,6 @@ def disturbed(job: Job, args: argparse.Namespace, folder: Path) -> dict[str, Any
         "indices": found["figures"]["indices"],
         "lost": lost_indices(journal),
         "pauses_s": found["figures"]["pauses_s"],
-        "returns_s": found["figures"]["returns_s"],
         "gaps": gaps(journal, done),
         **{"seconds": seen.seconds, "samples": seen.samples, "present": seen.present},
     }

@@ -58,8 +58,8 @@ def test_both_jobs_are_measured_from_the_first_push_of_the_last_worker(tmp_path:
     plain = window(path, 4.0)
     assert (plain.seconds, plain.samples, plain.rate) == (4.0, 64, 16.0)
     assert plain.present == pytest.approx(1 - 0.5 / 8.0)
-    stop = {"kind": "stop", "target": "server", "victim": "server 0", "injected_at_s": 0.9, "journal_s": 3.0, "until_s": 2.9}
-    stop |= {"duty": 0.9, "worker": None}
+    stop: dict[str, Any] = {"number": 0, "at_s": 0.9, "kind": "stop", "target": "server", "pick": 0.5, "seconds": 2.0, "duty": 0.9}
+    stop |= {"victim": "server 0", "injected_at_s": 0.9, "journal_s": 3.0, "until_s": 2.9, "done": True}
     slow = {**stop, "kind": "slow", "target": "worker", "victim": "worker 0", "worker": 0, "duty": 0.5}
     assert window(path, 4.0, [stop]).present == pytest.approx(1 - 4.5 / 8.0)
     assert window(path, 4.0, [slow]).present == pytest.approx(1 - 1.5 / 8.0)

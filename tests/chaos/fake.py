@@ -1,12 +1,8 @@
-"""A machine without processes, for the injector: each signal works at once, and is written down."""
+"""Victims without processes, for the injector: each fault works at once, and is written down; and time that passes when somebody waits."""
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, field
-
-from offbeat.chaos.injector import Victim
-from offbeat.chaos.schedule import chosen
 
 
 @dataclass
@@ -16,33 +12,30 @@ class FakeVictim:
     name: str
     worker: int | None
     log: list[tuple[str, str]]
-    now: str = "S"
+    now: str = "up"
     deaf: bool = False
     """True: signals are sent, and nothing comes of them."""
+    key: str = ""
+    spared: str = "it was gone already"
 
-    @property
-    def key(self) -> str:
-        return self.name
+    def __post_init__(self) -> None:
+        self.key = self.name
 
-    def signal(self, number: signal.Signals) -> bool:
-        if self.now in ("", "up", "down"):
+    def down(self, kind: str) -> bool:
+        if self.now == "gone":
             return False
-        self.log.append((self.name, number.name))
+        self.log.append((self.name, kind))
         if not self.deaf:
-            self.now = {"SIGKILL": "", "SIGTERM": "", "SIGSTOP": "T", "SIGCONT": "S"}[number.name]
+            self.now = "gone" if kind in ("kill", "term") else "down"
         return True
 
-    def state(self) -> str:
-        return self.now
-
-    def down(self) -> bool:
-        self.log.append((self.name, "down"))
-        self.now = "down"
-        return True
+    def is_down(self, kind: str) -> bool:
+        return self.now == ("gone" if kind in ("kill", "term") else "down")
 
     def up(self) -> None:
-        self.log.append((self.name, "up"))
-        self.now = "up"
+        if self.now == "down":
+            self.log.append((self.name, "up"))
+            self.now = "up"
 
 
 @dataclass
@@ -52,33 +45,28 @@ class FakeMachine:
     workers: int
     log: list[tuple[str, str]] = field(default_factory=list)
     victims: dict[int, FakeVictim] = field(default_factory=dict)
-    only_one: bool = False
 
     def __post_init__(self) -> None:
         self.victims = {number: FakeVictim(f"worker {number}", number, self.log) for number in range(self.workers)}
-        self.link = FakeVictim("a link", None, self.log, "up")
+        self.link = FakeVictim("a link", None, self.log)
 
-    def choose(self, target: str, pick: float, busy: set[str]) -> Victim | None:
+    def find(self, target: str) -> tuple[dict[int, FakeVictim], int]:
         if target in ("link", "journal"):
-            return None if self.link.key in busy else self.link
-        there = {number: victim for number, victim in self.victims.items() if victim.now and victim.key not in busy}
-        number = chosen(pick, there, self.workers)
-        return None if number is None else there[number]
-
-    def last(self, victim: Victim) -> bool:
-        return self.only_one
+            return {0: self.link}, 1
+        return {number: victim for number, victim in self.victims.items() if victim.now != "gone"}, self.workers
 
     def revive(self) -> None:
         """Restart the dead."""
-        for victim in self.victims.values():
-            victim.now = victim.now or "S"
+        for number, victim in self.victims.items():
+            if victim.now == "gone":
+                self.victims[number] = FakeVictim(victim.name, number, self.log)
 
 
 class FakeClock:
     """Time that passes when somebody waits."""
 
-    def __init__(self) -> None:
-        self.time = 100.0
+    def __init__(self, time: float = 100.0) -> None:
+        self.time = time
 
     def now(self) -> float:
         return self.time

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from offbeat.chaos.command import NO_LINKS, JobCommand, job_command
+from offbeat.chaos.command import JobCommand, job_command
 from offbeat.cli import app, main
 
 SCRIPT = str(Path(__file__).parents[1] / "faults" / "scripts" / "train.py")
@@ -25,14 +25,12 @@ def command(*words: str) -> JobCommand:
     return job_command(words, _options_of)
 
 
-def test_a_journal_is_added_before_the_script_or_put_in_the_place_of_another() -> None:
+def test_a_journal_is_added_unless_the_command_has_one() -> None:
     job = command(*RUN, "--timeout", "3", "--max-restarts", "7", SCRIPT, "--journal", "of the script")
     assert (job.journal, job.timeout_s, job.max_restarts, job.local) == (None, 3.0, 7, True)
     assert job.writing(Path("j")) == [*RUN, "--journal", "j", "--timeout", "3", "--max-restarts", "7", SCRIPT, "--journal", "of the script"]
-    for own in (["--journal", "mine.jsonl"], ["--journal=mine.jsonl"]):
-        job = command(*RUN, "--workers", "3", *own, SCRIPT)
-        assert job.journal == Path("mine.jsonl")
-        assert job.writing(Path("j")) == [*RUN, "--journal", "j", "--workers", "3", SCRIPT]
+    own = (*RUN, "--workers", "3", "--journal=mine.jsonl", SCRIPT)
+    assert command(*own).journal == Path("mine.jsonl") and command(*own).writing(Path("j")) == list(own)
 
 
 def test_agents_under_an_engine_and_commands_that_are_not_understood() -> None:
@@ -63,7 +61,6 @@ MISTAKES = [
     (("--count", "0", *JOB), "--count 0: must be a number above 0"),
     (("--patience", "inf", *JOB), "--patience inf: must be a number above 0"),
     (("--timeout", "5", *JOB), "--timeout 5: the options of run say it; leave it out"),
-    (("--no-baseline", "--baseline", "j", *JOB), "--no-baseline and --baseline j: leave out one of them"),
     (
         ("--journal", "j", "--", *RUN, "--journal", "k", SCRIPT),
         "--journal j: the command has a --journal of its own, k; leave out one of them",
@@ -89,13 +86,16 @@ def test_mistakes(arguments: tuple[str, ...], sentence: str, monkeypatch: pytest
     ("why_not", "sentence"),
     [
         ("only root may take a link down", "--faults cut: only root may take a link down; leave cut out"),
-        (None, f"--faults cut: this job {NO_LINKS}; start agents on hosts, or leave cut out"),
+        (
+            None,
+            "--faults cut: this job has no links of its own: all its processes are on this machine; leave cut out",
+        ),
     ],
 )
 def test_cuts_that_cannot_be_had(
     why_not: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("offbeat.chaos.links.why_not", lambda: why_not)
+    monkeypatch.setattr("offbeat.chaos.machine.why_no_cuts", lambda: why_not)
     assert said(("--faults", "kill,cut", *JOB), monkeypatch, capsys) == sentence
 
 

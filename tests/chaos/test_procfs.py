@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.chaos import links, procfs
-from offbeat.chaos.machine import JournalVictim, ProcessVictim
+from offbeat.chaos import procfs
+from offbeat.chaos.machine import JournalVictim, Links, ProcessVictim, why_no_cuts
 from offbeat.chaos.procfs import MARK, Process
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and pidfd are Linux's")
@@ -115,14 +115,15 @@ def test_a_process_is_found_signalled_and_seen(mark: str, sleeper: subprocess.Po
     (found,) = procfs.marked(mark)
     assert found.pid == sleeper.pid and found.leads
     victim = ProcessVictim(found, "worker 0", 0, mark)
-    assert victim.signal(signal.SIGSTOP)
+    assert victim.down("stop")
     os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
-    assert victim.state() == "T"
-    assert victim.signal(signal.SIGCONT) and victim.signal(signal.SIGKILL)
+    assert victim.is_down("stop") and not victim.is_down("kill")
+    victim.up()
+    assert victim.down("kill")
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
-    assert victim.state() == "Z" and list(procfs.marked(mark)) == []
+    assert victim.is_down("kill") and list(procfs.marked(mark)) == []
     sleeper.wait()
-    assert victim.state() == "" and not victim.signal(signal.SIGKILL)
+    assert victim.is_down("kill") and not victim.down("kill")
 
 
 def test_a_process_that_is_not_the_one_that_was_found_gets_no_signal(mark: str, sleeper: subprocess.Popen[bytes]) -> None:
@@ -134,8 +135,7 @@ def test_a_process_that_is_not_the_one_that_was_found_gets_no_signal(mark: str, 
 
 
 def test_what_is_left(mark: str, sleeper: subprocess.Popen[bytes]) -> None:
-    assert procfs.remains(mark, set(), procfs.shared_memory()) == [f"process {sleeper.pid}"]
-    assert procfs.sockets([process(1, OFFBEAT_SUPERVISOR='[["127.0.0.1", [1, 2], "offbeat-12ab"]]')]) == {"offbeat-12ab"}
+    assert procfs.remains(mark, procfs.shared_memory()) == [f"process {sleeper.pid}"]
 
 
 def test_a_full_disk_is_a_limit_of_the_writer_that_is_lifted_again(mark: str, tmp_path: Path) -> None:
@@ -154,14 +154,14 @@ def test_a_full_disk_is_a_limit_of_the_writer_that_is_lifted_again(mark: str, tm
             return child.stdout.readline().strip()
 
         victim = JournalVictim(path, lambda: procfs.holders(path, list(procfs.marked(mark))))
-        assert write() == "ok" and victim.down() and victim.state() == "up"
+        assert write() == "ok" and victim.down("disk") and not victim.is_down("disk")
         limited = Path(f"/proc/{child.pid}/limits").read_text()
-        assert write() == "full" and victim.state() == "down"
+        assert write() == "full" and victim.is_down("disk")
         assert Path(f"/proc/{child.pid}/limits").read_text() != limited
-        assert not JournalVictim(path, lambda: []).down()
+        assert not JournalVictim(path, lambda: []).down("disk")
 
 
-@pytest.mark.skipif(links.why_not() is not None, reason=str(links.why_not()))
+@pytest.mark.skipif(why_no_cuts() is not None, reason=str(why_no_cuts()))
 def test_the_links_of_a_host_go_down_and_come_back_with_their_routes(mark: str) -> None:
     setup = (
         "ip link add d0 type veth peer name d1 && ip addr add 10.1.2.3/24 dev d0 && ip link set d0 up && ip route add default via 10.1.2.1"
@@ -171,14 +171,12 @@ def test_the_links_of_a_host_go_down_and_come_back_with_their_routes(mark: str) 
         assert host.stdout is not None
         if host.stdout.readline() != b"ready\n":
             pytest.skip("this container may not make network namespaces")
-        assert links.namespace(host.pid) not in (None, links.namespace("self"))
-        found = links.Links(host.pid)
-        routes = found._ip("route", "show")
+        found = Links(host.pid)
+        routes = found.ip("route", "show")
         assert found.devices() == ["d0"] and "default" in routes
-        assert found.down() and found.are_down() and "default" not in found._ip("route", "show")
+        assert found.down("cut") and found.is_down("cut") and "default" not in found.ip("route", "show")
         found.up()
-        assert found.devices() == ["d0"] and found._ip("route", "show") == routes
-        found.close()
+        assert found.devices() == ["d0"] and found.ip("route", "show") == routes
 
 
 def test_a_process_that_has_no_environment_yet_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ parent is then. Waiting is for an event, with a deadline; between two looks the 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import secrets
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,7 +105,6 @@ class Job:
         self._out, self._err = folder / "out", folder / "err"
         self.mark = secrets.token_hex(8)
         self._shm_before = procfs.shared_memory()
-        self._sockets: set[str] = set()
 
         def prepare() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
@@ -136,9 +137,7 @@ class Job:
                 yield psutil.Process(process.pid)
 
     def _found(self) -> list[procfs.Process]:
-        found = list(procfs.marked(self.mark))
-        self._sockets |= procfs.sockets(found)
-        return found
+        return list(procfs.marked(self.mark))
 
     def printed(self) -> str:
         """What it has printed so far."""
@@ -211,7 +210,7 @@ class Job:
 
     def _nothing_left(self) -> None:
         deadline = time.monotonic() + 10.0
-        while remains := procfs.remains(self.mark, self._sockets, self._shm_before):
+        while remains := procfs.remains(self.mark, self._shm_before):
             assert time.monotonic() < deadline, f"the job has left behind: {remains}"
             # Processes of a supervisor killed by SIGKILL die with it, but a moment later.
             psutil.wait_procs(list(self.processes()), timeout=LOOK_S)
@@ -229,6 +228,40 @@ class Job:
 
     def _story(self) -> str:
         return f"{self._out.read_text()[-2000:]}\n{self._err.read_text()[-2000:]}\n{self.records()[-5:]}"
+
+
+class Books:
+    """What a journal that grows says of a job's workers.
+
+    Args:
+        journal: the file; it need not be there yet.
+        note: called with each new record.
+    """
+
+    def __init__(self, journal: Path, note: Callable[[Record], object] = lambda _: None) -> None:
+        self._journal, self._note, self._at, self._rest = journal, note, 0, b""
+        self.incarnations: Counter[int] = Counter()
+        """The newest of each worker that has pushed."""
+        self.pushes: Counter[int] = Counter()
+        self.restarted: Counter[int] = Counter()
+
+    def read(self) -> None:
+        """Take the new records."""
+        if not self._journal.exists():
+            return
+        with self._journal.open("rb") as file:
+            file.seek(self._at)
+            block = file.read()
+        self._at += len(block)
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        for line in lines:
+            record = json.loads(line)
+            if record["kind"] == "pushed":
+                self.incarnations[record["worker"]] = max(self.incarnations[record["worker"]], record["incarnation"])
+                self.pushes[record["worker"]] += 1
+            elif record["kind"] == "process" and record["role"] == "worker" and record["what"] == "restarted":
+                self.restarted[record["number"]] += 1
+            self._note(record)
 
 
 class Faulty:

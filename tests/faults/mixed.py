@@ -32,13 +32,11 @@ from typing import Any
 
 import psutil
 from tests.cutting import reset
-from tests.faults.job import FAULTY, GONE, Ended, Job, signalled
+from tests.faults.job import FAULTY, GONE, Books, Ended, Job, signalled
 from tests.faults.resuming import newest
 
 from offbeat import policies
 from offbeat.chaos import procfs
-from offbeat.chaos.observation import Observation
-from offbeat.chaos.tail import Tail
 from offbeat.core.policy import ServerRule
 from offbeat.errors import FAILED, READER_GONE
 from offbeat.journal.records import Record
@@ -193,7 +191,7 @@ class Trial:
         popen = self._unread if place == "no reader" else subprocess.Popen
         arguments = ("--workers", str(WORKERS), *more, "--sync", rule, *limits, *script)
         self._job = Job(folder, arguments, environment=environment, popen=popen)
-        self._books = Tail(self._job.journal, self._note)
+        self._books = Books(self._job.journal, self._note)
         self._standbys: dict[int, str] = {}
         """By server: what was said last of its standby."""
 
@@ -268,7 +266,7 @@ class Trial:
         while not ready() and self._job.process.poll() is None:
             assert time.monotonic() < deadline, f"no {what} within {limit_s:g} s after {', '.join(map(str, self.done[-2:]))}"
             threading.Event().wait(0.1)
-            self._books.read(time.monotonic())
+            self._books.read()
 
     def _progress(self) -> None:
         """Wait until every worker pushes, and standbys could lead again; where the journal is full, until all processes are there."""
@@ -276,7 +274,7 @@ class Trial:
             self._wait("worker", lambda: {("worker", number) for number in range(WORKERS)} <= self._found().keys())
             threading.Event().wait(2.0)
             return
-        self._books.read(time.monotonic())
+        self._books.read()
         before = dict(self._books.pushes)
         self._wait("progress", lambda: all(self._books.pushes[worker] > before.get(worker, 0) + 1 for worker in range(WORKERS)))
         self._wait("new standby", lambda: all(what == "follows" for what in self._standbys.values()))
@@ -300,20 +298,21 @@ class Trial:
         self.problems += [f"{text}; but {left}" for text in missing if "checkpoint failed" in text and not text.endswith(left)]
         if (ended.records[-1]["kind"] == "end") == full:
             self.problems.append(f"the last record is {ended.records[-1]}")
-        tally, seen = ended.tally(), Observation.of(ended.records)
+        tally = ended.tally()
         self.problems += tally.problems()
-        self.problems += [f"an epoch does not account for every index: {text}" for text in seen.unaccounted]
         figures = tally.summary()
+        reports = [record["report"] for record in ended.records if record["kind"] == "epoch_ended"]
         if not ended.records[-1].get("cut", False):  # then server 0 is gone, and what it would have settled
             figures = summary  # of all that has happened, also where the journal stops before
             if (fates := sum(figures["fates"].values())) != figures["blocks"]:
                 self.problems.append(f"{figures['blocks']} blocks were pushed, and {fates} have a fate")
-            folded = sum(record["report"]["folded"] for record in ended.records if record["kind"] == "epoch_ended")
+            folded = sum(report["folded"] for report in reports)
             undone = sum(record["samples"] for record in ended.records if record["kind"] == "undone")  # reports keep what they said
             if not full and figures["samples"] + undone != folded:
                 self.problems.append(f"fates say that {figures['samples']} samples were folded, and the reports of epochs say {folded}")
-        self.counts += Counter(fates=sum(figures["fates"].values()), epochs=seen.epochs, indices=seen.indices, unused=seen.unused)
-        self.problems += [] if figures["pushes"] and seen.epochs else [f"{figures['pushes']} pushes, {seen.epochs} epochs"]
+        used = {name: sum(report[name] for report in reports) for name in ("indices", "unused")}
+        self.counts += Counter(fates=sum(figures["fates"].values()), epochs=len(reports), **used)
+        self.problems += [] if figures["pushes"] and reports else [f"{figures['pushes']} pushes, {len(reports)} epochs"]
 
     def _keep_stacks(self) -> None:
         if SPY is None:

@@ -43,7 +43,7 @@ def plan(**given: Any) -> dict[str, Any]:
 
 
 def epoch_ended(t: float, epoch: int, *workers: int) -> Record:
-    return {"kind": "epoch_ended", "t": t, "pool": 0, "epoch": epoch, "report": {"indices": 16}, "workers": list(workers)}
+    return {"kind": "epoch_ended", "t": t, "pool": 0, "epoch": epoch, "report": {"indices": 16, "folded": 16}, "workers": list(workers)}
 
 
 def state(t: float, worker: int, state: str, incarnation: int = 1) -> Record:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -29,7 +29,6 @@ STANDBY: Final = "OFFBEAT_STANDBY"
 """In the environment of the forkserver from which servers are started again, and new standbys; and so of its forks."""
 _FORK: Final = re.compile(r"ob-(worker|server)-(\d+)")
 """The name of a fork, which ``launch/forkserver.py`` gives it."""
-_SOCKET: Final = re.compile(r"offbeat-[0-9a-f]+")
 
 
 class Process(NamedTuple):
@@ -91,59 +90,53 @@ def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     """Return the role of each process by its pid, and its number: of a worker or a server; None: not known.
 
     A fork has no number for a moment, and none if its script gives the process another name. A forkserver that has imported what the script
-    does is a fork of the one that was started, which only waits for its end.
+    does is a fork of the one that was started, which only waits for its end. Of the processes of a server the oldest leads, for a standby
+    is younger than its leader.
 
     ``other`` are those that the launcher does not know: a script's loaders, the ranks of a group, a shell.
 
     Args:
         processes: all of one job on this machine.
     """
-    found: dict[int, tuple[str, int | None]] = {}
     forkservers = {one.pid for one in processes if _FORKSERVER in one.command}
     started = {one.pid for one in processes if one.pid in forkservers and one.leads and one.parent not in forkservers}
     waiting = {one.parent for one in processes if one.pid in forkservers and not one.leads and one.parent in started}
-    for one in processes:
-        role: tuple[str, int | None] = ("other", None)
-        if one.pid in forkservers and not one.leads and one.parent in waiting:
-            role = ("forkserver", None)
-        elif one.pid in waiting:
-            pass
-        elif one.leads and one.pid in forkservers:
-            forked = "server" if STANDBY in one.environment else "worker"
-            named = _FORK.fullmatch(one.name)
-            number = int(named[2]) if named is not None and named[1] == forked else None
-            role = (forked, number) if one.parent in forkservers else ("forkserver", None)
-        elif one.leads and "OFFBEAT_SERVER" in one.environment:
-            role = ("server", _number(one.environment["OFFBEAT_SERVER"]))
-        elif one.leads and "OFFBEAT_WORKER" in one.environment:
-            role = ("worker", _number(one.environment["OFFBEAT_WORKER"]))
-        elif one.leads and SUPERVISES in one.environment:
-            role = ("supervisor", None)
-        found[one.pid] = role
-    found |= _standbys(processes, found)
-    agents = any(role == "supervisor" for role, _ in found.values())
+    found = {one.pid: _role(one, forkservers, waiting) for one in processes}
+    led = set()
+    for one in sorted(processes, key=lambda one: (one.environment.get(ROLE) != "leader", one.start, one.pid)):
+        role, number = found[one.pid]
+        if role == "server" and number is not None:
+            found[one.pid] = ("standby" if number in led else "server", number)
+            led.add(number)
+    parent = "agent" if ("supervisor", None) in found.values() else "supervisor"
     for one in processes:
         ours = one.pid in waiting or found[one.pid][0] in ("worker", "server", "standby", "forkserver")
         if ours and one.parent not in waiting and found.get(one.parent, ("", None))[0] == "other":
-            found[one.parent] = ("agent" if agents else "supervisor", None)
+            found[one.parent] = (parent, None)
     return found
 
 
-def _standbys(processes: Sequence[Process], found: Mapping[int, tuple[str, int | None]]) -> dict[int, tuple[str, int | None]]:
-    """Return the roles of those that stand by: of the processes of a server the oldest leads, for a standby is younger than its leader."""
-    servers = [one for one in processes if found[one.pid][0] == "server" and found[one.pid][1] is not None]
-    standbys: dict[int, tuple[str, int | None]] = {}
-    led = set()
-    for one in sorted(servers, key=lambda one: (one.environment.get(ROLE) != "leader", one.start, one.pid)):
-        number = found[one.pid][1]
-        if number in led:
-            standbys[one.pid] = ("standby", number)
-        led.add(number)
-    return standbys
+def _role(one: Process, forkservers: Collection[int], waiting: Collection[int]) -> tuple[str, int | None]:
+    """Return the role that a process says it has: a standby says that it is a server, and agents and most supervisors say nothing.
 
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    Args:
+        one: the process.
+        forkservers: the pids of all that are or were a forkserver.
+        waiting: those that wait for their fork.
+    """
+    if not one.leads:
+        return ("forkserver" if one.pid in forkservers and one.parent in waiting else "other"), None
+    if one.pid in waiting:
+        return "other", None
+    if one.pid in forkservers:
+        forked = "server" if STANDBY in one.environment else "worker"
+        named = _FORK.fullmatch(one.name)
+        number = int(named[2]) if named is not None and named[1] == forked else None
+        return (forked, number) if one.parent in forkservers else ("forkserver", None)
+    for variable, role in (("OFFBEAT_SERVER", "server"), ("OFFBEAT_WORKER", "worker"), (SUPERVISES, "supervisor")):
+        if variable in one.environment:
+            return role, None if role == "supervisor" else int(one.environment[variable])
+    return "other", None
 
 
 def send(process: Process, number: signal.Signals, mark: str, proc: Path = PROC) -> bool:
@@ -157,10 +150,8 @@ def send(process: Process, number: signal.Signals, mark: str, proc: Path = PROC)
     except OSError:
         return False
     try:
-        state, _, session, start, _ = status(process.pid, proc)
-        same = (session, start) == (process.session, process.start) and state not in "ZX"
         block = (proc / str(process.pid) / "environ").read_bytes()
-        if not same or (block and not _has(block, mark)):  # empty: it is just starting another program
+        if state(process, proc) in ("", "Z", "X") or (block and not _has(block, mark)):  # empty: it is just starting another program
             return False
         signal.pidfd_send_signal(opened, number)
     except OSError:
@@ -179,23 +170,17 @@ def state(process: Process, proc: Path = PROC) -> str:
     return ""
 
 
-def sockets(processes: Sequence[Process]) -> set[str]:
-    """Return the names of the abstract sockets that these processes were told of."""
-    return {name for one in processes for value in one.environment.values() for name in _SOCKET.findall(value)}
+def remains(mark: str, segments: set[str], proc: Path = PROC) -> list[str]:
+    """Return what is left of a job, in words: processes, and segments in /dev/shm that were not there before.
 
-
-def remains(mark: str, names: set[str], segments: set[str], proc: Path = PROC) -> list[str]:
-    """Return what is left of a job, in words: processes, segments in /dev/shm that were not there before, abstract sockets.
+    Its sockets, which are abstract ones, are gone with its last process.
 
     Args:
         mark: the job's.
-        names: of the sockets that it has used (`sockets`).
         segments: what was in /dev/shm before (`shared_memory`).
     """
-    left = list(marked(mark, proc))
-    memory = [f"/dev/shm/{name}" for name in sorted(shared_memory() - segments) if "offbeat" in name]
-    bound = (proc / "net" / "unix").read_text()
-    return [*(f"process {one.pid}" for one in left), *memory, *(f"socket {name}" for name in sorted(names) if name in bound)]
+    left = [f"process {one.pid}" for one in marked(mark, proc)]
+    return left + [f"/dev/shm/{name}" for name in sorted(shared_memory() - segments) if "offbeat" in name]
 
 
 def shared_memory() -> set[str]:
@@ -204,16 +189,10 @@ def shared_memory() -> set[str]:
 
 
 def holders(path: Path, processes: Sequence[Process], proc: Path = PROC) -> list[int]:
-    """Return those of the processes that have a file open for writing."""
+    """Return those of the processes that have a file open."""
     found = []
-    wanted = str(path.resolve())
     for one in processes:
         with contextlib.suppress(OSError):
-            for link in (proc / str(one.pid) / "fd").iterdir():
-                if os.readlink(link) != wanted:
-                    continue
-                flags = re.search(r"^flags:\s*(\d+)", (proc / str(one.pid) / "fdinfo" / link.name).read_text(), re.MULTILINE)
-                if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
-                    found.append(one.pid)
-                    break
+            if str(path.resolve()) in map(os.readlink, (proc / str(one.pid) / "fd").iterdir()):
+                found.append(one.pid)
     return found

@@ -1,16 +1,24 @@
-"""Draw the faults of a run from a seed: kinds, targets, times and lengths. Pure: the same arguments give the same faults."""
+"""Draw the faults of a run from a seed: kinds, targets, times and lengths. Pure: the same arguments give the same faults.
+
+A fault is named by its kind and what it hits, such as ``kill:worker``.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.types import Seconds
 
 KINDS: Final = ("kill", "stop", "term", "slow", "cut", "disk")
 TARGETS: Final = ("worker", "server", "standby", "supervisor", "agent", "forkserver")
+ALONE: Final = {"cut": ("link",), "disk": ("journal",)}
+"""Kinds of faults that hit no process, and what they hit."""
+DEADLY: Final = ("kill", "term")
+"""Kinds of which nothing is undone."""
 DEFAULT_KINDS: Final = ("kill", "stop", "slow")
 """After ``term`` a worker does not return, so that it is not drawn unless it is asked for."""
 GROUPS: Final = {"worker": 50.0, "server": 20.0, "freeze": 15.0, "cut": 10.0, "other": 5.0}
@@ -24,67 +32,76 @@ supervisor kills a worker, so that a longer stop would be a death."""
 SLOW: Final = (0.5, 2.0)
 DUTY: Final = (0.5, 0.9)
 
-LAST: Final = ("term", "kill supervisor", "term supervisor", "disk")
-"""Faults of a plan that come last, in this order, by kind or by kind and target: the worker does not come back, or the job or its journal
-ends."""
+LAST: Final = ("term", "kill:supervisor", "term:supervisor", "disk")
+"""Faults of a plan that come last, in this order, by kind or by name: the worker does not come back, or the job or its journal ends."""
 
 
-class Cell(NamedTuple):
-    """A kind of fault and what it hits."""
-
-    kind: str
-    target: str
-    """One of `TARGETS`, or ``link``, or ``journal``."""
-
-
-class Fault(NamedTuple):
-    """One fault to come."""
+@dataclass
+class Fault:
+    """One fault: what was drawn, and what became of it. Times are seconds after the first pushes of all workers."""
 
     number: int
     at_s: Seconds
-    """When, in seconds after the first push of every worker."""
+    """When it is due."""
     kind: str
     target: str
+    """One of `TARGETS`, or ``link``, or ``journal``."""
     pick: float
     """Which of the targets: from 0 to 1, a place in their order by number."""
     seconds: Seconds
     """How long it lasts; without meaning for ``kill`` and ``term``."""
     duty: float
     """Of ``slow``: the part of the time during which the process is stopped."""
+    injected_at_s: Seconds | None = None
+    """When it was carried out, or tried last."""
+    journal_s: Seconds = 0.0
+    """The same in the journal's time; known once the job has ended."""
+    until_s: Seconds | None = None
+    """When the process, link or file was let go again."""
+    victim: str = ""
+    """What it has hit, in words."""
+    worker: int | None = None
+    """The number of the worker that it has hit; None: it is none, or its number is not known."""
+    done: bool = False
+    """False: there was nothing to hit."""
+    proved: bool | None = None
+    """Whether it is seen to have happened; None: not known."""
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return its kind and target."""
+        return f"{self.kind}:{self.target}"
+
+    @property
+    def over_s(self) -> Seconds:
+        """Return when it was over, in the journal's time: a death when it happened."""
+        return self.journal_s + (0.0 if self.until_s is None or self.injected_at_s is None else self.until_s - self.injected_at_s)
 
 
-def cells(kinds: Collection[str], targets: Collection[str]) -> dict[str, list[Cell]]:
-    """Return what may happen, by group; groups of which nothing may happen are left out.
+def possible(kinds: Iterable[str], targets: Iterable[str]) -> list[tuple[str, str]]:
+    """Return what may happen: kinds and what they hit.
 
     Args:
         kinds: of faults, some of `KINDS`.
         targets: which processes may be hit, some of `TARGETS`. A link and the journal are targets of their own kinds.
 
-    >>> cells(["kill", "stop"], ["worker"])
-    {'worker': [Cell(kind='kill', target='worker')], 'freeze': [Cell(kind='stop', target='worker')]}
+    >>> possible(["kill", "disk"], ["worker", "server"])
+    [('kill', 'worker'), ('kill', 'server'), ('disk', 'journal')]
     """
-    found: dict[str, list[Cell]] = {}
-    for kind in kinds:
-        if kind in ("cut", "disk"):
-            name, cell = ("cut", Cell("cut", "link")) if kind == "cut" else ("other", Cell("disk", "journal"))
-            found.setdefault(name, []).append(cell)
-            continue
-        for target in targets:
-            group = "freeze" if kind in ("stop", "slow") else target if target in ("worker", "server") else "other"
-            found.setdefault(group, []).append(Cell(kind, target))
-    return found
+    return [(kind, target) for kind in kinds for target in ALONE.get(kind, targets)]
 
 
-def chances(kinds: Collection[str], targets: Collection[str], mix: Mapping[str, float] = GROUPS) -> dict[Cell, float]:
-    """Return the probability of each kind of fault on each target.
+def chances(kinds: Collection[str], targets: Collection[str], mix: Mapping[str, float] = GROUPS) -> dict[str, float]:
+    """Return the probability of each fault by its name.
 
     The groups share as ``mix`` says. Within the group ``freeze`` targets share as the groups in which they die; otherwise alike.
 
     Raises:
         ConfigurationError: a name is not known, a share is negative, or nothing is left that may happen.
 
-    >>> [(cell.kind, round(chance, 3)) for cell, chance in chances(["kill", "stop"], ["worker"]).items()]
-    [('kill', 0.769), ('stop', 0.231)]
+    >>> {fault: round(chance, 3) for fault, chance in chances(["kill", "stop"], ["worker"]).items()}
+    {'kill:worker': 0.769, 'stop:worker': 0.231}
     """
     for what, names, known in (("--faults", kinds, KINDS), ("--targets", targets, TARGETS), ("--mix", mix, GROUPS)):
         for name in names:
@@ -93,19 +110,20 @@ def chances(kinds: Collection[str], targets: Collection[str], mix: Mapping[str, 
     for name, share in mix.items():
         if not 0.0 <= share < float("inf"):
             raise ConfigurationError(f"--mix {name}={share:g}: must be a number of at least 0")
-    weights: dict[Cell, float] = {}
-    for group, members in cells(kinds, targets).items():
-        own = [mix.get(cell.target, mix.get("other", 0.0)) if group == "freeze" else 1.0 for cell in members]
-        for cell, part in zip(members, own, strict=True):
-            weights[cell] = mix.get(group, 0.0) * part / sum(own) if sum(own) else 0.0
+    groups: dict[str, dict[str, float]] = {}
+    for kind, target in possible(kinds, targets):
+        group = "freeze" if kind in ("stop", "slow") else "cut" if kind == "cut" else target if target in ("worker", "server") else "other"
+        groups.setdefault(group, {})[f"{kind}:{target}"] = mix.get(target, mix.get("other", 0.0)) if group == "freeze" else 1.0
+    parts = ((name, mix.get(group, 0.0), part, sum(own.values())) for group, own in groups.items() for name, part in own.items())
+    weights = {name: share * part / whole if whole else 0.0 for name, share, part, whole in parts}
     total = sum(weights.values())
     if not total > 0.0:
         asked = f"--faults {','.join(kinds)} --targets {','.join(targets)}"
         raise ConfigurationError(f"{asked}: with these shares of --mix nothing can happen")
-    return {cell: weight / total for cell, weight in weights.items()}
+    return {name: weight / total for name, weight in weights.items()}
 
 
-def schedule(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, of: Mapping[Cell, float], count: int | None = None) -> Iterator[Fault]:
+def schedule(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, of: Mapping[str, float], count: int | None = None) -> Iterator[Fault]:
     """Yield the faults of a run, the earliest first; without ``count`` they have no end.
 
     The times between them are drawn from the exponential law with the mean ``mtbf_s``. Each fault takes the same number of draws, so
@@ -115,21 +133,21 @@ def schedule(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, of: Mapping[Cell
         seed: of all draws.
         mtbf_s: mean time between two faults.
         timeout_s: the job's; stops and cuts are shorter or longer than it, with equal chances.
-        of: chances of kinds and targets (`chances`).
+        of: chances of faults by their names (`chances`).
         count: of faults; None: without end.
     """
     draw = random.Random(seed)
-    choices, weights = list(of), list(of.values())
+    names, weights = list(of), list(of.values())
     at_s, number = 0.0, 0
     while count is None or number < count:
         at_s += draw.expovariate(1.0 / mtbf_s)
-        (cell,) = draw.choices(choices, weights)
-        yield _fault(draw, number, at_s, cell, timeout_s)
+        (name,) = draw.choices(names, weights)
+        yield _fault(draw, number, at_s, name, timeout_s)
         number += 1
 
 
-def planned(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, plan: Mapping[Cell, int]) -> list[Fault]:
-    """Return exactly these faults, the earliest first, in an order and at times that are drawn.
+def planned(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, plan: Mapping[str, int]) -> Iterator[Fault]:
+    """Yield exactly these faults, the earliest first, in an order and at times that are drawn.
 
     The times are those of a Poisson process of which it is known that so many faults fall into the first ``mtbf_s`` seconds for each. What
     takes something away for good comes last (`LAST`).
@@ -138,30 +156,26 @@ def planned(seed: int, *, mtbf_s: Seconds, timeout_s: Seconds, plan: Mapping[Cel
         seed: of all draws.
         mtbf_s: mean time between two faults.
         timeout_s: the job's; stops and cuts are shorter or longer than it, with equal chances.
-        plan: how many of each kind and target.
+        plan: how many there are of each name.
 
-    >>> [fault.kind for fault in planned(1, mtbf_s=1.0, timeout_s=2.0, plan={Cell("disk", "journal"): 1, Cell("kill", "worker"): 2})]
+    >>> [fault.kind for fault in planned(1, mtbf_s=1.0, timeout_s=2.0, plan={"disk:journal": 1, "kill:worker": 2})]
     ['kill', 'kill', 'disk']
     """
     draw = random.Random(seed)
-    cells = [cell for cell, count in plan.items() for _ in range(count)]
-    draw.shuffle(cells)
-    cells.sort(key=_lasting)
-    times = sorted(draw.uniform(0.0, mtbf_s * len(cells)) for _ in cells)
-    return [_fault(draw, number, at_s, cell, timeout_s) for number, (at_s, cell) in enumerate(zip(times, cells, strict=True))]
+    names = [name for name, count in plan.items() for _ in range(count)]
+    draw.shuffle(names)
+    names.sort(key=lambda name: max((place for place, last in enumerate(LAST, start=1) if last in (name, name.split(":")[0])), default=0))
+    times = sorted(draw.uniform(0.0, mtbf_s * len(names)) for _ in names)
+    for number, (at_s, name) in enumerate(zip(times, names, strict=True)):
+        yield _fault(draw, number, at_s, name, timeout_s)
 
 
-def _lasting(cell: Cell) -> int:
-    """Return 0, or the place of a fault among those that come last."""
-    return max((place for place, name in enumerate(LAST, start=1) if name in (cell.kind, f"{cell.kind} {cell.target}")), default=0)
-
-
-def _fault(draw: random.Random, number: int, at_s: Seconds, cell: Cell, timeout_s: Seconds) -> Fault:
+def _fault(draw: random.Random, number: int, at_s: Seconds, name: str, timeout_s: Seconds) -> Fault:
     """Draw the rest of a fault, with as many draws for each kind."""
+    kind, _, target = name.partition(":")
     long, length, duty, pick = (draw.random() for _ in range(4))
-    low, high = SLOW if cell.kind in ("slow", "disk") else LONG if long < 0.5 else SHORT
-    seconds = timeout_s * (low + (high - low) * length)
-    return Fault(number, at_s, cell.kind, cell.target, pick, seconds, DUTY[0] + (DUTY[1] - DUTY[0]) * duty)
+    low, high = SLOW if kind in ("slow", "disk") else LONG if long < 0.5 else SHORT
+    return Fault(number, at_s, kind, target, pick, timeout_s * (low + (high - low) * length), DUTY[0] + (DUTY[1] - DUTY[0]) * duty)
 
 
 def chosen(pick: float, numbers: Collection[int], total: int) -> int | None:

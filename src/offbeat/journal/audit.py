@@ -1,4 +1,5 @@
-"""The audit: does every push of a journal have exactly one fate, or one per shard, and is every fold made of what was pushed?
+"""The audit: does every push of a journal have exactly one fate, or one per shard, is every fold made of what was pushed, and does every
+epoch account for its indices?
 
 Fed record by record like the tally that owns it. It keeps what is still open, not what is done, so that a long job does not grow it. It
 judges the contributions and their fates only; what the numbers mean for a reader is `journal.summary`'s.
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
+from offbeat.core.leases import unaccounted
 from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender, gone_by
 
 Key: TypeAlias = tuple[int, int, int, int | None]
@@ -202,6 +204,12 @@ class Audit:
 
     # The rest.
 
+    def _account(self, record: Record) -> None:
+        if missing := unaccounted(record["report"]):
+            self._problem(
+                f"epoch {record['epoch']}: the counts of its report are {missing} short of its {record['report']['indices']} indices"
+            )
+
     def _change_state(self, record: Record) -> None:
         if record["state"] == "alive":
             self._alive.add(record["worker"])
@@ -236,6 +244,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Audit, Record], None]]] = {
     "settle": Audit._settle,
     "publish": Audit._publish,
     "state_changed": Audit._change_state,
+    "epoch_ended": Audit._account,
     "end": Audit._end,
 }
 

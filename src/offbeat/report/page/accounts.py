@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import median_low
 
+from offbeat.core.leases import adds_up
 from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
 from offbeat.journal.worker_summary import NOT_COME
@@ -93,7 +94,7 @@ def samples(gathered: Gathered, summary: Summary) -> Plain:
     used = [name for name in names if sums[name] or name in ("indices", "folded")]
     shown = epochs[-8:]
     hidden = len(epochs) - len(shown) + (earlier or {"epochs": 0})["epochs"]
-    wrong = [epoch["epoch"] for epoch in epochs if not _adds_up(epoch)]
+    wrong = [epoch["epoch"] for epoch in epochs if not adds_up(epoch)]
     lost = [text for epoch in epochs for text in epoch.get("exceptions", ())]
     return {
         "names": used,
@@ -113,9 +114,3 @@ def samples(gathered: Gathered, summary: Summary) -> Plain:
 def share_of(part: float | None) -> str:
     """Return a share in per cent; "-" where there is none."""
     return "-" if part is None else percent(part) if part else "0 %"
-
-
-def _adds_up(epoch: Plain) -> bool:
-    """Return True if every index of an epoch is accounted for."""
-    parts = sum(epoch.get(name, 0) for name in ("folded", "dropped", "rejected", "skipped", "unused", "kept"))
-    return bool(parts == epoch["indices"] + epoch.get("brought", 0))
