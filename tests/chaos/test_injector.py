@@ -61,6 +61,13 @@ def test_a_stopped_process_is_hit_by_nothing_else() -> None:
     assert second.note == "no worker to hit"
 
 
+def test_a_process_that_dies_of_a_kill_is_hit_by_nothing_else() -> None:
+    machine = FakeMachine(1)
+    machine.victims[0].deaf = True  # it takes its time to die
+    kill, stop = played(machine, [fault("kill", 1.0), fault("stop", 1.01)])
+    assert (kill.done, stop.done, stop.note) == (True, False, "no worker to hit")
+
+
 def test_a_fault_of_a_plan_is_tried_again_until_it_hits_somebody_or_the_job_is_over() -> None:
     machine = FakeMachine(1)
     done = played(machine, [fault("stop", 1.0, seconds=3.0), fault("kill", 2.0), fault("kill", 50.0)], insists=True)

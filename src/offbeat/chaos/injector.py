@@ -1,7 +1,7 @@
 """Carry out the faults of a schedule, prove that each has happened, and undo what has to be undone.
 
 `Injector.tick` does what is due and never waits; everything that touches the machine goes through a `Victim`. A process that a fault has
-stopped is hit by no other one until it goes on. `Injector.release` leaves no process stopped and no link down, however a run ends.
+stopped is hit by no other one until it goes on, and one that was killed by none at all. `Injector.release` leaves no process stopped and no link down, however a run ends.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Injector:
         """The courses of faults that have more to do, by time."""
         self._order = count()
         self._held: set[str] = set()
-        """Keys of what is stopped or down."""
+        """Keys of what is stopped, down or dying."""
         self._noticed: set[str] = set()
         """Keys of the workers that have been told to leave."""
 
@@ -133,7 +133,7 @@ class Injector:
             if fault.kind not in DEADLY:
                 victim.up()
                 fault.until_s = self._now
-                self._held.discard(victim.key)
+            self._held.discard(victim.key)
 
     def _hit(self, fault: Fault) -> Victim | None:
         """Let a fault begin. Returns what it has hit; None: nothing."""
@@ -149,8 +149,8 @@ class Injector:
             return None
         fault.victim, fault.worker, fault.done = victim.name, victim.worker, victim.down(fault.kind)
         fault.note = "" if fault.done else victim.spared
-        if fault.done and fault.kind not in DEADLY:
-            self._held.add(victim.key)
+        if fault.done and fault.kind != "term":
+            self._held.add(victim.key)  # a process that dies of SIGKILL would take a SIGSTOP, and not show it
         return victim if fault.done else None
 
     def _is_last(self, key: str, workers: Iterable[Victim]) -> bool:
