@@ -93,7 +93,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         r"--procs-per-worker 2: checkpoints of the whole job do not have",
     ),
     ({"replicas": 2}, r"--replicas 2: each server can have no standby \(0\) or one \(1\)"),
-    ({"replicas": 1, "sync": "dpsgd"}, r"--replicas 1: under dpsgd all ranks are on one machine, and end with it"),
+    ({"replicas": 1, "sync": "dpsgd"}, r"--replicas 1: dpsgd mixes parameters, and no standby follows that"),
     ({"replicas": 1, "on_driver": True}, r"--replicas 1: .* add --servers-on nodes"),
     ({"journal": Path("one"), "summary": Path("one")}, r"--journal and --summary are the same file, one"),
 ]

@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     ONE_HOST: {*RULES, *DATA_PLANE, SHARED},
     MULTI_HOST: {*RULES, *DATA_PLANE, SHARED, ONE_HOST, "runtime.worker"},
     "runtime.allreduce": {*RANKS, ONE_HOST, MULTI_HOST},
-    "runtime.gossip": {*RANKS, SHARED},
+    "runtime.gossip": {*RANKS, SHARED, MULTI_HOST, "runtime.allreduce"},
     "runtime": LIVE,
     "sim.latency": {*BASE, "spec", "core", "journal"},
     "sim.training": {*RULES, "tensors", "sim.latency"},

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests.cluster.conftest import finished
 from tests.cluster.hosts import Host
 from tests.cluster.test_agents import by_hand, folded
@@ -24,9 +25,10 @@ print(*(store.check([f"offbeat/none/1/server 0/term {term}"]) for term in (2, 3,
 """Prints in which terms a standby has taken over, as torchrun's store has it."""
 
 
-def test_the_rounds_go_on_with_another_process_of_server_0(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
+@pytest.mark.parametrize("rule", ["full", "sgp"])
+def test_the_rounds_go_on_with_another_process_of_server_0(two_hosts: list[Host], start_at: Start, enough: Path, rule: str) -> None:
     first, second = two_hosts
-    words = by_hand(first, "--sync=full", "--no-preload")
+    words = by_hand(first, f"--sync={rule}", "--no-preload")
     job = start_at(first, *words, "--until", str(enough))
     other = start_at(second, *words, "--until", str(enough))
     folded(job, 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, barrier
+from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier
 from tests.live.test_ranks import RANKS, audited, parameters, train
 from tests.live.test_ranks_return import Trainer
 from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
@@ -26,8 +26,12 @@ def waits(policy: Policy) -> bool:
     return isinstance(policy, GossipRule) and policy.exchange != "pair"
 
 
+PLACES = pytest.mark.parametrize("hosts", [TOGETHER, APART, HALVES], ids=["together", "apart", "halves"])
+
+
+@PLACES
 @pytest.mark.parametrize("rule", spelled(GossipRule, where=waits))
-def test_parameters_are_what_the_pure_machine_says(rule: str) -> None:
+def test_parameters_are_what_the_pure_machine_says(rule: str, hosts: dict[int, str]) -> None:
     done = barrier(RANKS)
 
     def script(worker: Worker) -> Tensor:
@@ -43,15 +47,16 @@ def test_parameters_are_what_the_pure_machine_says(rule: str) -> None:
         done.wait()
         return found
 
-    with Job(RANKS) as job:
+    with Job(RANKS, hosts=hosts) as job:
         results = torch.stack(job.run(script))
     policy = rule_of(GossipRule, rule)  # type: ignore[type-abstract]
     torch.testing.assert_close(results, lockstep(policy, RANKS, apart=0.0), rtol=1e-9, atol=1e-9)
 
 
+@PLACES
 @pytest.mark.parametrize("rule", marked(RULES, "dpsgd", "adpsgd"))
-def test_the_books_add_up(tmp_path: Path, rule: str) -> None:
-    with Job(RANKS, journal=str(tmp_path / "journal")) as job:
+def test_the_books_add_up(tmp_path: Path, rule: str, hosts: dict[int, str]) -> None:
+    with Job(RANKS, hosts=hosts, journal=str(tmp_path / "journal")) as job:
         results = job.run(lambda worker: train(worker, rule))
     records = audited(tmp_path / "journal")
     folds = [record for record in records if record["kind"] == "fold"]

@@ -68,9 +68,9 @@ GOSSIP = spelled(GossipRule)
 
 
 def everywhere(*rules: str) -> pytest.MarkDecorator:
-    """These rules in all places, and all of gossip, which is for one host."""
-    cases = [pytest.param(rule, hosts, id=f"{rule}-{name}") for rule in rules for name, hosts in HOSTS.items()]
-    return pytest.mark.parametrize(("rule", "hosts"), [*cases, *(pytest.param(rule, TOGETHER, id=rule) for rule in GOSSIP)])
+    """These rules, and all of gossip, in all places."""
+    cases = [pytest.param(rule, hosts, id=f"{rule}-{name}") for rule in (*rules, *GOSSIP) for name, hosts in HOSTS.items()]
+    return pytest.mark.parametrize(("rule", "hosts"), cases)
 
 
 @everywhere("full", "majority", "solo", "solo(delivery=latest, model_sync_every=8)")

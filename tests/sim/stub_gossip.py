@@ -9,8 +9,8 @@ import torch
 from tests.sim.stub_process import LR
 from tests.sim.stub_ranks import StubRank
 
-from offbeat.runtime.gossip.exchange import Exchanged, OneHostGossip
-from offbeat.runtime.gossip.waiting import Wait
+from offbeat.runtime.gossip.exchange import Exchanged, Wait
+from offbeat.runtime.gossip.one_host import OneHostGossip
 from offbeat.types import WorkerId
 
 

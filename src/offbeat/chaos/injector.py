@@ -1,7 +1,8 @@
 """Carry out the faults of a schedule, prove that each has happened, and undo what has to be undone.
 
 `Injector.tick` does what is due and never waits; everything that touches the machine goes through a `Victim`. A process that a fault has
-stopped is hit by no other one until it goes on, and one that was killed by none at all. `Injector.release` leaves no process stopped and no link down, however a run ends.
+stopped is hit by no other one until it goes on, and a process that was killed by none. `Injector.release` leaves no process stopped and
+no link down, however a run ends.
 """
 
 from __future__ import annotations

@@ -142,14 +142,14 @@ class Pair(NamedTuple):
 
 
 class WrittenOff(NamedTuple):
-    """Gossip: mass and shares that are lost with a dead rank."""
+    """Gossip: mass and shares that are lost with a dead rank; or, across hosts, shares that a living rank cannot get from a dead one."""
 
     worker: WorkerId
     incarnation: Incarnation
     mass: float
     """Push-sum: its own mass, and that of the shares in transit to it."""
     sources: tuple[Source, ...]
-    """The shares sent to it that it has not mixed in."""
+    """The shares sent to it that it has not mixed in; across hosts also those that it has sent and nobody has got."""
     reason: str
 
 

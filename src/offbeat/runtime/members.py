@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.policy import Policy
 from offbeat.errors import ProtocolError
 from offbeat.policies import rule_of
 from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
 from offbeat.runtime.allreduce.multi_host_member import MultiHostMember
 from offbeat.runtime.allreduce.round_member import OneHostMember
-from offbeat.runtime.gossip.member import GossipMember
+from offbeat.runtime.gossip.member import MultiHostGossipMember, OneHostGossipMember
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.runtime.worker.connection import WorkerConnection
@@ -37,7 +38,11 @@ def part_of(
     header = welcome.header
     match header.get("backend"):
         case "gossip":
-            return GossipMember(welcome.memory, rank, replica, hear)
+            return OneHostGossipMember(welcome.memory, rank, replica, hear)
+        case "gossip_multi_host":
+            mixed = rule_of(GossipRule, policy)  # type: ignore[type-abstract]
+            call = SequencerCall(link.call_coordinator, link.number_of_optimizer)
+            return MultiHostGossipMember(header["ranks"], mixed, link.hub, link.interface, call, rank, replica, hear)
         case "one_host":
             return OneHostMember(welcome.memory, rank, rule_of(RoundRule, policy), replica, hear, voided)  # type: ignore[type-abstract]
         case "multi_host":
@@ -45,4 +50,5 @@ def part_of(
             call = SequencerCall(link.call_coordinator, link.number_of_optimizer)
             return MultiHostMember(header, rank, chosen, replica, hear, voided, link.hub, link.interface, call)
         case other:
-            raise ProtocolError(f"server 0 sent 'welcome' with backend = {other!r} (expected gossip, one_host or multi_host)")
+            known = "gossip, gossip_multi_host, one_host or multi_host"
+            raise ProtocolError(f"server 0 sent 'welcome' with backend = {other!r} (expected {known})")

@@ -17,7 +17,12 @@ from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.multi_host.rounds import slots_of
 from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup
 from offbeat.runtime.allreduce.one_host_coordinator import OneHostCoordinatorSide, OneHostGroup
-from offbeat.runtime.gossip.coordinator_side import GossipCoordinatorSide, GossipGroup
+from offbeat.runtime.gossip.coordinator_side import (
+    GossipCoordinatorSide,
+    GossipGroup,
+    MultiHostGossipCoordinatorSide,
+    MultiHostGossipGroup,
+)
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.recorded_group import RecordedGroup
 from offbeat.runtime.recovery.survival import Survival
@@ -55,7 +60,7 @@ def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], surv
         survival: of server 0.
 
     Raises:
-        ConfigurationError: there is not enough memory, or the rule needs all ranks on one host.
+        ConfigurationError: there is not enough memory.
         TypeError: the rule is not one without servers.
     """
     raise TypeError(f"{type(policy).__name__} must extend RoundRule or GossipRule")
@@ -87,10 +92,8 @@ def _slots(policy: RoundRule, ranks: Ranks, survival: Survival) -> Sequence[int]
 @side_of.register
 def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankCoordinatorSide:
     if not ranks.together:
-        raise ConfigurationError(
-            f"the workers are on different hosts, and {policy.spelling} needs all of them on the host of server 0; use a rule of the "
-            "allreduce family, such as full or majority, or one with servers, such as bsp"
-        )
+        *_, now = parts
+        return MultiHostGossipCoordinatorSide(MultiHostGossipGroup(policy, ranks.workers, ranks.seed, now), *parts)
     assert not survival.follows, "check_replicas refuses the rules of this family"
     group = GossipGroup.create(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed, survival)
     return GossipCoordinatorSide(RecordedGroup(group, survival), *parts)

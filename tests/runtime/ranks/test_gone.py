@@ -14,7 +14,7 @@ from offbeat.policies import rule
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.runtime.allreduce.one_host_coordinator import OneHostGroup
 from offbeat.runtime.gossip.coordinator_side import GossipGroup
-from offbeat.runtime.gossip.exchange import OneHostGossip
+from offbeat.runtime.gossip.one_host import OneHostGossip
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.transport.base import SharedMemory

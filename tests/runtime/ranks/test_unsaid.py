@@ -9,7 +9,7 @@ import torch
 from tests.support.hand_driven_coordinator import Worker, coordinator
 
 from offbeat.journal.file import read
-from offbeat.runtime.gossip.exchange import OneHostGossip
+from offbeat.runtime.gossip.one_host import OneHostGossip
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 

@@ -7,12 +7,14 @@
     ledger.GossipLedger                         │
         │ asks                                  │
         ▼                                       ▼
-    push_sum.Gossip     steps, weights and messages under way of all ranks
+    push_sum.Gossip <── table.GossipTable: members, and what each rank may do next
+        │ steps, weights and messages under way of all ranks
         ▼
     topology            which places of the graph are neighbours at which step
 ```
 
-`ledger` gives each gradient its one fate, `push_sum` keeps the weights, `topology` is arithmetic on places 0 .. count - 1.
+`ledger` gives each gradient its one fate, `table` answers live ranks, `push_sum` keeps the weights, `topology` is arithmetic on places
+0 .. count - 1.
 
 Example: two ranks under sgp. Each keeps half of its mass and sends the other half. Rank 0 has to wait for rank 1's message.
 

@@ -263,14 +263,28 @@ class Gossip:
         standing = self._there[rank]
         return Mixture(standing.own, tuple(standing.inbox), standing.mass + sum(message.mass for message in standing.inbox))
 
-    def took(self, rank: WorkerId, mixture: Mixture) -> Mixture:
-        """Remove messages that a rank has mixed in under *push*. Returns the mixture with the rank's mass after it."""
+    def took(self, rank: WorkerId, mixture: Mixture, missed: Sequence[GossipMessage] = ()) -> Mixture:
+        """Remove messages that a rank has mixed in under *push*. Returns the mixture with the rank's mass after it.
+
+        ``missed``: messages that the rank cannot get, since their sender is gone: they are lost.
+        """
         standing = self._there[rank]
-        if mixture.messages:
-            standing.inbox = [message for message in standing.inbox if message not in mixture.messages]
-        standing.mass += sum(message.mass for message in mixture.messages)
+        got, gone = ([message for message in those if message in standing.inbox] for those in (mixture.messages, missed))
+        standing.inbox = [message for message in standing.inbox if message not in got and message not in gone]
+        standing.mass += sum(message.mass for message in got)
         standing.own = 1.0
+        self.lost += sum(message.mass for message in gone)
         return mixture._replace(mass=standing.mass)
+
+    def strand(self, sender: WorkerId, lost: Callable[[WorkerId, GossipMessage], bool]) -> list[GossipMessage]:
+        """Write off messages of a sender that nobody can get any more; ``lost`` says which, given the receiver. Returns them."""
+        found: list[GossipMessage] = []
+        for rank, standing in self._there.items():
+            gone = [message for message in standing.inbox if message.sender == sender and lost(rank, message)]
+            standing.inbox = [message for message in standing.inbox if message not in gone] if gone else standing.inbox
+            found += gone
+        self.lost += sum(message.mass for message in found)
+        return found
 
     def unread(self, rank: WorkerId, steps: Clock) -> bool:
         """Return True if a message that this rank has sent at this step or before is not mixed in yet, under *push*."""

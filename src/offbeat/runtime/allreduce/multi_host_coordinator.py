@@ -15,6 +15,7 @@ from offbeat.core.effects import Effect
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.policies.eager import Full
+from offbeat.runtime.allreduce.multi_host.rank_calls import RankCalls
 from offbeat.runtime.allreduce.multi_host.sequenced_rounds import SequencedRounds
 from offbeat.runtime.job.messages import ROUNDS
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
@@ -48,11 +49,13 @@ class MultiHostGroup(Group):
     memory: tuple[SharedMemory, ...] = ()
 
     def __init__(self, policy: RoundRule, ranks: int, slots: Sequence[int], seed: int, now: Callable[[], Seconds]) -> None:
-        self.ranks = ranks
-        self._all_rounds = [SequencedRounds(policy, ranks, slots[0], now, seed)]
+        rounds = [SequencedRounds(policy, ranks, slots[0], now, seed)]
         if policy.model_sync_every is not None:
-            self._all_rounds.append(SequencedRounds(Full(), ranks, slots[1], now))
-        self._rounds = self._all_rounds[0]
+            rounds.append(SequencedRounds(Full(), ranks, slots[1], now))
+        self._hold(ranks, rounds)
+
+    def _hold(self, ranks: int, all_rounds: Sequence[RankCalls]) -> None:
+        self.ranks, self._all_rounds, self._rounds = ranks, all_rounds, all_rounds[0]
         self._contacts: dict[WorkerId, list[Address]] = {}
         """By rank that takes part or joins: where it listens, for each of the rounds."""
         self._at: dict[Connection, tuple[int, WorkerId]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies.eager import Full
@@ -17,65 +17,30 @@ from offbeat.transport.base import Address, Hub
 from offbeat.types import Version, WorkerId
 
 
-class MultiHostMember(RoundMember):
-    """Take part in the rounds as one rank.
+class Meets(Protocol):
+    """Connect to the other ranks."""
 
-    Args:
-        welcome: header of the welcome message.
-        rank: this rank.
-        policy: the job's rule.
-        replica: results are applied to it.
-        hear, voided: as for `RoundMember`.
-        hub: of this process; the rounds use hubs of their own, made from it.
-        interface: network interface on which these listen.
-        call: how to reach the sequencer in server 0.
-    """
+    def listen(self, host: str | None = None, port: int = 0) -> Address:
+        """Accept connections of the other processes. Returns the address for them."""
 
-    others_decide = True
-    _rounds: MultiHostRounds
+    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float | None, *, later: bool) -> None:
+        """Connect to server 0 and to the other ranks. Unless ``later``, the job begins, with the ranks in ``addresses``."""
 
-    def __init__(
-        self,
-        welcome: Mapping[str, Any],
-        rank: WorkerId,
-        policy: RoundRule,
-        replica: Replica,
-        hear: Callable[[], None],
-        voided: Callable[[Version], None],
-        hub: Hub,
-        interface: str,
-        call: SequencerCall,
-    ) -> None:
-        self._ranks, self._slots = welcome["ranks"], welcome["slots"]
-        self._hub, self._interface, self._call = hub, interface, call
-        self._all_rounds: list[MultiHostRounds] = []
-        super().__init__(rank, policy, replica, hear, voided)
+    def close(self) -> None:
+        """Close all connections."""
 
-    def attach(self) -> None:
+
+class Meeting:
+    """What a rank does to know the other ranks before it takes part, for each of its rounds, or for its gossip."""
+
+    _all_rounds: Sequence[Meets]
+    _addresses: list[Address]
+    _is_connected = _later = False
+
+    def _listen(self, all_rounds: Sequence[Meets], interface: str) -> None:
         """Listen on new sockets for the other processes."""
-        for rounds in self._all_rounds:
-            rounds.close()
-        replica, every = self._replica, self._policy.model_sync_every
-        self._all_rounds = [self._make_rounds(self._policy, replica.numel, 0)]
-        self._means = None
-        if every is not None:
-            self._all_rounds.append(self._make_rounds(Full(), means_numel(replica.size), 1))
-            self._means = ModelMeans(self._all_rounds[1], self._rank, every, replica, self._hear)
-        self._rounds = self._all_rounds[0]
-        self._addresses = [rounds.listen(self._interface) for rounds in self._all_rounds]
-        self._is_connected = self._later = False
-
-    def _make_rounds(self, rule: RoundRule, numel: int, index: int) -> MultiHostRounds:
-        return MultiHostRounds(
-            rule,
-            self._ranks,
-            numel,
-            rank=self._rank,
-            hub=self._hub.another(),
-            dtype=self._replica.dtype,
-            slots=self._slots[index],
-            call=self._call._replace(which=index),
-        )
+        self._all_rounds, self._is_connected, self._later = all_rounds, False, False
+        self._addresses = [rounds.listen(interface) for rounds in all_rounds]
 
     @property
     def contact(self) -> dict[str, Any]:
@@ -97,6 +62,67 @@ class MultiHostMember(RoundMember):
         for rounds, others in zip(self._all_rounds, addresses, strict=True):
             found = {peer: Address(host, (tcp[0], tcp[1]), local) for peer, (host, tcp, local) in others}
             rounds.connect(found, None, later=self._later)
+
+
+class MultiHostMember(Meeting, RoundMember):
+    """Take part in the rounds as one rank.
+
+    Args:
+        welcome: header of the welcome message.
+        rank: this rank.
+        policy: the job's rule.
+        replica: results are applied to it.
+        hear, voided: as for `RoundMember`.
+        hub: of this process; the rounds use hubs of their own, made from it.
+        interface: network interface on which these listen.
+        call: how to reach the sequencer in server 0.
+    """
+
+    others_decide = True
+    _rounds: MultiHostRounds
+    _all_rounds: list[MultiHostRounds]
+
+    def __init__(
+        self,
+        welcome: Mapping[str, Any],
+        rank: WorkerId,
+        policy: RoundRule,
+        replica: Replica,
+        hear: Callable[[], None],
+        voided: Callable[[Version], None],
+        hub: Hub,
+        interface: str,
+        call: SequencerCall,
+    ) -> None:
+        self._ranks, self._slots = welcome["ranks"], welcome["slots"]
+        self._hub, self._interface, self._call = hub, interface, call
+        self._all_rounds = []
+        super().__init__(rank, policy, replica, hear, voided)
+
+    def attach(self) -> None:
+        """Listen on new sockets for the other processes."""
+        for rounds in self._all_rounds:
+            rounds.close()
+        replica, every = self._replica, self._policy.model_sync_every
+        self._all_rounds = [self._make_rounds(self._policy, replica.numel, 0)]
+        self._means = None
+        if every is not None:
+            self._all_rounds.append(self._make_rounds(Full(), means_numel(replica.size), 1))
+            self._means = ModelMeans(self._all_rounds[1], self._rank, every, replica, self._hear)
+        self._rounds = self._all_rounds[0]
+        self._listen(self._all_rounds, self._interface)
+
+    def _make_rounds(self, rule: RoundRule, numel: int, index: int) -> MultiHostRounds:
+        return MultiHostRounds(
+            rule,
+            self._ranks,
+            numel,
+            rank=self._rank,
+            hub=self._hub.another(),
+            dtype=self._replica.dtype,
+            slots=self._slots[index],
+            call=self._call._replace(which=index),
+        )
 
     def pull(self) -> None:
         """Apply the results of all rounds that are closed by now, including those still being summed."""

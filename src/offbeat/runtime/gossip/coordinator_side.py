@@ -1,25 +1,27 @@
-"""Run the coordinator's side of gossip: write to the ranks' shared memory which of them take part, and count their steps as versions."""
+"""Run the coordinator's side of gossip: say which ranks take part, and count their steps as versions."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from offbeat.core.effects import Effect, Source, WrittenOff
 from offbeat.core.events import Event, Pushed
-from offbeat.core.gossip.push_sum import GossipRule, Loss
+from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Loss
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
-from offbeat.runtime.gossip.exchange import OneHostGossip
+from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup
+from offbeat.runtime.gossip.one_host import OneHostGossip
+from offbeat.runtime.gossip.sequenced import SequencedGossip
 from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.recorded_group import Note
 from offbeat.runtime.recovery.survival import Survival
-from offbeat.transport.base import SharedMemory
-from offbeat.types import Incarnation, Seconds, Version, WorkerId
+from offbeat.transport.base import Connection, Message, SharedMemory
+from offbeat.types import NO_CAUSE, NOT_JOINED, Incarnation, Seconds, Version, WorkerId
 
 
 class GossipGroup(Group):
@@ -101,11 +103,9 @@ class GossipGroup(Group):
 
         def lost(loss: Loss) -> None:
             nonlocal effects
-            if self._gossip.rule.exchange == "push":
-                messages = tuple(Source(message.sender, message.steps, message.weight) for message in loss.messages)
-                effects = (WrittenOff(rank, incarnation, loss.mass, messages, "its replica is gone with it"),)
-                if note is not None:
-                    note(effects)
+            effects = _written_off(self._policy, rank, incarnation, loss)
+            if effects and note is not None:
+                note(effects)
 
         self._gossip.leave(rank, lost)
         return effects
@@ -121,6 +121,48 @@ class GossipGroup(Group):
     def close(self) -> None:
         """Release the memory at the end of the job."""
         self._gossip.close()
+
+
+class MultiHostGossipGroup(MultiHostGroup):
+    """Hold the gossip of one job whose ranks are on several hosts. Its table is in this process.
+
+    Args:
+        policy: the job's rule.
+        ranks: the greatest number of ranks.
+        seed: seed of the rule's draws.
+        now: the job's clock.
+    """
+
+    _rounds: SequencedGossip
+
+    def __init__(self, policy: GossipRule, ranks: int, seed: int, now: Callable[[], Seconds]) -> None:
+        self._policy = policy
+        self._hold(ranks, [SequencedGossip(policy, ranks, now, seed)])
+
+    def leave(self, rank: WorkerId, incarnation: Incarnation) -> tuple[Effect, ...]:
+        """Remove a rank, as on one host. The messages that it has sent are gone, too, where nobody has got them."""
+        super().leave(rank, incarnation)
+        loss = self._rounds.loss_of(rank)
+        return () if loss is None else _written_off(self._policy, rank, incarnation, loss)
+
+    def missed(self, incarnations: Mapping[WorkerId, Incarnation]) -> list[Effect]:
+        """Return the effects that write off what ranks could not get since the last call."""
+        found, self._rounds.missed = self._rounds.missed, []
+        reason = "its sender is gone"
+        return [
+            WrittenOff(rank, incarnations.get(rank, NOT_JOINED), sum(m.mass for m in messages), _sources(messages), reason)
+            for rank, messages in found
+        ]
+
+
+def _written_off(policy: GossipRule, rank: WorkerId, incarnation: Incarnation, loss: Loss) -> tuple[Effect, ...]:
+    if policy.exchange != "push":
+        return ()
+    return (WrittenOff(rank, incarnation, loss.mass, _sources(loss.messages), "its replica is gone with it"),)
+
+
+def _sources(messages: Sequence[GossipMessage]) -> tuple[Source, ...]:
+    return tuple(Source(message.sender, message.steps, message.weight) for message in messages)
 
 
 class GossipCoordinatorSide(RankCoordinatorSide):
@@ -151,3 +193,17 @@ class GossipCoordinatorSide(RankCoordinatorSide):
                 self._steps += 1
                 if self._coordinator.version == before:
                     self._unused.append(self._steps)
+
+
+class MultiHostGossipCoordinatorSide(GossipCoordinatorSide, MultiHostCoordinatorSide):
+    """Follow a gossip job whose ranks are on several hosts."""
+
+    backend = "gossip_multi_host"
+    _group: MultiHostGossipGroup
+
+    def on_rounds(self, connection: Connection, message: Message) -> bool:
+        handled = super().on_rounds(connection, message)
+        effects = self._group.missed(self._incarnations)
+        if effects:
+            self._perform(effects, self._now(), NO_CAUSE)
+        return handled

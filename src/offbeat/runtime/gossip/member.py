@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from offbeat.runtime.gossip.exchange import OneHostGossip
+from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
+from offbeat.runtime.allreduce.multi_host_member import Meeting
+from offbeat.runtime.gossip.exchange import GossipRank
+from offbeat.runtime.gossip.multi_host import MultiHostGossip
+from offbeat.runtime.gossip.one_host import OneHostGossip
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
-from offbeat.transport.base import SharedMemory
+from offbeat.transport.base import Hub, SharedMemory
 from offbeat.types import Version, WorkerId
 
 
@@ -17,7 +24,6 @@ class GossipMember(RankMember):
     """Take part in the gossip as one rank.
 
     Args:
-        memory: the blocks that came with the welcome.
         rank: this rank.
         replica: its parameters are mixed.
         hear: called while this rank waits.
@@ -25,18 +31,23 @@ class GossipMember(RankMember):
 
     mixes_parameters = True
     waits_unseen = True
+    _gossip: GossipRank
 
-    def __init__(self, memory: Sequence[SharedMemory], rank: WorkerId, replica: Replica, hear: Callable[[], None]) -> None:
-        self._memory, self._hear = memory, hear
+    def __init__(self, rank: WorkerId, replica: Replica, hear: Callable[[], None]) -> None:
+        self._hear = hear
         self._gradient = torch.zeros(replica.numel, dtype=replica.dtype, device="cpu")
         self._moved = torch.zeros(replica.size, dtype=replica.dtype, device="cpu")
         super().__init__(rank, replica)
 
     def attach(self) -> None:
         """Attach as this rank, replacing any earlier process with the same number."""
-        self._gossip = OneHostGossip.attach(self._memory[0], self._rank)
+        self._gossip = self._make()
         self._started = False
         self._gossip.meanwhile = self._hear
+
+    @abstractmethod
+    def _make(self) -> GossipRank:
+        """Return a new part in the gossip for this rank's process."""
 
     def _enter(self) -> None:
         self._replica.aim(self._gradient)
@@ -71,7 +82,7 @@ class GossipMember(RankMember):
 
     def catch_up(self, goal: Version = 0, *, exactly: bool = False) -> None:
         """Mix in the messages for this rank, if it is paused."""
-        if self._gossip.catch_up():
+        if self._started and self._gossip.catch_up():
             self._replica.write_share(0, self._gossip.model)
         self.version = self._gossip.steps
 
@@ -82,4 +93,51 @@ class GossipMember(RankMember):
         """Release the memory. Called once, and last."""
         self._gossip.close()
         del self._gossip
+
+
+class OneHostGossipMember(GossipMember):
+    """Take part where all ranks are on one host.
+
+    Args:
+        memory: the blocks that came with the welcome.
+        others: as for `GossipMember`.
+    """
+
+    def __init__(self, memory: Sequence[SharedMemory], *others: Any) -> None:
+        self._memory = memory
+        super().__init__(*others)
+
+    def _make(self) -> GossipRank:
+        return OneHostGossip.attach(self._memory[0], self._rank)
+
+    def close(self) -> None:
+        super().close()
         self._memory = ()
+
+
+class MultiHostGossipMember(Meeting, GossipMember):
+    """Take part where ranks are on several hosts.
+
+    Args:
+        ranks: the greatest number of ranks.
+        policy: the job's rule.
+        hub: of this process; the gossip uses one of its own, made from it.
+        interface: network interface on which this rank listens.
+        call: how to reach server 0.
+        others: as for `GossipMember`.
+    """
+
+    others_decide = True
+
+    def __init__(self, ranks: int, policy: GossipRule, hub: Hub, interface: str, call: SequencerCall, *others: Any) -> None:
+        self._ranks, self._policy, self._hub, self._interface, self._call = ranks, policy, hub, interface, call
+        self._all_rounds = []
+        super().__init__(*others)
+
+    def _make(self) -> GossipRank:
+        for gossip in self._all_rounds:
+            gossip.close()
+        size, dtype, hub = self._replica.size, self._replica.dtype, self._hub.another()
+        made = MultiHostGossip(self._policy, self._ranks, size, rank=self._rank, hub=hub, call=self._call, dtype=dtype)
+        self._listen([made], self._interface)
+        return made

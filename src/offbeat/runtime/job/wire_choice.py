@@ -64,9 +64,7 @@ def check_replicas(policy: Policy) -> None:
     >>> check_replicas(rule("dpsgd"))
     Traceback (most recent call last):
     ...
-    offbeat.errors.ConfigurationError: --replicas 1: under dpsgd all ranks are on one machine, and end with it; leave --replicas out
+    offbeat.errors.ConfigurationError: --replicas 1: dpsgd mixes parameters, and no standby follows that; leave --replicas out
     """
     if not isinstance(policy, ServerRule | RoundRule):
-        raise ConfigurationError(
-            f"--replicas 1: under {policy.called()} all ranks are on one machine, and end with it; leave --replicas out"
-        )
+        raise ConfigurationError(f"--replicas 1: {policy.called()} mixes parameters, and no standby follows that; leave --replicas out")

@@ -34,12 +34,13 @@ from offbeat.core.allreduce.sequencer import Sequencer
 from offbeat.core.rank_log import Entry, Fenced, TooOld
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.messages import WHY_MAX, kinds_of
-from offbeat.transport.base import Connection, Message
+from offbeat.runtime.allreduce.multi_host.rank_calls import RankCalls
+from offbeat.transport.schema import Kinds
 from offbeat.types import Seconds, Version, WorkerId, worker_ids
 
 
-class SequencedRounds:
-    """The rounds of one kind, as the coordinator has them. A snapshot of the server contains them.
+class SequencedRounds(RankCalls):
+    """The rounds of one kind, as the coordinator has them.
 
     Args:
         rule: decides when a round closes.
@@ -50,59 +51,29 @@ class SequencedRounds:
     """
 
     def __init__(self, rule: RoundRule, ranks: int, slots: int, now: Callable[[], Seconds], seed: int = 0) -> None:
-        self.slots = slots
-        self._rule, self._ranks, self._now, self._seed = rule, ranks, now, seed
+        self._rule, self._seed = rule, seed
         self._sequencer: Sequencer | None = None
         """None: the rounds have not begun."""
-        self._hosts: dict[WorkerId, str] = {}
-        """The host of each rank that another rank may admit."""
-        self._tickets: dict[WorkerId, int] = {}
-        """The ticket that authorises admitting the rank's current process."""
-        self._ticket_count = 0
-        self._connections: dict[WorkerId, Connection] = {}
-        self._queued: dict[WorkerId, list[dict[str, Any]]] = {}
-        """Orders for ranks that are expected and have not called yet."""
+        super().__init__(ranks, slots, now)
+
+    @property
+    def _requests(self) -> Kinds:
+        return kinds_of(self._ranks, self.slots).requests
 
     # What the coordinator decides.
 
     def begin(self, hosts: Mapping[WorkerId, str]) -> None:
-        """Enter the ranks that the job begins with; by rank: the identity of its host."""
         names = [hosts.get(rank, f"rank {rank}") for rank in worker_ids(self._ranks)]
         sequencer = Sequencer(self._rule, names, clock_ns=self._clock_ns, seed=self._seed, slots=self.slots, followed=True)
         sequencer.begin(sorted(hosts))
         self._sequencer = sequencer
         self._queued = {rank: [] for rank in hosts}
 
-    def _clock_ns(self) -> int:
-        return round(self._now() * 1e9)
-
-    def expect(self, rank: WorkerId, host: str) -> None:
-        """Let a new process of this rank call, from this host, and drop the connection of an earlier one."""
-        self._drop(rank)
-        self._queued[rank] = []
-        self._hosts[rank] = host
-
     def enter(self, rank: WorkerId, version: Version) -> None:
-        """Let a rank take part with the parameters of ``version``. Raises `TooOld` if the rank needs results that are gone."""
         self._dispatch(self._running.enter(rank, version, self._hosts.get(rank)))
         self.forget(rank)
 
-    def ticket(self, rank: WorkerId) -> int:
-        """Return a number that authorises another rank to admit `rank`'s current process. It voids the one before."""
-        self._ticket_count += 1
-        self._tickets[rank] = self._ticket_count
-        return self._ticket_count
-
-    def admitted(self, rank: WorkerId) -> bool:
-        """Return True if the rank's last ticket was used, or withdrawn."""
-        return rank not in self._tickets
-
-    def forget(self, rank: WorkerId) -> None:
-        """Withdraw the ticket of a rank whose process is gone."""
-        self._tickets.pop(rank, None)
-
     def order(self, rank: WorkerId, kind: str) -> None:
-        """Remove, pause or resume a rank."""
         if self._sequencer is not None:
             self._on_request(rank, {"k": kind, "rank": rank})
 
@@ -114,67 +85,31 @@ class SequencedRounds:
         return self._sequencer
 
     @property
+    def begun(self) -> bool:
+        return self._sequencer is not None
+
+    @property
     def number(self) -> Version:
-        """Return the number of the open round."""
         return self._running.number
 
     @property
     def entries(self) -> int:
-        """Return how many entries the log has had."""
         return 0 if self._sequencer is None else self._sequencer.entries
 
     def follow(self, start: int) -> list[Entry]:
-        """Return the log from entry ``start`` on."""
         return [] if self._sequencer is None else self._sequencer.follow(start)
 
     def present(self, rank: WorkerId) -> bool:
-        """Return True if a rank takes part."""
         return self._sequencer is not None and rank in self._sequencer.present
 
     # Connections of ranks.
 
-    def connect(self, rank: WorkerId, connection: Connection) -> None:
-        """Take the connection of a rank's process, and send what has waited for it.
-
-        Raises:
-            ProtocolError: the rounds have not begun.
-        """
-        if self._sequencer is None:
-            raise ProtocolError(f"rank {rank} sent 'rounds' before the rounds have begun (expected after its first release)")
-        former = self._connections.pop(rank, None)
-        if former is not None:
-            former.close()  # an earlier process of this rank is gone, and the end of its connection has not been read yet
-        self._connections[rank] = connection
-        for header in self._queued.pop(rank, ()):
-            connection.send(header)
-
-    def has(self, rank: WorkerId, connection: Connection) -> bool:
-        """Return True if this is the connection of the rank's present process."""
-        return self._connections.get(rank) is connection
-
-    def on_message(self, rank: WorkerId, message: Message) -> None:
-        """Handle a message of a rank. Raises `ProtocolError` if the rank may not send it now; nothing has changed then."""
-        kind = kinds_of(self._ranks, self.slots).requests.check(message.header, f"rank {rank}", len(message.payload), len(message.memory))
-        self._check_now(rank, kind, message.header)
-        self._on_request(rank, message.header)
-
-    def closed(self, rank: WorkerId, connection: Connection) -> None:
-        """Note the end of a rank's connection. The rank takes part until the coordinator removes it."""
-        if self.has(rank, connection):
-            del self._connections[rank]
-
     def cut(self, rank: WorkerId, why: str) -> None:
-        """Exclude a rank that has broken the protocol: rounds would wait for its arrival for ever."""
         self._on_request(rank, {"k": "cut", "rank": rank, "why": why[:WHY_MAX]})
 
     # What ranks ask for, and the orders that follow.
 
     def _check_now(self, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
-        """Check that a rank may send this message now. Changes nothing.
-
-        Raises:
-            ProtocolError: it may not.
-        """
         sequencer = self._running
         about, newest = header.get("rank", rank), sequencer.number
         if about != rank and kind not in ("let", "cut"):
@@ -247,16 +182,3 @@ class SequencedRounds:
             orders += sequencer.enter(rank, header["version"], self._hosts[rank])
         del self._tickets[rank]
         return orders + sequencer.pause(rank) if header["pause"] else orders
-
-    def _send(self, rank: WorkerId, header: dict[str, Any]) -> None:
-        connection = self._connections.get(rank)
-        if connection is not None:
-            connection.send(header)
-        elif rank in self._queued:
-            self._queued[rank].append(header)
-
-    def _drop(self, rank: WorkerId) -> None:
-        self._queued.pop(rank, None)
-        connection = self._connections.pop(rank, None)
-        if connection is not None:
-            connection.close()

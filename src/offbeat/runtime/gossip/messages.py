@@ -1,0 +1,58 @@
+"""Describe every kind of message of gossip across hosts: between a rank and server 0, and between two ranks."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from offbeat.core.gossip.push_sum import GossipMessage, Mixture
+from offbeat.core.gossip.table import Stepped
+from offbeat.runtime.allreduce.multi_host.messages import KEY, RoundKinds
+from offbeat.transport.schema import Kinds, MessageSchema, fields, flag, many, maybe, number, row, text, whole
+
+UNREAD_MAX = 1 << 12
+"""Most messages that one rank is given at a time."""
+
+NOTHING = Mixture(1.0, (), 1.0)
+
+
+@cache
+def kinds_of(ranks: int) -> RoundKinds:
+    """Return the kinds of messages, by who sends them to whom. ``ranks``: the greatest number of ranks."""
+    rank, steps = whole(0, ranks - 1), fields({"n": whole()})
+    requests = {
+        "begin": MessageSchema(),
+        "step": MessageSchema(fields({"gradient": flag})),
+        "take": MessageSchema(),
+        "rest": MessageSchema(),
+        "took": MessageSchema(fields({"got": many(row(rank, whole()), UNREAD_MAX)})),
+        "resume": MessageSchema(),
+        "let": MessageSchema(fields({"rank": rank, "ticket": whole()})),
+    }
+    sent = many(row(rank, whole(), number(0.0, 1.0), number(0.0)), UNREAD_MAX)
+    mixture = {"own": number(0.0, 1.0), "sent": sent, "mass": number(0.0)}
+    orders = {
+        "answer": MessageSchema(fields({"n": whole(), "all": whole(), **mixture, "partner": maybe(rank)})),
+        "raised": MessageSchema(steps),
+        "gone": MessageSchema(fields({"rank": rank})),
+        "fence": MessageSchema(fields({"why": text(1 << 14)})),
+    }
+    between = {
+        "want": MessageSchema(steps),
+        "none": MessageSchema(steps),
+        **{kind: MessageSchema(steps, payload=True) for kind in ("vector", "pair", "mean")},
+    }
+    return RoundKinds(*(Kinds(kinds, key=KEY) for kinds in (requests, orders, between)))
+
+
+def answer(steps: int, of_all: int, mixture: Mixture = NOTHING, partner: int | None = None) -> dict[str, Any]:
+    """Return an answer of server 0 to a rank's request."""
+    own, messages, mass = mixture
+    sent = [list(message) for message in messages]
+    return {"k": "answer", "n": steps, "all": of_all, "own": own, "sent": sent, "mass": mass, "partner": partner}
+
+
+def answered(header: Any) -> Stepped:
+    """Return what an `answer` says."""
+    messages = tuple(GossipMessage(*message) for message in header["sent"])
+    return Stepped(header["n"], Mixture(header["own"], messages, header["mass"]), header["partner"])

@@ -1,0 +1,283 @@
+"""Mix parameters among ranks of several hosts: the calls of a rank's process, the same as `OneHostGossip` on one host.
+
+The `GossipTable` is in server 0 (``sequenced.py``), which a rank asks for each step. Ranks get parameters from each other: a second thread
+of each rank answers while the first computes. One lock protects what the two threads share. Messages, by ``k``::
+
+    want -> vector, none    the parameters as of a step; they are sent as soon as the step is made, or `none` if they are not kept any more
+    pair -> mean, none      the sender's parameters; the receiver replaces its own by the mean, and returns that
+
+What comes from a rank that is gone comes never: server 0 says so, or the connection ends, and the step goes on without it. If only the
+connection of two living ranks breaks, the two exchange nothing until one of them comes back as a new process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Mixture
+from offbeat.core.gossip.table import Request, Stepped, slots_of
+from offbeat.core.rank_log import Fenced
+from offbeat.errors import JobError, ProtocolError
+from offbeat.runtime.allreduce.multi_host.connections import PeerConnections, SequencerCall
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
+from offbeat.runtime.allreduce.multi_host.rounds import SequencerLost
+from offbeat.runtime.gossip.exchange import GossipRank, Wait
+from offbeat.runtime.gossip.messages import answered, kinds_of
+from offbeat.transport.base import Address, Hub, Message
+from offbeat.types import Clock, Seconds, WorkerId
+
+LOOK_S: Seconds = 0.05
+"""How often a rank that waits does what else it has to do, in seconds."""
+
+
+class MultiHostGossip(GossipRank):
+    """Take part in the gossip of a job whose ranks are on several hosts, after `listen` and `connect`.
+
+    Args:
+        rule: decides which ranks exchange parameters.
+        ranks: the greatest number of ranks.
+        numel: parameters of the model.
+        rank: this process's rank.
+        hub: for the connections to the other processes only; closed with this object.
+        call: how to reach server 0.
+        dtype: float32 or float64.
+    """
+
+    def __init__(
+        self, rule: GossipRule, ranks: int, numel: int, *, rank: WorkerId, hub: Hub, call: SequencerCall, dtype: torch.dtype
+    ) -> None:
+        super().__init__(rule, numel, dtype, rank)
+        self._call, self._slots = call, slots_of(rule)
+        self._lock = threading.Condition()
+        self._kinds = kinds_of(ranks)
+        self._connections = PeerConnections(
+            rank, hub, self._lock, self._on_message, self._on_connected, self._changed, lambda peer, header, nbytes: None
+        )
+        self._changes = 0
+        """Counts what a rank that waits may wait for."""
+        self._answers: list[Stepped] = []
+        self._steps = 0
+        self._fenced: str | None = None
+        self._kept: dict[Clock, torch.Tensor] = {}
+        """This rank's parameters, by step."""
+        self._wanted: list[tuple[WorkerId, Clock]] = []
+        """Who has asked for parameters that are not made yet."""
+        self._got: dict[tuple[WorkerId, Clock], torch.Tensor | None] = {}
+        """Parameters that came for this step; None: they cannot be had."""
+        self._gone: set[WorkerId] = set()
+        """Ranks that have gone since the last answer."""
+        self._ended: set[WorkerId] = set()
+        """Ranks whose connection has ended."""
+        self._averaged = 0
+        """pair: how often others have averaged with this rank."""
+
+    def listen(self, host: str | None = None, port: int = 0) -> Address:
+        """Accept connections of the other processes. Returns the address for them."""
+        return self._connections.listen(host, port)
+
+    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: Seconds | None = None, *, later: bool = False) -> None:
+        """Connect to server 0 and to the other ranks. Unless ``later``, the job begins, with the ranks in ``addresses``.
+
+        Raises:
+            JobError: server 0 cannot be reached.
+        """
+        with self._lock:
+            self._connections.connect(addresses, self._call, later=later)
+
+    @property
+    def steps(self) -> Clock:
+        return self._steps
+
+    def begin(self, parameters: torch.Tensor) -> None:
+        steps = self._run(self._asked({"k": "begin"})).steps
+        self.model.copy_(parameters.detach().reshape(-1))
+        with self._lock:
+            self._own.copy_(self.model)
+            self._kept.clear()
+            if self.rule.exchange != "push":  # with "push" no rank reads them
+                self._keep(steps)
+
+    def resume(self) -> None:
+        self._run(self._asked({"k": "resume"}))
+
+    def admit(self, rank: WorkerId, ticket: int) -> None:
+        with self._lock:
+            self._connections.send(SEQUENCER, {"k": "let", "rank": rank, "ticket": ticket})
+
+    def close(self) -> None:
+        self._connections.close()
+        with self._lock:
+            self._lock.notify_all()
+
+    # A rank's step.
+
+    def _look_after(self) -> None:
+        if self._connections.failure is not None:
+            raise JobError(f"the communication thread of rank {self.rank} has failed") from self._connections.failure
+        if self._connections.ended:
+            raise JobError(f"rank {self.rank} has closed its connections and does not take part any more")
+        if self._fenced is not None:
+            raise Fenced(self._fenced)
+        if not self._connections.is_connected(SEQUENCER):
+            raise SequencerLost(f"rank {self.rank} has lost its connection to server 0")
+
+    def _await(self, holds: Callable[[], bool], what: str) -> Generator[Wait, None, None]:
+        """Wait until something holds, which is asked under the lock."""
+        while True:
+            with self._lock:
+                if holds():
+                    return
+                self._look_after()
+                told = self._changes
+            yield Wait(told, what)
+
+    def _asked(self, header: Mapping[str, Any], what: str = "server 0") -> Generator[Wait, None, Stepped]:
+        with self._lock:
+            self._look_after()
+            self._answers.clear()
+            self._got.clear()
+            self._connections.send(SEQUENCER, header)
+        yield from self._await(lambda: bool(self._answers), what)
+        return self._answers.pop(0)
+
+    def _ask(self, request: Request, *arguments: bool) -> Generator[Wait, None, Any]:
+        header = {"k": request, **({"gradient": arguments[0]} if request == "step" else {})}
+        stepped = yield from self._asked(header, "the steps of its neighbours")
+        return stepped if request == "step" else stepped.mixture
+
+    def _took(self, mixture: Mixture, got: Sequence[GossipMessage]) -> None:
+        with self._lock:
+            self._connections.send(SEQUENCER, {"k": "took", "got": [[message.sender, message.steps] for message in got]})
+
+    def _publish(self, steps: Clock) -> None:
+        with self._lock:
+            self._keep(steps)
+
+    def _keep(self, steps: Clock) -> None:
+        """Keep this rank's parameters as those of a step, and send them to those who have asked."""
+        self._kept[steps] = self._own.clone()
+        for old in [kept for kept in self._kept if kept <= steps - self._slots]:
+            del self._kept[old]
+        wanted, self._wanted = self._wanted, []
+        for peer, step in wanted:
+            self._give(peer, step)
+
+    def _give(self, peer: WorkerId, steps: Clock) -> None:
+        if steps in self._kept:
+            self._connections.send(peer, {"k": "vector", "n": steps}, self._kept[steps])
+        elif not self._kept or steps > max(self._kept):
+            self._wanted.append((peer, steps))
+        else:
+            self._connections.send(peer, {"k": "none", "n": steps})
+
+    def _request(self, messages: Sequence[GossipMessage]) -> None:
+        with self._lock:
+            self._expect([message.sender for message in messages])
+            for message in messages:
+                self._connections.send(message.sender, {"k": "want", "n": message.steps})
+
+    def _expect(self, peers: Sequence[WorkerId]) -> None:
+        """Queue what is sent to these peers until they connect: a rank may be heard of before its connection."""
+        self._connections.expect({peer for peer in peers if peer not in self._ended})
+
+    def _add(self, message: GossipMessage, into: torch.Tensor) -> Generator[Wait, None, bool]:
+        vector = yield from self._fetch(message.sender, message.steps)
+        if vector is not None:
+            into.add_(vector, alpha=message.weight)
+        return vector is not None
+
+    def _fetch(self, peer: WorkerId, steps: Clock) -> Generator[Wait, None, torch.Tensor | None]:
+        """Wait for what a peer was asked for. Returns None if it cannot be had."""
+
+        def over() -> bool:
+            return (peer, steps) in self._got or peer in self._gone or peer in self._ended
+
+        yield from self._await(over, f"the parameters of rank {peer}")
+        return self._got.get((peer, steps))
+
+    def _exchange(self, stepped: Stepped, moved: torch.Tensor | None) -> Generator[Wait, None, bool]:
+        partner, mean = stepped.partner, None
+        if partner is not None:
+            with self._lock:
+                sent, before = self._own.clone(), self._averaged
+                self._expect([partner])
+                self._connections.send(partner, {"k": "pair", "n": stepped.steps}, sent)
+            mean = yield from self._fetch(partner, stepped.steps)
+        with self._lock:
+            if mean is not None:
+                # Another rank may have averaged with this one meanwhile: then the change counts, so that the sum over the ranks stays.
+                if self._averaged == before:
+                    self._own.copy_(mean)
+                else:
+                    self._own.add_(mean.sub(sent))
+            if moved is not None:
+                self._own.add_(moved)
+            self.model.copy_(self._own)
+        return mean is not None
+
+    def _sleep(self, told: int, deadline: Seconds | None) -> bool:
+        left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+        if left <= 0.0:
+            return False
+        with self._lock:
+            if self._changes == told:
+                self._lock.wait(left)
+        return True
+
+    # Messages. All of this is called in the other thread, under the lock.
+
+    def _changed(self, *about: Any) -> None:
+        self._changes += 1
+        self._lock.notify_all()
+
+    def _on_connected(self, peer: WorkerId) -> None:
+        self._ended.discard(peer)
+        self._changed()
+
+    def _on_message(self, peer: WorkerId, message: Message | None) -> None:
+        if message is None:
+            self._ended.add(peer)
+            self._wanted = [(other, steps) for other, steps in self._wanted if other != peer]
+        else:
+            header, nbytes = message.header, len(message.payload)
+            kinds = self._kinds.orders if peer == SEQUENCER else self._kinds.between
+            kind = kinds.check(header, f"peer {peer}", nbytes, len(message.memory))
+            if kind in ("vector", "pair", "mean") and nbytes != self._own.nbytes:
+                raise ProtocolError(f"peer {peer} sent {kind!r} with {nbytes} bytes (expected {self._own.nbytes})")
+            if peer == SEQUENCER:
+                self._on_order(kind, header)
+            else:
+                self._on_peer(peer, kind, header["n"], message.payload)
+        self._changed()
+
+    def _on_order(self, kind: str, header: Mapping[str, Any]) -> None:
+        if kind == "answer":
+            self._answers.append(answered(header))
+            self._steps = header["all"]
+            self._gone.clear()
+        elif kind == "gone":
+            self._gone.add(header["rank"])
+        elif kind == "raised":
+            if self._kept and self.rule.exchange == "average":
+                self._keep(header["n"])
+        else:
+            self._fenced = header["why"]
+            self._connections.drop(SEQUENCER)
+
+    def _on_peer(self, peer: WorkerId, kind: str, steps: Clock, payload: Any) -> None:
+        if kind == "want":
+            self._give(peer, steps)
+        elif kind == "pair":
+            if not self._kept:  # this rank has entered and not begun
+                self._connections.send(peer, {"k": "none", "n": steps})
+                return
+            self._own.add_(torch.frombuffer(payload, dtype=self._own.dtype)).mul_(0.5)
+            self._averaged += 1
+            self._connections.send(peer, {"k": "mean", "n": steps}, self._own)
+        else:
+            self._got[peer, steps] = None if kind == "none" else torch.frombuffer(payload, dtype=self._own.dtype)

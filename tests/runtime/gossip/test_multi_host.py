@@ -1,0 +1,231 @@
+"""Gossip across hosts, with a network carried by hand: ranks die and return at any moment, and each message waits for as long as it may."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping
+from random import Random
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
+
+from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.core.rank_log import Fenced
+from offbeat.errors import ProtocolError
+from offbeat.policies import ADPSGD, DPSGD, SGP
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
+from offbeat.runtime.gossip import multi_host
+from offbeat.runtime.gossip.exchange import Exchanged, Wait
+from offbeat.runtime.gossip.multi_host import MultiHostGossip
+from offbeat.runtime.gossip.sequenced import SequencedGossip
+from offbeat.transport.base import Message
+from offbeat.types import WorkerId
+
+RULES = (DPSGD(), SGP(), SGP(out_degree=2, overlap=1), SGP(graph="bipartite_exponential"), ADPSGD())
+ENDED = None
+"""The end of a connection, as a message."""
+
+
+class Line:
+    """What stands for `PeerConnections` at a rank, and for a `Connection` at server 0."""
+
+    failure, ended = None, False
+
+    def __init__(self, network: Network, rank: WorkerId) -> None:
+        self.network, self.rank, self.at = network, rank, network.process
+
+    def send(self, *words: Any) -> None:
+        if isinstance(words[0], int):  # a rank's
+            peer, header, *content = words
+            payload = memoryview(content[0].clone().numpy()).cast("B") if content and content[0] is not None else memoryview(b"")
+            self.network.put(self.rank, peer, header, payload)
+        else:
+            self.network.put(SEQUENCER, self.rank, words[0], memoryview(b""))
+
+    def expect(self, peers: set[WorkerId]) -> None:
+        """Everybody is connected."""
+
+    def is_connected(self, peer: WorkerId) -> bool:
+        return True
+
+    def drop(self, peer: WorkerId) -> None:
+        """Nothing more comes."""
+
+    def close(self) -> None:
+        """What was sent still comes."""
+
+
+class Network:
+    """Server 0 and the ranks, of which the first three take part from the beginning."""
+
+    def __init__(self, rule: GossipRule, ranks: int, draws: Random) -> None:
+        self.rule, self.draws, self.count = rule, draws, ranks
+        self.process = 0
+        self.queues: dict[tuple[int, int], deque[Message | None]] = {}
+        self.server = SequencedGossip(rule, ranks, lambda: 0.0, 3)
+        self.ranks: dict[WorkerId, MultiHostGossip] = {}
+        self.work: dict[WorkerId, Generator[Wait, None, Exchanged]] = {}
+        self.unnoticed: list[WorkerId] = []
+        self.made = dict.fromkeys(range(ranks), 0)
+        self.server.begin({WorkerId(rank): f"host {rank}" for rank in range(ranks)})
+        for rank in range(ranks):
+            self.start(WorkerId(rank))
+
+    def start(self, rank: WorkerId) -> None:
+        gossip = MultiHostGossip(self.rule, self.count, NUMEL, rank=rank, hub=cast(Any, None), call=cast(Any, None), dtype=torch.float64)
+        gossip._connections = cast(Any, Line(self, rank))
+        for other in self.ranks:
+            with self.ranks[other]._lock:
+                self.ranks[other]._on_connected(rank)
+        self.ranks[rank] = gossip
+        self.server.expect(rank, f"host {rank}")
+        self.server.connect(rank, cast(Any, Line(self, rank)))
+
+    def begin(self, rank: WorkerId, parameters: torch.Tensor) -> None:
+        """The messages of a rank's beginning do not wait."""
+        gossip = self.ranks[rank]
+        gossip._sleep = lambda told, deadline: self.deliver_all()  # type: ignore[method-assign]
+        gossip.begin(parameters)
+        gossip.resume()
+
+    def put(self, source: int, to: int, header: Mapping[str, Any], payload: memoryview) -> None:
+        if to == SEQUENCER or to in self.ranks:
+            self.queues.setdefault((source, to), deque()).append(Message(dict(header), payload, ()))
+
+    def deliver(self) -> bool:
+        """Deliver the first message of one of the queues. Returns False if there is none."""
+        waiting = sorted(key for key, queue in self.queues.items() if queue)
+        if not waiting:
+            return False
+        source, to = self.draws.choice(waiting)
+        message = self.queues[source, to].popleft()
+        if to == SEQUENCER:
+            assert message is not None
+            if self.server.has(WorkerId(source), self.server._connections.get(WorkerId(source), cast(Any, None))):
+                self.server.on_message(WorkerId(source), message)
+        elif to in self.ranks:
+            with self.ranks[WorkerId(to)]._lock:
+                self.ranks[WorkerId(to)]._on_message(WorkerId(source), message)
+        return True
+
+    def deliver_all(self) -> bool:
+        while self.deliver():
+            pass
+        return True
+
+    def step(self, rank: WorkerId, change: torch.Tensor | None = None) -> None:
+        """Let a rank go as far as it can."""
+        if rank not in self.work:
+            self.work[rank] = self.ranks[rank].stepping(change)
+        try:
+            next(self.work[rank])
+        except StopIteration:
+            del self.work[rank]
+            self.made[rank] += 1
+
+    def kill(self, rank: WorkerId) -> None:
+        """Its messages to other ranks come up to some point; what it has asked server 0 for may be lost."""
+        del self.ranks[rank]
+        self.work.pop(rank, None)
+        for (source, to), queue in self.queues.items():
+            if to == rank:
+                queue.clear()
+            elif source == rank:
+                for _ in range(self.draws.randint(0, len(queue))):
+                    queue.pop()
+        for other in self.ranks:
+            self.queues.setdefault((rank, other), deque()).append(ENDED)
+        self.unnoticed.append(rank)
+
+    def notice(self, rank: WorkerId) -> None:
+        self.unnoticed.remove(rank)
+        self.queues.pop((rank, SEQUENCER), None)
+        self.server.order(rank, "leave")
+
+    def come_back(self, rank: WorkerId, source: WorkerId) -> None:
+        self.deliver_all()  # the end of its former connections
+        self.start(rank)
+        self.ranks[source].admit(rank, self.server.ticket(rank))
+        self.deliver_all()
+        assert self.server.admitted(rank) and self.server.present(rank)
+        self.begin(rank, self.ranks[source].model)
+
+
+@pytest.fixture(autouse=True)
+def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multi_host, "PeerConnections", lambda *parts: None)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.exchange != "pair"], ids=lambda rule: rule.spelling)
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_ranks_come_to_what_the_pure_machine_says(rule: GossipRule, count: int) -> None:
+    network = Network(rule, count, Random(1))
+    for rank in range(count):
+        network.begin(WorkerId(rank), torch.full((NUMEL,), float(rank), dtype=torch.float64))
+    while min(network.made.values()) < STEPS:
+        for rank in range(count):
+            if network.made[rank] < STEPS:
+                network.step(WorkerId(rank), moved(rank, network.made[rank] + 1))
+        network.deliver()
+    models = torch.stack([network.ranks[WorkerId(rank)].model for rank in range(count)])
+    torch.testing.assert_close(models, lockstep(rule, count), rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 1 << 32), rule=st.sampled_from(RULES), count=st.integers(2, 5), deaths=st.integers(0, 4))
+def test_whoever_dies_nobody_waits_and_what_is_lost_biases_nothing(seed: int, rule: GossipRule, count: int, deaths: int) -> None:
+    """All begin with ones and make no change: any weight or mass that is not accounted for would show in the models."""
+    draws = Random(seed)
+    network, ones = Network(rule, count, draws), torch.ones(NUMEL, dtype=torch.float64)
+    for number in range(count):
+        network.begin(WorkerId(number), ones)
+    table = network.server.table
+    for _ in range(300):
+        alive, absent = sorted(network.ranks), sorted(set(range(count)).difference(network.ranks, network.unnoticed))
+        chance = draws.random()
+        if chance < 0.02 and deaths and len(alive) > 1:
+            deaths -= 1
+            network.kill(draws.choice(alive))
+        elif chance < 0.06 and network.unnoticed:
+            network.notice(draws.choice(network.unnoticed))
+        elif chance < 0.08 and absent:
+            network.come_back(WorkerId(draws.choice(absent)), draws.choice(alive))
+        elif chance < 0.5:
+            network.step(draws.choice(alive))
+        else:
+            network.deliver()
+        for gossip in network.ranks.values():
+            assert float((gossip.model - 1.0).abs().max()) < 1e-9
+        masses = sum(map(table.gossip.mass, table.gossip.present)) + table.gossip.in_flight() + table.gossip.lost
+        assert abs(masses - table.gossip.entered) < 1e-9
+    for rank in list(network.unnoticed):
+        network.notice(rank)
+    before = dict(network.made)
+    for _ in range(40):
+        for rank in network.ranks:
+            network.step(rank)
+        network.deliver_all()
+    assert all(network.made[rank] > before[rank] + 5 for rank in network.ranks), "all that live go on"
+
+
+def test_who_breaks_the_protocol_is_told_so_and_who_is_out_is_fenced() -> None:
+    network = Network(SGP(), 2, Random(0))
+    for rank in range(2):
+        network.begin(WorkerId(rank), torch.zeros(NUMEL, dtype=torch.float64))
+    server = network.server
+    server.on_message(WorkerId(0), Message({"k": "step", "gradient": True}, memoryview(b""), ()))
+    server.on_message(WorkerId(0), Message({"k": "take"}, memoryview(b""), ()))
+    with pytest.raises(ProtocolError, match="rank 0 sent 'take' before the answer to its last request"):
+        server.on_message(WorkerId(0), Message({"k": "take"}, memoryview(b""), ()))
+    with pytest.raises(ProtocolError, match="rank 0 sent 'took' with got"):
+        server.on_message(WorkerId(0), Message({"k": "took", "got": [[1, 7]]}, memoryview(b""), ()))
+    with pytest.raises(ProtocolError, match="sent 'vector' with 8 bytes"):
+        network.ranks[WorkerId(1)]._on_message(WorkerId(0), Message({"k": "vector", "n": 1}, memoryview(bytes(8)), ()))
+    server.order(WorkerId(1), "leave")
+    network.deliver_all()
+    with pytest.raises(Fenced, match="declared dead"):
+        network.ranks[WorkerId(1)].step(None)
