@@ -20,7 +20,7 @@ from tests.sim.stub_ranks import SourceEnd, StubRank, StubRounds, WentOn
 
 from offbeat.journal.records import Record
 from offbeat.policies import rule
-from offbeat.runtime.ranks import coordinator_side
+from offbeat.runtime.ranks import plane
 from offbeat.runtime.shared_memory import log
 from offbeat.types import Seconds, WorkerId
 
@@ -120,7 +120,7 @@ class SteppedRanks(SteppedJob):
             return int(self.now * 1e9) + 1
 
         with ExitStack() as stack:
-            stack.enter_context(patch.object(coordinator_side, "LOOK_S", LOOK_S))
-            stack.enter_context(patch.object(coordinator_side, "time", SimpleNamespace(monotonic=lambda: self.now)))
+            stack.enter_context(patch.object(plane, "LOOK_S", LOOK_S))
+            stack.enter_context(patch.object(plane, "time", SimpleNamespace(monotonic=lambda: self.now)))
             stack.enter_context(patch.object(log, "monotonic_ns", monotonic_ns))
             yield

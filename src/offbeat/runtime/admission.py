@@ -17,9 +17,9 @@ from offbeat.runtime.driver import Driver
 from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.job.wire_choice import check_replicas
 from offbeat.runtime.parameter_server.plane import ServerPlane
+from offbeat.runtime.planes import checked_vector, plane_of, ranks_of
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.survival import NOBODY, Survival
-from offbeat.runtime.sides import checked_vector, ranks_of, side_of
 from offbeat.transport.base import Connection, Hub, Message
 from offbeat.transport.link import Link
 from offbeat.types import NO_WORKER, Seconds, WorkerId, WorkerState
@@ -177,7 +177,7 @@ class Admission:
             parts = (driver.core, peers, driver.notifier, driver.feed, driver.perform, self._now)
             ranks = ranks_of(self._vector, driver.settings.workers, driver.settings.seed, together=together)
             try:
-                driver.plane = side_of(policy, ranks, self._hub, parts, self._survival)
+                driver.plane = plane_of(policy, ranks, self._hub, parts, self._survival)
                 driver.ranks.joiners.saves = driver.settings.checkpoint is not None
                 if driver.resumed is not None:
                     driver.ranks.joiners.set_initial(NO_WORKER, driver.resumed.replica(driver.number, driver.spec.layout))

@@ -29,7 +29,7 @@ from offbeat.runtime.coordination.standings import Standings
 from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.parameter_server.plane import ServerPlane
-from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.ranks.plane import RankPlane
 from offbeat.tensors.whole import ShardCopy
 from offbeat.transport.base import Connection, Message
 from offbeat.types import NO_CAUSE, RecordId, Seconds, Version, WorkerId
@@ -101,10 +101,10 @@ class Driver:
         return isinstance(self.plane, ServerPlane) and self.plane.servers_step
 
     @property
-    def ranks(self) -> RankCoordinatorSide:
+    def ranks(self) -> RankPlane:
         """Return the plane of a job without servers. Raises `ProtocolError` if the job has servers."""
         plane = self.live_plane
-        if not isinstance(plane, RankCoordinatorSide):
+        if not isinstance(plane, RankPlane):
             raise ProtocolError("the peer sent a message that is for jobs without servers, and this job has servers")
         return plane
 

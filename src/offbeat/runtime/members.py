@@ -1,4 +1,4 @@
-"""Which member a rank is of its job, by the plane that the coordinator has chosen (``runtime/sides.py``)."""
+"""Which member a rank is of its job, by the plane that the coordinator has chosen (``runtime/planes.py``)."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from tests.support.hand_driven_coordinator import Worker, coordinator
 
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
-from offbeat.runtime.allreduce.one_host_coordinator import OneHostGroup
-from offbeat.runtime.gossip.coordinator_side import GossipGroup
+from offbeat.runtime.allreduce.one_host_plane import OneHostGroup
 from offbeat.runtime.gossip.one_host import OneHostGossip
+from offbeat.runtime.gossip.plane import GossipGroup
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.ranks.plane import RankPlane
 from offbeat.transport.base import SharedMemory
 from offbeat.types import WorkerId, WorkerState
 
@@ -38,7 +38,7 @@ def _gone_while_admitted(sync: str, place: int, monkeypatch: pytest.MonkeyPatch)
         rank.greet(0.0)
     host.on_lost(2, "its process ended", 0.1)
     side = host.first.driver.live_plane
-    assert isinstance(side, RankCoordinatorSide)
+    assert isinstance(side, RankPlane)
     for rank in ranks[:2]:
         rank.say("ready", 0.2)
     for rank in ranks[:2]:
@@ -85,7 +85,7 @@ def test_a_process_that_dies_while_the_end_of_its_predecessor_is_unread_leaves_n
     for rank in ranks:
         rank.say("initial", 0.2, number=rank.number, provided=True, replica=[], **{"from": 0})
     side = host.first.driver.live_plane
-    assert isinstance(side, RankCoordinatorSide)
+    assert isinstance(side, RankPlane)
     processes = [OneHostGossip.attach(side.memory[0], number) for number in range(3)]
     for process in processes:
         process.begin(torch.zeros(4))

@@ -11,7 +11,7 @@ from tests.support.hand_driven_coordinator import Worker, coordinator
 from offbeat.journal.file import read
 from offbeat.runtime.gossip.one_host import OneHostGossip
 from offbeat.runtime.job.settings import JobSettings
-from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.ranks.plane import RankPlane
 
 
 @pytest.mark.parametrize("sync", ["dpsgd", "sgp", "adpsgd"])
@@ -25,7 +25,7 @@ def test_a_step_with_a_gradient_counts_and_one_without_is_rejected(sync: str, co
     for rank in ranks:
         rank.say("ready", 0.0)
     side = host.first.driver.live_plane
-    assert isinstance(side, RankCoordinatorSide)
+    assert isinstance(side, RankPlane)
     for rank in ranks:
         rank.say("initial", 0.1, number=rank.number, provided=True, replica=[], **{"from": 0})
     processes = [OneHostGossip.attach(side.memory[0], number) for number in range(2)]

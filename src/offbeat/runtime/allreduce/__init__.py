@@ -2,10 +2,10 @@
 
 Who calls whom::
 
-    ranks/worker_side.py  RankSession                  ranks/coordinator_side.py
+    ranks/worker_side.py  RankSession                  ranks/plane.py
           |                                                  ^
           v                                                  | extends
-    round_member.py  RoundMember                       multi_host_coordinator.py  MultiHostCoordinatorSide
+    round_member.py  RoundMember                       multi_host_plane.py  MultiHostPlane
       hands in gradients, applies the                    only if ranks are on several hosts: it has the sequencer
       results of rounds in their order
           |                   |

@@ -9,7 +9,7 @@ Who calls whom::
       |
       +-- peers.py            which connection speaks for which worker
       +-- plane.py            the interface of what differs with and without servers:
-      |                       ../parameter_server/plane.py, ../ranks/coordinator_side.py
+      |                       ../parameter_server/plane.py, ../ranks/plane.py
       +-- arrivals.py         pushes that have arrived at some shards only; hyperparameters that came with them
       +-- notifier.py         effects that concern a worker, as messages (grant, no_more, fence, interrupt ...)
       |     +-- buffers.py    the mean of the workers' BatchNorm statistics, which goes with some of them

@@ -12,7 +12,7 @@ from offbeat.types import Seconds, WorkerId
 
 
 class Plane(Protocol):
-    """Carry out the coordinator's decisions and report results. `ServerPlane` with servers, `RankCoordinatorSide` without."""
+    """Carry out the coordinator's decisions and report results. `ServerPlane` with servers, `RankPlane` without."""
 
     @property
     def follows(self) -> bool:

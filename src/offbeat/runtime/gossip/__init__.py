@@ -2,7 +2,7 @@
 
 Who calls whom::
 
-    member.py   GossipMember                 coordinator_side.py
+    member.py   GossipMember                 plane.py  GossipPlane
       a rank's step                            the coordinator: enter, leave, pause, follow
                   |                                  |
                   v                                  |

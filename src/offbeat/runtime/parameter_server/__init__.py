@@ -10,7 +10,7 @@ Who calls whom::
     exchange.py  Exchange  --- push --->        dispatch.py  Dispatcher; per_shard_dispatch.py     (server 0 only)
       memory, buffers, state                      effects -> orders to shards, messages to workers
     per_shard_pulls.py, interrupts.py                 ^ effects
-                                                coordinator_side.py  ServerPlane         (server 0 only)
+                                                plane.py  ServerPlane                    (server 0 only)
                                                   what has arrived at every shard -> events for `core.job.Coordinator`
 
 ``encoding.py`` is both ends of a connection between hosts, if the worker has chosen a wire format.

@@ -1,4 +1,4 @@
-"""Run the coordinator's side of a job with servers: which pushes have arrived at every shard, and which workers have the parameters.
+"""Run the plane of a job with servers: which pushes have arrived at every shard, and which workers have the parameters.
 
 Each worker describes its push to server 0; the other servers report that they have it too. Under rules of shard scope each arrival at a
 shard is an event of its own.

@@ -3,7 +3,7 @@
 Who calls whom::
 
     the rank's process                           server 0's process
-    worker_side.py  RankSession                  coordinator_side.py  RankCoordinatorSide
+    worker_side.py  RankSession                  plane.py  RankPlane
       step: tells the coordinator what             follows the log of what the ranks decided, and feeds it,
       the gradient is of, then takes part          with what each rank has said of its gradient, to `core.job.Coordinator`
           |                                          |                    |
@@ -17,7 +17,7 @@ Who calls whom::
 
 An example: rank 2 dies under ``majority`` and comes back.
 
-1. Its connection closes. The coordinator's side takes rank 2 out of the group, so that no round waits for it, and reads that from the log.
+1. Its connection closes. The plane takes rank 2 out of the group, so that no round waits for it, and reads that from the log.
 2. A new process says ``hello`` and ``ready``. `Joiners` asks a living rank, say 0, with ``donate``.
 3. Between two steps rank 0 admits rank 2 to the group at its own version v: from round v on results are kept for rank 2. Then it sends its
    replica (``donation``) through the coordinator.

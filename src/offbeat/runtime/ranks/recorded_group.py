@@ -1,7 +1,7 @@
 """Let the group of a job's ranks outlive the coordinator's process, by writing down what the coordinator sees in it.
 
 The ranks change their group without the coordinator, so that messages alone do not determine what the coordinator does. `RecordedGroup`
-stands between the coordinator's side and a group in shared memory. Each value that the group returns to the side is written to the server's
+stands between the plane and a group in shared memory. Each value that the group returns to the plane is written to the server's
 log as an answer (``runtime/recovery/answers.py``). While the next process of the coordinator handles the messages of an earlier process
 again, `RecordedGroup` returns the earlier answers and changes nothing. So both processes come to the same events, effects and messages.
 

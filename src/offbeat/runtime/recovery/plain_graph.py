@@ -47,9 +47,9 @@ OTHERS: Final = {
 """Further classes and functions that may be in a table themselves: to be called, or as owners of a class method."""
 REMAKES: Final = {
     ("offbeat.core.allreduce.rounds", "Rounds"),
-    ("offbeat.runtime.allreduce.one_host_coordinator", "OneHostGroup"),
+    ("offbeat.runtime.allreduce.one_host_plane", "OneHostGroup"),
     ("offbeat.runtime.coordination.checkpoint_content", "Resumed"),
-    ("offbeat.runtime.gossip.coordinator_side", "GossipGroup"),
+    ("offbeat.runtime.gossip.plane", "GossipGroup"),
     ("offbeat.runtime.parameter_server.encoding", "EncodedParameters"),
     ("offbeat.runtime.parameter_server.encoding", "ParameterChanges"),
     ("offbeat.runtime.parameter_server.encoding", "ShardEncoding"),

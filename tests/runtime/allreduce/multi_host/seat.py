@@ -11,7 +11,7 @@ from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
 from offbeat.runtime.allreduce.multi_host.rounds import slots_of
-from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostGroup
+from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup
 from offbeat.runtime.job.messages import ROUNDS
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.types import Incarnation, Version, WorkerId

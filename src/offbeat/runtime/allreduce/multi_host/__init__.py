@@ -16,7 +16,7 @@ Who calls whom, in a rank::
     executor.py  a leader runs the schedule of a round (`core.allreduce.schedule`) on the vectors in
     memory.py    send buffers and results, shared by the ranks of a host
 
-and in server 0: multi_host_coordinator.py, sequenced_rounds.py, `core.allreduce.sequencer.Sequencer`.
+and in server 0: multi_host_plane.py, sequenced_rounds.py, `core.allreduce.sequencer.Sequencer`.
 
 An example: ``majority``, ranks 0 and 1 on host a, 2 and 3 on host b; leaders are 0 and 2; the sequencer is in server 0.
 

@@ -2,7 +2,7 @@
 
 Who calls whom::
 
-    runtime/allreduce/round_member.py        runtime/allreduce/one_host_coordinator.py
+    runtime/allreduce/round_member.py        runtime/allreduce/one_host_plane.py
       a rank's step                            the coordinator: enter, leave, pause, follow
                   |                                  |
                   v                                  v

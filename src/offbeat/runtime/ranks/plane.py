@@ -1,9 +1,9 @@
-"""Run the coordinator's side of a job without servers: follow the ranks' own decisions, and admit and remove ranks.
+"""Run the plane of a job without servers: follow the ranks' own decisions, and admit and remove ranks.
 
-The ranks share a group with a log of everything that happens in it. This side reads the log and joins each arrival in it with the ``push``
+The ranks share a group with a log of everything that happens in it. The plane reads the log and joins each arrival in it with the ``push``
 message in which the rank has described its gradient, so that the pure core gets every event in the order in which it happened. What the
 coordinator decides, such as which ranks take part and which are idle, is written to the group first, and comes back as a log entry. Each
-family has its own subclass (``runtime/sides.py``).
+family has its own subclass (``runtime/planes.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VOID_MAX = 1024
 """Rounds that ranks may report as void before their end has been read in the log."""
 
 
-class RankCoordinatorSide:
+class RankPlane:
     """Follow one job without servers, and carry out what its coordinator decides.
 
     Args:

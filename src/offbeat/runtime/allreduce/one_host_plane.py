@@ -1,4 +1,4 @@
-"""Run the coordinator's side of rounds among the ranks of one host: write to their shared memory which ranks take part."""
+"""Run the plane of rounds among the ranks of one host: write to their shared memory which ranks take part."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from offbeat.core.rank_log import Entry
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
-from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.group import Group
+from offbeat.runtime.ranks.plane import RankPlane
 from offbeat.runtime.ranks.recorded_group import Note
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Incarnation, Version, WorkerId
 
 
-class OneHostCoordinatorSide(RankCoordinatorSide):
+class OneHostPlane(RankPlane):
     """Follow a job whose ranks are all on the host of server 0."""
 
     backend = "one_host"

@@ -1,4 +1,4 @@
-"""Run the coordinator's side of rounds among ranks of several hosts: order the rounds, and tell ranks the addresses of the others.
+"""Run the plane of rounds among ranks of several hosts: order the rounds, and tell ranks the addresses of the others.
 
 Each rank listens before it sends ``ready``, which has its addresses. Ranks that begin together get all addresses with their release. A
 joiner gets them with ``meet``, connects, and answers ``met``; then a living rank admits it and sends its replica. For each kind of rounds a
@@ -18,8 +18,8 @@ from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.multi_host.rank_calls import RankCalls
 from offbeat.runtime.allreduce.multi_host.sequenced_rounds import SequencedRounds
 from offbeat.runtime.job.messages import ROUNDS
-from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.group import Group
+from offbeat.runtime.ranks.plane import RankPlane
 from offbeat.transport.base import Address, Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
@@ -197,7 +197,7 @@ class MultiHostGroup(Group):
             self._all_rounds[index].closed(rank, connection)
 
 
-class MultiHostCoordinatorSide(RankCoordinatorSide):
+class MultiHostPlane(RankPlane):
     """Follow a job whose ranks are on several hosts."""
 
     backend = "multi_host"

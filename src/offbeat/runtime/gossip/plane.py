@@ -1,4 +1,4 @@
-"""Run the coordinator's side of gossip: say which ranks take part, and count their steps as versions."""
+"""Run the plane of gossip: say which ranks take part, and count their steps as versions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from offbeat.core.events import Event, Pushed
 from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Loss
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
-from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup
+from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup, MultiHostPlane
 from offbeat.runtime.gossip.one_host import OneHostGossip
 from offbeat.runtime.gossip.sequenced import SequencedGossip
-from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
 from offbeat.runtime.ranks.group import Group
+from offbeat.runtime.ranks.plane import RankPlane
 from offbeat.runtime.ranks.recorded_group import Note
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import Connection, Message, SharedMemory
@@ -165,7 +165,7 @@ def _sources(messages: Sequence[GossipMessage]) -> tuple[Source, ...]:
     return tuple(Source(message.sender, message.steps, message.weight) for message in messages)
 
 
-class GossipCoordinatorSide(RankCoordinatorSide):
+class GossipPlane(RankPlane):
     """Follow a gossip job. Its ranks count the steps of all ranks; its versions count only gradients that were used."""
 
     backend = "gossip"
@@ -195,7 +195,7 @@ class GossipCoordinatorSide(RankCoordinatorSide):
                     self._unused.append(self._steps)
 
 
-class MultiHostGossipCoordinatorSide(GossipCoordinatorSide, MultiHostCoordinatorSide):
+class MultiHostGossipPlane(GossipPlane, MultiHostPlane):
     """Follow a gossip job whose ranks are on several hosts."""
 
     backend = "gossip_multi_host"

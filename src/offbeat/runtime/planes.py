@@ -1,4 +1,4 @@
-"""Choose the coordinator's side for a rule without servers. Its ``backend`` names the member that ranks take (``runtime/members.py``)."""
+"""Choose the plane of a rule without servers. Its ``backend`` names the member that ranks take (``runtime/members.py``)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.multi_host.rounds import slots_of
-from offbeat.runtime.allreduce.multi_host_coordinator import MultiHostCoordinatorSide, MultiHostGroup
-from offbeat.runtime.allreduce.one_host_coordinator import OneHostCoordinatorSide, OneHostGroup
-from offbeat.runtime.gossip.coordinator_side import (
-    GossipCoordinatorSide,
+from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup, MultiHostPlane
+from offbeat.runtime.allreduce.one_host_plane import OneHostGroup, OneHostPlane
+from offbeat.runtime.gossip.plane import (
     GossipGroup,
-    MultiHostGossipCoordinatorSide,
+    GossipPlane,
     MultiHostGossipGroup,
+    MultiHostGossipPlane,
 )
-from offbeat.runtime.ranks.coordinator_side import RankCoordinatorSide
+from offbeat.runtime.ranks.plane import RankPlane
 from offbeat.runtime.ranks.recorded_group import RecordedGroup
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
@@ -49,14 +49,14 @@ class Ranks(NamedTuple):
 
 
 @singledispatch
-def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankCoordinatorSide:
-    """Return the coordinator's side of a job under this rule.
+def plane_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankPlane:
+    """Return the plane of a job under this rule.
 
     Args:
         policy: the rule.
         ranks: of the job.
         hub: the listening hub of this process.
-        parts: the arguments of `RankCoordinatorSide` after the first.
+        parts: the arguments of `RankPlane` after the first.
         survival: of server 0.
 
     Raises:
@@ -66,14 +66,14 @@ def side_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], surv
     raise TypeError(f"{type(policy).__name__} must extend RoundRule or GossipRule")
 
 
-@side_of.register
-def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankCoordinatorSide:
+@plane_of.register
+def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankPlane:
     sizes = ranks.workers, ranks.numel, ranks.size, ranks.dtype, ranks.seed
     if ranks.together:
         assert not survival.follows, "the links of a server with a standby share no memory"
-        return OneHostCoordinatorSide(RecordedGroup(OneHostGroup.create(policy, *sizes, survival), survival), *parts)
+        return OneHostPlane(RecordedGroup(OneHostGroup.create(policy, *sizes, survival), survival), *parts)
     *_, now = parts
-    return MultiHostCoordinatorSide(MultiHostGroup(policy, ranks.workers, _slots(policy, ranks, survival), ranks.seed, now), *parts)
+    return MultiHostPlane(MultiHostGroup(policy, ranks.workers, _slots(policy, ranks, survival), ranks.seed, now), *parts)
 
 
 def _slots(policy: RoundRule, ranks: Ranks, survival: Survival) -> Sequence[int]:
@@ -89,14 +89,14 @@ def _slots(policy: RoundRule, ranks: Ranks, survival: Survival) -> Sequence[int]
     return list(survival.ask(found))
 
 
-@side_of.register
-def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankCoordinatorSide:
+@plane_of.register
+def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankPlane:
     if not ranks.together:
         *_, now = parts
-        return MultiHostGossipCoordinatorSide(MultiHostGossipGroup(policy, ranks.workers, ranks.seed, now), *parts)
+        return MultiHostGossipPlane(MultiHostGossipGroup(policy, ranks.workers, ranks.seed, now), *parts)
     assert not survival.follows, "check_replicas refuses the rules of this family"
     group = GossipGroup.create(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed, survival)
-    return GossipCoordinatorSide(RecordedGroup(group, survival), *parts)
+    return GossipPlane(RecordedGroup(group, survival), *parts)
 
 
 def checked_vector(header: Mapping[str, Any]) -> Mapping[str, Any]:
