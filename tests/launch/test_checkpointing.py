@@ -204,7 +204,7 @@ def test_what_the_command_line_does_not_give_is_as_before(job: Path) -> None:
     saved = checkpointing.found(job)
     names = ("workers", "servers", "sync", "wire", "seed")
     assert checkpointing.taken_over(None, lambda _: False, names, seed=0) == {}
-    before = {"workers": 4, "servers": 2, "wire": "bf16", "seed": 3}
+    before = {"workers": 4, "servers": 2, "sync": None, "wire": "bf16", "seed": 3}
     assert checkpointing.taken_over(saved, lambda _: False, names, seed=0) == before
     del before["workers"]
     assert checkpointing.taken_over(saved, lambda name: name == "workers", names, seed=0) == before

@@ -124,12 +124,17 @@ class DBW(FirstFresh):
     word = "dbw"
 
     gamma: float = 0.98
-    """See `BDBW`, as for the next five."""
+    """The factor of a measured time's weight per round, above 0, at most 1; see `BDBW`."""
     optimism: float = 0.5
+    """Where between its bounds the time of an untried k is assumed: 0 at the longest, 1 at the shortest."""
     beta: float | None = 1.01
+    """At least 1: if the mean loss rises by more than this factor from one fold to the next, k increases. None: losses are not used."""
     k_min: int = 1
+    """The least k that may be chosen; at least 1, at most the number of workers."""
     warm_up: int = 2
+    """The number of first versions that wait for all workers; at least 1."""
     censored: bool = False
+    """Also measure arrivals that are too late for their fold; see `BDBW`."""
     history: int = 5
     """D, the number of folds over which norms are averaged; at least 1."""
     smoothness: float | Literal["auto"] | None = None
