@@ -69,9 +69,9 @@ def test_scripts_that_do_not_take_part(start_new: Start, tmp_path: Path) -> None
     assert ended.records[-1]["reason"] == "worker 1 exited with status 3; every other worker's script has ended"
 
 
-def test_strangers_and_nonsense_gradients_do_no_harm(start: Start, enough: Path, tmp_path: Path) -> None:
+def test_strangers_and_nonsense_gradients_do_no_harm(start_new: Start, enough: Path, tmp_path: Path) -> None:
     own = ("--until", str(enough), "--worker", "1", "--nan-at", "3", "--tell", str(tmp_path / "token"))
-    job = start("--workers", "2", "--slow", "any=0.01", TRAIN, *own)
+    job = start_new("--workers", "2", "--slow", "any=0.01", TRAIN, *own)  # the environment of a fork is that of the process before it
     refused = job.record("settle", worker=1, fate="rejected")
     assert refused["reason"] == "gradient not finite in weight"
     environment = {**job.workers()[1].environ(), "OFFBEAT_TOKEN": (tmp_path / "token").read_text()}
@@ -143,6 +143,7 @@ def test_a_full_dev_shm_does_not_matter(start_new: Start) -> None:
     assert ended.tally().problems() == []
 
 
+@pytest.mark.whole_torch
 def test_a_process_group_of_the_scripts_own_works_beside_the_job(start: Start) -> None:
     ended = start("--workers", "2", str(SCRIPTS / "group.py")).ended()
     assert ended.status == 0, ended.err
