@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -245,4 +246,32 @@ def test_the_role_passes_on_when_the_chief_is_told_to_leave(sync: str) -> None:
             trainer.step(torch.arange(3))
 
     with Job(2) as job:
+        job.run(script)
+
+
+def test_a_worker_that_waits_leaves_where_the_order_comes_while_garbage_is_collected() -> None:
+    """Python drops what is raised inside a callback of the garbage collector, and runs signal handlers there."""
+
+    def script(worker: Worker) -> None:
+        Trainer(worker, "asp").step(torch.arange(3))
+        session = worker.session
+        assert session is not None
+        deadline, me, link = time.monotonic() + DEADLINE_S, threading.get_ident(), session.link
+
+        def collecting(phase: str, info: object) -> None:
+            if threading.get_ident() == me:
+                link.notice()
+
+        def ready() -> bool:
+            if not link.told_to_leave:
+                gc.callbacks.append(collecting)
+                gc.collect()
+                gc.callbacks.remove(collecting)
+            return time.monotonic() > deadline
+
+        with pytest.raises(SystemExit):
+            link.wait(ready, lambda: deadline)
+        session._at_exit()
+
+    with Job(1) as job:
         job.run(script)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, Protocol, TypeAlias
 
-from offbeat.core.phases import UNMEASURED, PhaseClock
+from offbeat.core.phases import UNMEASURED, Phase, PhaseClock
 from offbeat.errors import JobError, RefusedError
 from offbeat.runtime.job import last_words, messages
 from offbeat.runtime.worker.library_calls import Calls
@@ -122,7 +122,7 @@ class WorkerConnection:
         """The newest incarnation that was declared dead and that this worker has given up."""
         self._mail: dict[str, Message] = {}
         self._states: dict[Connection, Message] = {}
-        self._cut_off = self._noticed = self._waiting = False
+        self._cut_off = self._noticed = False
         self._told = False
         """True once a signal has arrived that may be meant for all processes of the job; the heartbeat reports it."""
         self._hurry: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -211,18 +211,21 @@ class WorkerConnection:
         self._hurry.put(None)
 
     def notice(self) -> None:
-        """Order this worker to leave: a wait ends at once, a computation after its step. For a signal handler of the waiting thread."""
+        """Order this worker to leave: a wait ends at once, a computation after its step. For a signal handler of the waiting thread.
+
+        The handler itself raises nothing: Python may run it inside a callback of the garbage collector, which drops what is raised.
+        """
         self._noticed = self.told_to_leave = True
-        if self._waiting:
-            self.heed_notice()
+        self.hub.wake()
 
     def interrupt(self) -> bool:
-        """Note a Ctrl-C; return True if `KeyboardInterrupt` may be raised at once. Inside a library call it is raised later.
+        """Note a Ctrl-C; return True if `KeyboardInterrupt` may be raised at once.
 
-        For a signal handler of the waiting thread.
+        Inside a library call, or a callback of the garbage collector, which would drop it, it is raised later. For a signal handler of the
+        waiting thread.
         """
         self.told_to_leave = True
-        if self.calls.depth == 0:
+        if self.calls.depth == 0 and self.phases.at is not Phase.GC:
             return True
         self.calls.interrupted = time.monotonic()
         self.hub.wake()
@@ -327,9 +330,10 @@ class WorkerConnection:
             KeyboardInterrupt: Ctrl-C came `HOLD_S` seconds ago.
         """
         self.heed_notice()
-        self._waiting, before = True, self.phases.wait()
+        before = self.phases.wait()
         try:
             while not ready():
+                self.heed_notice()
                 at = wake_at()
                 timeout_s = None if at is None else max(0.0, at - time.monotonic())
                 if (hold_s := self._heed_interrupt()) is not None:
@@ -342,7 +346,6 @@ class WorkerConnection:
                 if not ready():
                     what()
         finally:
-            self._waiting = False
             self.phases.waited(before)
 
     def glance(self) -> None:
