@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, get_args
 
 import pytest
+from hypothesis import strategies as st
 from tests.sim.stepped import SteppedJob, Timings
 
 from offbeat.core.effects import Effect, Fold
@@ -130,3 +131,17 @@ def scripted(
         seed=seed,
     )
     return Timings(sync, cluster, work, shares_memory=shares_memory)
+
+
+def scripts(rules: Sequence[str], faults: Sequence[str] = FAULTS, **more: st.SearchStrategy[Any]) -> st.SearchStrategy[Timings]:
+    """Draw scripts of these rules; ``more``: further arguments of `scripted`."""
+    drawn = (st.sampled_from(each) for each in (rules, LAWS, faults, (FREE, DEALT)))
+    return st.builds(scripted, *drawn, seed=st.integers(0, 1 << 30), **more)
+
+
+def deaths(points: Iterable[str], latest: int, most: int, *, least: int = 1) -> st.SearchStrategy[list[tuple[str, int]]]:
+    """Draw when processes die: at the nth time, from one death to the next, that they come to a point."""
+    return st.lists(st.tuples(st.sampled_from(sorted(points)), st.integers(1, latest)), min_size=least, max_size=most)
+
+
+ONE_OR_TWO: Final = st.sampled_from((1, 2))

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, books_are_right, compare, in_order, scripted
+from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, books_are_right, compare, deaths, in_order, scripted, scripts
 from tests.sim.dying_servers import POINTS, DyingCoordinator
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
@@ -62,23 +62,12 @@ def test_each_change_of_the_ranks_is_made_once(sync: str, kind: str, tmp_path: P
 
 @examples(150, quick=8)
 @given(
-    sync=st.sampled_from(sorted({*ROUNDS, *SOME})),
-    law=st.sampled_from(LAWS),
-    faults=st.sampled_from((*FAULTS, TWO_DIE)),
-    dealt=st.booleans(),
-    seed=st.integers(0, 1 << 30),
-    deaths=st.lists(st.tuples(st.sampled_from(sorted(POINTS)), st.integers(1, 80)), min_size=1, max_size=30),
+    script=scripts(sorted({*ROUNDS, *SOME}), (*FAULTS, TWO_DIE)),
+    deaths=deaths(POINTS, 80, 30),
     records=st.integers(1, 40),
 )
 def test_whenever_it_dies_the_books_are_right(
-    tmp_path_factory: pytest.TempPathFactory,
-    sync: str,
-    law: str,
-    faults: str,
-    dealt: bool,
-    seed: int,
-    deaths: list[tuple[str, int]],
-    records: int,
+    tmp_path_factory: pytest.TempPathFactory, script: Timings, deaths: list[tuple[str, int]], records: int
 ) -> None:
     """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
-    ran(scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed), tmp_path_factory.mktemp("dying"), deaths, records)
+    ran(script, tmp_path_factory.mktemp("dying"), deaths, records)

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, books_are_right, comparable, compare, scripted
+from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, books_are_right, comparable, compare, deaths, scripted, scripts
 from tests.sim.dying_sequencer import DyingSequencer
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
@@ -70,26 +70,13 @@ def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_pa
 
 @examples(150, quick=8)
 @given(
-    sync=st.sampled_from(SUMS),
-    law=st.sampled_from(LAWS),
-    faults=st.sampled_from((*FAULTS, TWO_DIE)),
-    dealt=st.booleans(),
-    seed=st.integers(0, 1 << 30),
-    deaths=st.lists(st.tuples(st.sampled_from(POINTS), st.integers(1, 80)), min_size=1, max_size=30),
+    script=scripts(SUMS, (*FAULTS, TWO_DIE)),
+    deaths=deaths(POINTS, 80, 30),
     records=st.integers(1, 40),
     ring_first=st.booleans(),
 )
 def test_whenever_it_dies_the_books_are_right(
-    tmp_path_factory: pytest.TempPathFactory,
-    sync: str,
-    law: str,
-    faults: str,
-    dealt: bool,
-    seed: int,
-    deaths: list[tuple[str, int]],
-    records: int,
-    ring_first: bool,
+    tmp_path_factory: pytest.TempPathFactory, script: Timings, deaths: list[tuple[str, int]], records: int, ring_first: bool
 ) -> None:
     """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
-    script = scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed)
     ran(script, tmp_path_factory.mktemp("dying"), deaths, records, ring_first=ring_first)

@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, books_are_right, compare, in_order, scripted, seen
+from tests.sim.comparison import FREE, LAWS, ONE_OR_TWO, RETURN, books_are_right, compare, deaths, in_order, scripted, scripts, seen
 from tests.sim.dying_servers import OF_SERVERS, DyingServers
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
@@ -69,28 +69,13 @@ def test_a_block_that_is_sent_again_is_as_it_was_although_its_shard_has_gone_on(
 
 @examples(120, quick=8)
 @given(
-    sync=st.sampled_from(SOME),
-    law=st.sampled_from(LAWS),
-    faults=st.sampled_from(FAULTS),
-    dealt=st.booleans(),
-    seed=st.integers(0, 1 << 30),
-    servers=st.sampled_from((1, 2)),
-    deaths=st.lists(st.tuples(st.sampled_from(sorted(OF_SERVERS)), st.integers(1, 60)), min_size=1, max_size=30),
+    script=scripts(SOME, servers=ONE_OR_TWO),
+    deaths=deaths(OF_SERVERS, 60, 30),
     records=st.integers(1, 40),
     apart=st.sampled_from((APART_NBYTES, 3)),
 )
 def test_whenever_they_die_the_books_are_right(
-    tmp_path_factory: pytest.TempPathFactory,
-    sync: str,
-    law: str,
-    faults: str,
-    dealt: bool,
-    seed: int,
-    servers: int,
-    deaths: list[tuple[str, int]],
-    records: int,
-    apart: int,
+    tmp_path_factory: pytest.TempPathFactory, script: Timings, deaths: list[tuple[str, int]], records: int, apart: int
 ) -> None:
     """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
-    script = scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed, servers=servers)
     ran(script, tmp_path_factory.mktemp("dying"), deaths, records, apart)

@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, FREE, LAWS, books_are_right, scripted
+from tests.sim.comparison import DEALT, FREE, LAWS, books_are_right, deaths, scripted, scripts
 from tests.sim.dying_servers import POINTS, DyingCoordinator
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
@@ -64,25 +64,13 @@ def test_the_joiner_begins_at_the_version_of_the_replica_that_it_gets(sync: str,
 
 @examples(120, quick=8)
 @given(
-    sync=st.sampled_from([*ROUNDS, *GOSSIP]),
-    law=st.sampled_from(LAWS),
-    faults=st.sampled_from((RETURNS, SILENT, OTHERS)),
-    dealt=st.booleans(),
-    seed=st.integers(0, 1 << 30),
+    script=scripts([*ROUNDS, *GOSSIP], (RETURNS, SILENT, OTHERS)),
     ends=st.lists(st.sampled_from((None, "seen", "silent")), max_size=3),
-    deaths=st.lists(st.tuples(st.sampled_from(sorted(POINTS)), st.integers(1, 80)), max_size=12),
+    deaths=deaths(POINTS, 80, 12, least=0),
 )
 def test_also_if_the_coordinator_dies_too(
-    tmp_path_factory: pytest.TempPathFactory,
-    sync: str,
-    law: str,
-    faults: str,
-    dealt: bool,
-    seed: int,
-    ends: list[str | None],
-    deaths: list[tuple[str, int]],
+    tmp_path_factory: pytest.TempPathFactory, script: Timings, ends: list[str | None], deaths: list[tuple[str, int]]
 ) -> None:
-    script = scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed)
     job = DyingCoordinator(script, tmp_path_factory.mktemp("sources") / "journal.jsonl", deaths)
     job.source_ends.extend(how if how != "silent" or script.cluster.silence_s else "seen" for how in ends)
     checked(job, job.run())

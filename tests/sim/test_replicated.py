@@ -10,7 +10,22 @@ from unittest.mock import patch
 import pytest
 from hypothesis import Phase, given
 from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, VANISHES, books_are_right, comparable, compare, in_order, scripted, seen
+from tests.sim.comparison import (
+    DEALT,
+    FREE,
+    LAWS,
+    ONE_OR_TWO,
+    RETURN,
+    VANISHES,
+    books_are_right,
+    comparable,
+    compare,
+    deaths,
+    in_order,
+    scripted,
+    scripts,
+    seen,
+)
 from tests.sim.followed import follow
 from tests.sim.replicated import POINTS, ReplicatedServers
 from tests.sim.stepped import Timings
@@ -106,36 +121,23 @@ def test_the_leader_of_a_server_that_others_do_not_know_yet_dies(point: int, tmp
 
 @examples(80, quick=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # to shrink an example takes longer than a test may
 @given(
-    sync=st.sampled_from(SOME),
-    law=st.sampled_from(LAWS),
-    faults=st.sampled_from(FAULTS),
+    script=scripts(SOME, servers=ONE_OR_TWO),
     wire=st.sampled_from(("float32", "bf16", "int8")),
-    dealt=st.booleans(),
-    seed=st.integers(0, 1 << 30),
-    servers=st.sampled_from((1, 2)),
-    deaths=st.lists(st.tuples(st.sampled_from(sorted(POINTS)), st.integers(1, 60)), min_size=1, max_size=20),
+    deaths=deaths(POINTS, 60, 20),
 )
 def test_whenever_leaders_die_the_books_are_right(
-    tmp_path_factory: pytest.TempPathFactory,
-    sync: str,
-    law: str,
-    faults: str,
-    wire: WireFormat,
-    dealt: bool,
-    seed: int,
-    servers: int,
-    deaths: list[tuple[str, int]],
+    tmp_path_factory: pytest.TempPathFactory, script: Timings, wire: WireFormat, deaths: list[tuple[str, int]]
 ) -> None:
-    script = scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed, servers=servers)
-    if sync in ENCODED:
+    if script.sync in ENCODED:
         script = replace(script, wire=wire)
     # Server 0 decides what is folded. So the job ends if a worker dies in the moment of the death of another server's leader, and if each
     # server decides by itself, also in that of server 0's.
     try:
         ran(script, tmp_path_factory.mktemp("replicas"), deaths)
     except JobError as error:
-        decided = sync not in PSP and "the standby of server 0" in str(error)
-        if servers == 1 or decided or not faults or "has died with the leader, or does not answer" not in str(error):
+        decided = script.sync not in PSP and "the standby of server 0" in str(error)
+        said = "has died with the leader, or does not answer" in str(error)
+        if script.cluster.servers == 1 or decided or not script.cluster.faults or not said:
             raise
 
 

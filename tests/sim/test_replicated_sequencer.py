@@ -8,7 +8,7 @@ from typing import Final
 import pytest
 from hypothesis import Phase, given
 from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, books_are_right, compare, scripted
+from tests.sim.comparison import FAULTS, FREE, LAWS, books_are_right, compare, deaths, scripted, scripts
 from tests.sim.dying_sequencer import ReplicatedSequencer
 from tests.sim.followed import follow
 from tests.sim.replicated import POINTS
@@ -47,25 +47,12 @@ def test_the_journal_is_that_of_a_job_in_which_no_leader_has_died(sync: str, tmp
 
 @examples(80, quick=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
-    sync=st.sampled_from(SUMS),
-    law=st.sampled_from(LAWS),
-    faults=st.sampled_from((*FAULTS, TWO_DIE)),
-    dealt=st.booleans(),
-    seed=st.integers(0, 1 << 30),
-    deaths=st.lists(st.tuples(st.sampled_from(sorted(POINTS)), st.integers(1, 60)), min_size=1, max_size=20),
+    script=scripts(SUMS, (*FAULTS, TWO_DIE)),
+    deaths=deaths(POINTS, 60, 20),
     ring_first=st.booleans(),
 )
 def test_whenever_leaders_die_the_books_are_right(
-    tmp_path_factory: pytest.TempPathFactory,
-    sync: str,
-    law: str,
-    faults: str,
-    dealt: bool,
-    seed: int,
-    deaths: list[tuple[str, int]],
-    ring_first: bool,
+    tmp_path_factory: pytest.TempPathFactory, script: Timings, deaths: list[tuple[str, int]], ring_first: bool
 ) -> None:
     """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
-    ran(
-        scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed), tmp_path_factory.mktemp("replicas"), deaths, ring_first=ring_first
-    )
+    ran(script, tmp_path_factory.mktemp("replicas"), deaths, ring_first=ring_first)

@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.sim.comparison import (
     DEALT,
     EFFECTS,
     EVENTS,
-    FAULTS,
     FREE,
     LAWS,
+    ONE_OR_TWO,
     RETURN,
     Replayed,
     comparable,
     compare,
     only,
     scripted,
+    scripts,
 )
 from tests.sim.followed import follow
 from tests.sim.stepped import SteppedJob, Timings
@@ -76,22 +77,12 @@ def test_also_while_parameters_are_on_their_way(sync: str, tmp_path: Path) -> No
 
 
 @examples(50)
-@given(
-    sync=st.sampled_from(SETTINGS),
-    law=st.sampled_from(LAWS),
-    faults=st.sampled_from(FAULTS),
-    dealt=st.booleans(),
-    seed=st.integers(0, 1 << 30),
-    servers=st.sampled_from((1, 2)),
-    shares_memory=st.booleans(),
-)
-def test_also_when_much_happens_at_one_instant(
-    tmp_path_factory: pytest.TempPathFactory, sync: str, law: str, faults: str, dealt: bool, seed: int, servers: int, shares_memory: bool
-) -> None:
-    if rule_of(ServerRule, sync).scope == "shard" and "freeze" in faults:
-        faults = ""  # that a block is read is a sign of life, before the next heartbeat, and the simulator does not know
-    work = works(sync)[-1 if dealt else 0]
-    both(scripted(sync, law, faults, work, seed=seed, servers=servers, shares_memory=shares_memory), tmp_path_factory.mktemp("both"))
+@given(script=scripts(SETTINGS, servers=ONE_OR_TWO, shares_memory=st.booleans()))
+def test_also_when_much_happens_at_one_instant(tmp_path_factory: pytest.TempPathFactory, script: Timings) -> None:
+    # That a block is read is a sign of life, before the next heartbeat, and the simulator does not know.
+    assume(rule_of(ServerRule, script.sync).scope == "job" or "freeze" not in str(script.cluster.faults))
+    assume(script.work in works(script.sync))
+    both(script, tmp_path_factory.mktemp("both"))
 
 
 @pytest.mark.parametrize("shares_memory", [True, False])

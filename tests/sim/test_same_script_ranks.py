@@ -29,8 +29,7 @@ from typing import Final
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, EFFECTS, EVENTS, FAULTS, FREE, LAWS, RETURN, Replayed, comparable, compare, only, scripted
+from tests.sim.comparison import DEALT, EFFECTS, EVENTS, FAULTS, FREE, LAWS, RETURN, Replayed, comparable, compare, only, scripted, scripts
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
 from tests.sim.stepped_ranks import SteppedRanks
@@ -133,14 +132,6 @@ def test_the_simulator_says_what_the_ranks_say(sync: str, faults: str, tmp_path:
 
 
 @examples(50)
-@given(
-    sync=st.sampled_from(ROUNDS),
-    law=st.sampled_from(LAWS),
-    faults=st.sampled_from((*FAULTS, TWO_DIE, SLOW)),
-    dealt=st.booleans(),
-    seed=st.integers(0, 1 << 30),
-)
-def test_also_when_much_happens_at_one_instant(
-    tmp_path_factory: pytest.TempPathFactory, sync: str, law: str, faults: str, dealt: bool, seed: int
-) -> None:
-    both(scripted(sync, law, faults, DEALT if dealt else FREE, seed=seed), tmp_path_factory.mktemp("both"))
+@given(script=scripts(ROUNDS, (*FAULTS, TWO_DIE, SLOW)))
+def test_also_when_much_happens_at_one_instant(tmp_path_factory: pytest.TempPathFactory, script: Timings) -> None:
+    both(script, tmp_path_factory.mktemp("both"))
