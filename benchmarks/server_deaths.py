@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from tests.faults.job import SCRIPTS, Job, orders_to_die, signalled
 
-from offbeat.policies import rule
+from offbeat.core.policy import ServerRule
+from offbeat.policies import rule_of
 
 OUTLIVED = str(SCRIPTS / "outlived.py")
 RESUMED = str(SCRIPTS / "resumed.py")
@@ -155,7 +156,7 @@ def main() -> None:
     parser.add_argument("--ends", action="store_true", help="deaths at the start and at an epoch's end, each in a job of its own")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    if rule(options.sync).scope == "shard" and not options.ends:
+    if rule_of(ServerRule, options.sync).scope == "shard" and not options.ends:
         parser.error(f"--sync {options.sync} has no phases of a version that all servers share; --ends kills servers there")
     rows = ends(options) if options.ends else phases(options)
     if options.json is not None:
