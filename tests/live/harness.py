@@ -285,14 +285,17 @@ class Job:
 
     def run(self, script: Script) -> list[Any]:
         """Let every worker run the script; what it returned, by worker."""
-        for number in range(self.settings.workers):
-            self.start(number, script)
+        self.start_all(script)
         self.join()
         return [self._results.get(number) for number in range(self.settings.workers)]
 
     def results(self, *numbers: int) -> list[Any]:
         """What these workers' newest scripts have returned."""
         return [self._results.get(number) for number in numbers]
+
+    def start_all(self, script: Script) -> list[threading.Thread]:
+        """Let every worker run the script in a thread."""
+        return [self.start(number, script) for number in range(self.settings.workers)]
 
     def start(self, number: int, script: Script) -> threading.Thread:
         """Let one worker run the script in a thread: at first, or again after its death."""

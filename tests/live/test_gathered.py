@@ -124,8 +124,7 @@ def test_the_gradients_of_one_that_has_died_still_count(tmp_path: Path) -> None:
             pace(worker)
 
     with Job(3, journal=str(tmp_path / "journal"), servers=2, hosts={2: "other"}) as job:
-        for number in range(3):
-            job.start(number, script)
+        job.start_all(script)
         job.await_state(2, "dead")
         again = job.start(2, script)
         dead.set()
@@ -156,8 +155,7 @@ def test_one_that_dies_with_samples_in_its_gathered_gradients(tmp_path: Path) ->
             optimizer.step()
 
     with Job(3, journal=str(tmp_path / "journal")) as job:
-        for number in range(3):
-            job.start(number, script)
+        job.start_all(script)
         job.await_state(2, "dead")
         dead.set()
         job.join()

@@ -38,7 +38,7 @@ def test_samples_of_the_dead_find_a_worker_that_has_only_now_handed_in_its_local
 
     journal = tmp_path / "journal"
     with Job(2, journal=str(journal)) as job:
-        threads = [job.start(number, script) for number in range(2)]
+        threads = job.start_all(script)
         job.until(lambda: job.snapshot is not None and job.snapshot["pushes"] == 1, "worker 0 to hand in what it has")
         handed_in.set()
         job.join(*threads)

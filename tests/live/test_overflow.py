@@ -56,7 +56,7 @@ def test_a_step_whose_mean_cannot_be_held_is_left_out_and_its_contributions_are_
         return [before, void, step(model, optimizer, 1.0, 0.0)]
 
     with Job(2, hosts=hosts, journal=str(tmp_path / "journal")) as job:
-        threads = [job.start(number, script) for number in range(2)]
+        threads = job.start_all(script)
         job.await_state(1, "dead")
         dead.set()
         job.join(*threads)
@@ -87,8 +87,7 @@ def test_a_job_that_is_to_stop_at_what_is_not_finite_stops_there() -> None:
 
     def run() -> None:
         with Job(2) as job:
-            for number in range(2):
-                job.start(number, script)
+            job.start_all(script)
             job.await_state(1, "dead")
             dead.set()
             job.join()

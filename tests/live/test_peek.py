@@ -221,8 +221,7 @@ def test_the_chief_ends_first_and_keeps_the_role(sync: str) -> None:
         return [worker.session.chief]
 
     with Job(3) as job:
-        for number in range(3):
-            job.start(number, script)
+        job.start_all(script)
         job.await_state(0, "finished")
         left.set()
         job.join()

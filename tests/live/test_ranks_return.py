@@ -96,8 +96,7 @@ def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule:
         back.set()
 
     with Job(3, hosts=hosts, journal=str(tmp_path / "journal")) as job:
-        for number in range(3):
-            job.start(number, stay)
+        job.start_all(stay)
         job.await_state(1, "dead")
         job.start(1, come)
         job.join()
@@ -133,8 +132,7 @@ def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule:
         results.extend(mine)
 
     with Job(3, hosts=hosts, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        for number in range(3):
-            job.start(number, script)
+        job.start_all(script)
         job.await_state(1, "dead")
         thought_dead.set()
         job.join()
@@ -184,7 +182,7 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
                 break
 
     with Job(2, hosts=hosts, timeout_s=1.0) as job:
-        threads += [job.start(number, script) for number in range(2)]
+        threads += job.start_all(script)
         job.until(lambda: calls.count("catch_up") > 20, "rank 1 to wait for the end of the epoch")
         frozen[0].freeze()
         job.await_state(1, "dead")
@@ -240,7 +238,7 @@ def test_who_is_asked_for_its_replica_while_it_waits_to_leave_waits_for_the_newc
         return trainer.optimizer.version
 
     with Job(2, hosts=APART) as job:
-        threads += [job.start(number, stay) for number in range(2)]
+        threads += job.start_all(stay)
         job.await_state(1, "dead")
         wait(leaving)
         threads[1] = job.start(1, come)
@@ -274,8 +272,7 @@ def test_stale_samples_of_a_returned_worker_are_rejected(tmp_path: Path, sync: s
         return model.weight.item()
 
     with Job(2, hosts=hosts, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        for number in range(2):
-            job.start(number, script)
+        job.start_all(script)
         job.await_state(1, "dead")
         thought_dead.set()
         job.join()
@@ -308,7 +305,7 @@ def test_the_last_rank_leaves_its_replica_to_those_who_may_come_back(rule: str, 
         return trainer.everything()
 
     with Job(2, hosts=hosts) as job:
-        threads = [job.start(number, stay) for number in range(2)]
+        threads = job.start_all(stay)
         job.await_state(1, "dead")
         died.set()
         job.join(*threads)
@@ -363,7 +360,7 @@ def test_who_comes_from_another_host_to_a_job_of_one_is_refused() -> None:
         refused.set()
 
     with Job(2, hosts=(hosts := {})) as job:
-        threads = [job.start(number, stay) for number in range(2)]
+        threads = job.start_all(stay)
         job.await_state(1, "dead")
         hosts[1] = "other"
         threads[1] = job.start(1, come)
@@ -398,8 +395,7 @@ def test_a_donor_that_dies_is_replaced(tmp_path: Path, hosts: dict[int, str]) ->
         end.set()
 
     with Job(3, hosts=hosts, timeout_s=1.5, journal=str(tmp_path / "journal")) as job:
-        for number in range(3):
-            job.start(number, stay)
+        job.start_all(stay)
         job.await_state(2, "dead")
         wait(frozen)
         job.start(2, come)

@@ -78,8 +78,7 @@ def test_a_joiner_gets_the_mean() -> None:
         joined.set()
 
     with Job(3) as job:
-        for number in range(3):
-            job.start(number, stay)
+        job.start_all(stay)
         job.await_state(2, "dead")
         stand.wait()
         job.start(2, join)
@@ -113,8 +112,7 @@ def test_a_returning_worker_cannot_undo_what_the_others_have_learnt() -> None:
         assert optimizer.version == 2 and all(bool(p.any()) for p in model.parameters())
 
     with Job(2, servers=2) as job:
-        for number in range(2):
-            job.start(number, stay)
+        job.start_all(stay)
         job.await_state(1, "dead")
         stand.wait()
         job.start(1, join)
@@ -146,8 +144,7 @@ def test_the_settings_of_the_dead_do_not_count() -> None:
         assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
     with Job(2, timeout_s=1.0) as job:
-        for number in range(2):
-            job.start(number, script)
+        job.start_all(script)
         wait(stopped)
         job.await_state(1, "dead")
         thought_dead.set()
@@ -176,8 +173,7 @@ def test_a_worker_that_was_thought_dead_comes_back(tmp_path: Path, sync: str, ho
         return []
 
     with Job(3, servers=2, hosts=hosts, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        for number in range(3):
-            job.start(number, script)
+        job.start_all(script)
         job.await_state(1, "dead")
         thought_dead.set()
         job.join()

@@ -58,7 +58,7 @@ def test_the_samples_of_the_dead_are_done_again(tmp_path: Path, sync: str) -> No
             done.append(trainer.step(indices))
 
     with Job(3, journal=str(tmp_path / "journal")) as job:
-        threads = [job.start(number, script) for number in range(3)]
+        threads = job.start_all(script)
         job.await_state(1, "dead")
         dead.set()
         job.join(*threads)

@@ -278,7 +278,7 @@ def test_the_split_of_the_dead_goes_to_the_living_at_the_next_epoch(tmp_path: Pa
                 used[worker.number][epoch] += trainer.step(torch.tensor(batch))
 
     with Job(2, journal=str(tmp_path / "journal")) as job:
-        threads = [job.start(number, script) for number in range(2)]
+        threads = job.start_all(script)
         job.await_state(1, "dead")
         dead.set()
         job.join(*threads)

@@ -165,7 +165,7 @@ def test_a_worker_that_comes_back_begins_without_feedback() -> None:
         return any(before)
 
     with Job(2, hosts=APART) as job:
-        threads = [job.start(number, script) for number in range(2)]
+        threads = job.start_all(script)
         wait(died)
         job.join(*threads)
         job.join(job.start(1, script))
