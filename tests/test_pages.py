@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.faults.job import QUICK
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -28,6 +29,8 @@ JOBS_MAX = 4
 """Scripts that run as a job, over all pages: each costs about four seconds of every test run."""
 OPTIONAL = ("accelerate",)
 """Libraries of extras that a script may import."""
+COMPILES = (*OPTIONAL, "torch.compile", "init_process_group")
+"""Words in scripts whose processes import all of PyTorch, see ``tests/faults/scripts/quick/nothing_compiled.py``."""
 FORKER = """
 import json, os, runpy, sys
 import torch._dynamo  # what takes the time: imported once, and every script is a fork that has it
@@ -85,30 +88,32 @@ def test_scripts_run(page: Path, tmp_path: Path) -> None:
     for library in OPTIONAL:
         if find_spec(library) is None and any(f"from {library} import" in script.text for script in scripts(page)):
             pytest.skip(f"{library} is not installed")
+    # Without the variables of a job or launcher that the test runner itself may be part of.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OFFBEAT_")}
+    if not any(word in script.text for script in scripts(page) for word in COMPILES):
+        environment |= QUICK
     plain: list[list[str]] = []
     for script in scripts(page):
         (tmp_path / script.name).write_text(script.text, encoding="utf-8")
         assert script.name in script.command, f"{script.name} is run by {shlex.join(script.command)}, which does not name it"
         if script.is_job:
-            _run_plain(plain, tmp_path)
+            _run_plain(plain, tmp_path, environment)
             assert script.command[1] == "run"
             plain = []
             arguments = [sys.executable, "-m", "offbeat.cli", "run", *script.command[2:]]
-            _succeed(arguments, tmp_path)
+            _succeed(arguments, tmp_path, environment)
         else:
             plain.append(script.command[1:])
-    _run_plain(plain, tmp_path)
+    _run_plain(plain, tmp_path, environment)
 
 
-def _run_plain(commands: list[list[str]], folder: Path) -> None:
+def _run_plain(commands: list[list[str]], folder: Path, environment: dict[str, str]) -> None:
     """Run these under plain Python, each in a fork of one process that has imported PyTorch."""
     if commands:
-        _succeed([sys.executable, "-c", FORKER], folder, json.dumps(commands))
+        _succeed([sys.executable, "-c", FORKER], folder, environment, json.dumps(commands))
 
 
-def _succeed(arguments: list[str], folder: Path, given: str = "") -> None:
-    # Without the variables of a job or launcher that the test runner itself may be part of.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("OFFBEAT_")}
+def _succeed(arguments: list[str], folder: Path, environment: dict[str, str], given: str = "") -> None:
     done = subprocess.run(arguments, cwd=folder, input=given, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
@@ -117,6 +122,6 @@ def _succeed(arguments: list[str], folder: Path, given: str = "") -> None:
 def test_the_demo_draws_its_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     command = [sys.executable, str(ROOT / "examples/demo.py"), "--epochs", "1", "--out", str(tmp_path)]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_S)
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, **QUICK})
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert (tmp_path / "timeline.png").stat().st_size > 10_000

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.cli import main
 from offbeat.launch.environment import free_port
 
 OFFBEAT = [sys.executable, "-m", "offbeat", "doctor", "--seconds", "0.1"]
@@ -85,7 +86,13 @@ def test_machines_measure_each_other_and_report_as_json(token: str) -> None:
         (("--token-file", "/no/such/file"), "cannot read it"),
     ],
 )
-def test_mistakes_are_one_sentence(options: tuple[str, ...], message: str) -> None:
-    done = doctor(*options)
-    assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
-    assert done.stdout == ""
+def test_mistakes_are_one_sentence(
+    options: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OFFBEAT_TOKEN", raising=False)
+    monkeypatch.setattr(sys, "argv", ["offbeat", "doctor", *options])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and message in said.err and len(said.err.splitlines()) == 1
+    assert said.out == ""

@@ -8,11 +8,12 @@ job is to go on, and nobody else is to be declared dead. ``scripts/attacker.py``
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from pathlib import Path
 
-from tests.faults.job import SCRIPTS, Ended, Job
+from tests.faults.job import QUICK, SCRIPTS, Ended, Job
 
 WAYS = [(way, sync) for way in ("local", "tcp") for sync in ("asp", "solo")]
 
@@ -24,7 +25,8 @@ def attacked(
     script = (str(SCRIPTS / "attacker.py"), "--enough", str(folder / "enough"), "--way", way, "--seed", str(seed))
     counts = ("--messages", str(messages), "--connections", str(connections))
     options = ("--workers", "3", "--sync", sync, "--max-restarts", "0", "--progress-timeout", "0")
-    job = Job(folder, (*options, *script, *counts), environment={"PYTHONPATH": str(Path(__file__).parents[2])})
+    path = os.pathsep.join((QUICK["PYTHONPATH"], str(Path(__file__).parents[2])))
+    job = Job(folder, (*options, *script, *counts), environment={"PYTHONPATH": path})
     try:
         return job.ended(bound_s)
     finally:

@@ -32,8 +32,10 @@ SCRIPTS = Path(__file__).parent / "scripts"
 TRAIN = str(SCRIPTS / "train.py")
 MISTAKEN = str(SCRIPTS / "mistaken.py")
 FAULTY = str(SCRIPTS / "faulty.py")
+QUICK = {"PYTHONPATH": str(SCRIPTS / "quick")}
+"""The environment of a job whose processes import what they need of PyTorch, see ``scripts/quick/nothing_compiled.py``."""
 WHOLE_TORCH = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-"""The environment of a job whose processes import all of PyTorch, see ``scripts/quick``."""
+"""The environment of a job whose processes import all of PyTorch."""
 DEADLINE_S = 120.0
 """For anything that takes a few seconds on an idle machine."""
 LOOK_S = 0.05
@@ -43,7 +45,7 @@ GONE = (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError, Permissio
 def orders_to_die(folder: Path) -> dict[str, str]:
     """The variables with which servers look in this folder, which is made, for orders to die (``scripts/deaths``)."""
     folder.mkdir(exist_ok=True)
-    return {"OFFBEAT_DEATHS": str(folder), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    return {"OFFBEAT_DEATHS": str(folder), "PYTHONPATH": f"{SCRIPTS / 'deaths'}{os.pathsep}{SCRIPTS / 'quick'}"}
 
 
 class Ended(NamedTuple):
@@ -117,7 +119,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "PYTHONPATH": str(SCRIPTS / "quick"), **(environment or {}), procfs.MARK: self.mark, "COLUMNS": "200"},
+                env={**os.environ, **QUICK, **(environment or {}), procfs.MARK: self.mark, "COLUMNS": "200"},
                 start_new_session=True,
                 preexec_fn=prepare,
             )

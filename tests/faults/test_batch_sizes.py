@@ -32,7 +32,7 @@ def on_joined_batches(size: int, epochs: int, *, sums: bool) -> dict[str, torch.
 CASES = [("bsp", ()), ("full", ()), ("bsp", ("--sum",)), ("full", ("--sum",))]
 
 
-@pytest.mark.parametrize(("sync", "more"), marked(CASES, night=CASES[2:3]))
+@pytest.mark.parametrize(("sync", "more"), marked(CASES, night=CASES[1:3]))
 def test_workers_with_batches_of_their_own_equal_one_process_on_the_joined_batch(
     start: Start, tmp_path: Path, sync: str, more: tuple[str, ...]
 ) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.job import RUN, SCRIPTS
+from tests.faults.job import QUICK, RUN, SCRIPTS
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 REPLICAS = str(SCRIPTS / "replicas.py")
@@ -21,7 +22,7 @@ def chaos(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str]
     result = folder / "result.json"
     job = (*RUN, "--workers", "3", "--timeout", "2", "--max-restarts", "99", "--slow", "any=0.02", REPLICAS)
     command = [sys.executable, "-m", "offbeat.cli", "chaos", "--json", str(result), *options, "--", *job]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, **QUICK})
     return done, json.loads(result.read_text()) if result.exists() else {}
 
 

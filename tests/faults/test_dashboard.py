@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from tests.faults.job import TRAIN, Job
+from tests.faults.job import QUICK, TRAIN, Job
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'offbeat[view]'")
 
@@ -150,7 +150,8 @@ def test_a_stopped_page_and_readers_that_never_read_cost_nothing(start: Start, t
 def test_without_the_extra_training_goes_on(start: Start, tmp_path: Path) -> None:
     (tmp_path / "uvicorn.py").write_text("raise ModuleNotFoundError(\"No module named 'uvicorn'\", name='uvicorn')")
     until = tmp_path / "enough"
-    job = start("--workers", "1", "--dashboard", TRAIN, "--until", str(until), environment={"PYTHONPATH": str(tmp_path)})
+    environment = {"PYTHONPATH": f"{tmp_path}:{QUICK['PYTHONPATH']}"}
+    job = start("--workers", "1", "--dashboard", TRAIN, "--until", str(until), environment=environment)
     said = "--dashboard: uvicorn is not installed: pip install 'offbeat[view]'; training goes on without it"
     job.wait("the sentence", lambda: said in job.printed())
     until.touch()

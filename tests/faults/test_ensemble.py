@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.faults.job import MISTAKEN, TRAIN, Ended, Job, signalled
+from tests.faults.job import TRAIN, Ended, Job, signalled
 from tests.faults.test_workers import CALM
 from tests.tiers import marked
 
@@ -119,13 +119,6 @@ def test_digits_are_learnt_although_one_is_killed_half_way(start: Start, tmp_pat
     assert longest_pause_s(ended.records, {0, 2, 3}, died - 1.0, died + 1.0) < 10.0 + 1.0
     accuracies = [r["values"]["test_accuracy"] for r in ended.records if r["kind"] == "metrics"]
     assert accuracies[-1] >= 0.96
-
-
-def test_an_optimizer_that_only_workers_can_run_is_refused_before_anything_hangs(start: Start) -> None:
-    ended = start("--workers", "3", "--sync", "bsp", MISTAKEN, "natural").ended(60.0)
-    assert ended.status != 0
-    assert "NaturalGradient is not one of torch.optim's own classes" in ended.last_line
-    assert ended.last_line.endswith("(bsp exchanges gradients; under ensemble workers step by themselves)")
 
 
 @pytest.mark.parametrize("number", marked([signal.SIGINT, signal.SIGTERM], night=[signal.SIGTERM]), ids=lambda number: number.name)

@@ -61,5 +61,6 @@ def test_a_writer_that_stands_still_costs_the_job_nothing(start: Start, enough: 
     writer.send_signal(signal.SIGSTOP)
     job.contribution(1, 1)
     job.goes_on(20)
+    writer.send_signal(signal.SIGCONT)  # the job's end waits for it: test_dashboard.py has one that never goes on
     enough.touch()
     assert job.ended().status == 0

@@ -85,7 +85,7 @@ def test_a_server_that_is_stopped_for_good_ends_a_job_without_restarts(faulty: F
 
 
 def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(faulty: Faulty) -> None:
-    job = faulty.start("--workers", "2", "--sync", "majority", *QUICK)
+    job = faulty.start("--workers", "2", "--sync", "majority", "--timeout", "2", "--progress-timeout", "8")
     job.began(2)
     before = {worker: process.pid for worker, process in job.workers().items()}
     server, (supervisor,) = job.servers()[0], [p for p in job.processes() if p.pid == job.process.pid]

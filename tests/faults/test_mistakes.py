@@ -32,7 +32,11 @@ SENTENCES = {
 }
 
 
-@pytest.mark.parametrize("mistake", marked(list(SENTENCES), "models"))
+ELSEWHERE = ("frozen", "samples", "infinite")
+"""Tests of one process have these sentences (tests/live), and the others show how a job ends with one."""
+
+
+@pytest.mark.parametrize("mistake", marked(list(SENTENCES), "models", night=ELSEWHERE))
 def test_mistakes_of_scripts(start: Start, mistake: str) -> None:
     ended = start("--workers", "2", MISTAKEN, mistake).ended()
     assert ended.status == 1

@@ -23,8 +23,8 @@ from offbeat.journal.records import Record
 Start = Callable[..., Job]
 OUTLIVED = str(SCRIPTS / "outlived.py")
 __all__ = ["calm"]
-STEPS = "800"
-"""Enough for two deaths: the second standby is a fork, which is there at once."""
+STEPS = "300"
+"""Enough for two deaths in a job that is slowed: the second standby is a fork, which is there at once."""
 REPLICAS = ("--replicas", "1", "--max-restarts", "0")
 """A worker that ended would not be restarted: the job would show it."""
 
@@ -77,7 +77,7 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, t
         follows(job, 1)
         strike(job, 0)
 
-    other, ended = end_of(start, tmp_path, REPLICAS, disturb)
+    other, ended = end_of(start, tmp_path, ("--slow", "any=0.05", *REPLICAS), disturb)
     assert [r["number"] for r in takeovers(ended.records)] == [0, 0]
     assert "server 0 killed by SIGKILL: its standby leads from now on (term 2)" in ended.out
     assert "server 0 has a new standby" in ended.out

@@ -22,7 +22,7 @@ def page(job: Job, out: Path) -> str:
 
 
 def test_a_job_that_runs_and_one_that_has_ended(start: Callable[..., Job], enough: Path, tmp_path: Path) -> None:
-    job = start("--workers", "3", "--sync", "bsp", "--slow", "2=0.1", "--kill", "1@12", TRAIN, "--until", str(enough))
+    job = start("--workers", "3", "--sync", "bsp", "--slow", "2=0.2", "--kill", "1@12", TRAIN, "--until", str(enough))
     job.contribution(1, 2)  # the process that comes after the killed one
     growing = page(job, tmp_path / "growing.html")
     assert "has no end: the job goes on" in growing and "not finished" in growing

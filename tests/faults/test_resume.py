@@ -16,7 +16,8 @@ from tests.tiers import marked
 Start = Callable[..., Job]
 RULES = ["bsp", "ssp(staleness=2)", "ensemble", "majority", "dpsgd"]
 SPLITS = {"ensemble"}
-CALM = ("--slow", "any=0.005")
+CALM = ("--slow", "any=0.03")
+"""The job goes on for some seconds after the checkpoint that a test waits for, so that it is there when the test kills it."""
 
 
 @pytest.mark.parametrize("sync", marked(RULES, night=["ssp(staleness=2)", "ensemble", "dpsgd"]))

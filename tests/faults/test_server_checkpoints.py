@@ -18,7 +18,8 @@ from tests.tiers import marked
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, sound_manifest
 
 Start = Callable[..., Job]
-SLOW = ("--slow", "any=0.02")
+SLOW = ("--slow", "any=0.04")
+"""The job goes on for some seconds after the checkpoint that a test waits for, so that a server can die then."""
 
 
 @pytest.fixture(scope="module")

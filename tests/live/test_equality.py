@@ -16,7 +16,7 @@ from tests.device import DEVICE
 from tests.live.harness import Job, Worker, seeded
 from torch import Tensor, nn
 
-STEPS = 100
+STEPS = 40
 CLOSE = 1e-5
 """Of a tensor's norm."""
 

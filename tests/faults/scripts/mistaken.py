@@ -60,19 +60,13 @@ def infinite() -> None:
     optimizer.step()
 
 
-def natural() -> None:
-    """An optimizer that only workers can run, where servers are to step."""
-    model = nn.Linear(4, 1)
-    offbeat.DistributedOptimizer(offbeat.NaturalGradient(model.parameters(), lr=0.1), model, sync="ensemble(steps=5)")
-
-
 def large() -> None:
     """16 MB of parameters; the test allows less."""
     model = nn.Linear(2000, 2000)
     offbeat.DistributedOptimizer(sgd(model), model)
 
 
-MISTAKES = {f.__name__: f for f in (frozen, foreign, models, optimizers, rules, samples, infinite, natural, large)}
+MISTAKES = {f.__name__: f for f in (frozen, foreign, models, optimizers, rules, samples, infinite, large)}
 
 if __name__ == "__main__":
     MISTAKES[sys.argv[1]]()

@@ -1,7 +1,7 @@
 """Python imports this by itself where its folder is on PYTHONPATH: it lets a server's process kill itself in a phase that a test orders.
 
 An order is a file in the folder OFFBEAT_DEATHS, with the number of the server and the phase as its name. Each is carried out once. Only
-processes of servers, and the one that they are forked from, are changed.
+processes of servers, and the one that they are forked from, are changed. The folder ``quick`` is on PYTHONPATH, too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import nothing_compiled  # type: ignore[import-not-found]  # noqa: F401
 
 PHASES = ("initial", "restored", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
 """Version 0 is taken over; the state of a checkpoint is; before a fold; a block has been stepped, and the fold has not ended; after a fold;
