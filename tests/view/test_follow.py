@@ -22,7 +22,7 @@ from offbeat.launch import followers
 from offbeat.launch.followers import Followers, FollowerSpec
 from offbeat.launch.missing import Missing
 from offbeat.launch.processes import LocalChild
-from offbeat.view.follow import Feed
+from offbeat.view.follow import Feed, Sink
 
 DEADLINE_S = 60.0
 
@@ -261,23 +261,17 @@ def test_nonsense_from_a_server_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_a_line_may_come_in_pieces() -> None:
-    class Sink:
+    class Keeps(Sink):
         def __init__(self) -> None:
             self.got: list[object] = []
 
         def record(self, record: Record) -> None:
             self.got.append(record["version"])
 
-        def status(self, snapshot: Any) -> None: ...
-
-        def missed(self, records: int) -> None: ...
-
         def flush(self) -> None:
             self.got.append("flushed")
 
-        def close(self) -> None: ...
-
-    sink, answers = Sink(), list[Any]()
+    sink, answers = Keeps(), list[Any]()
     feed = Feed(sink, answers.append)
     data = json.dumps(fold(1)).encode() + b'\n{"kind":"mark","number":4}\n' + json.dumps(fold(2)).encode() + b"\n"
     for byte in data:

@@ -23,7 +23,7 @@ from offbeat.launch.followers import FollowerSpec
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 from offbeat.view import metrics
-from offbeat.view.metrics import Collector, command_of, parsed
+from offbeat.view.metrics import Collector, command_of
 
 prometheus = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed: pip install 'offbeat[view]'")
 
@@ -137,7 +137,7 @@ def test_what_a_script_or_a_host_is_called_breaks_no_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["", "x", "99999", "-1", "host:", ":9090", "host:99999", "a@b:1", "host:1/x", "::1:9"])
 def test_a_wrong_address_is_a_mistake(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--metrics"):
-        parsed(text)
+        command_of(text)
 
 
 def follower(folder: Path, port: str) -> Job:

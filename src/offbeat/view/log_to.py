@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
 from offbeat.view.curves import LABELLED, LABELLED_MAX, Curves, Point
-from offbeat.view.follow import Lack, follow
+from offbeat.view.follow import Sink, follow
 
 KEY_MAX: Final = 250
 """Most characters of a metric's name that MLflow takes."""
@@ -99,7 +99,7 @@ class WeightsAndBiases:
         try:
             self._run = self._wandb.init(project=project, id=self._job, resume="allow", config=dict(job), settings=silent)
         except self._wandb.Error as error:
-            raise Lack(f"Weights & Biases: {_first_line(error)}") from error
+            raise ConfigurationError(f"Weights & Biases: {_first_line(error)}") from error
         self._run.define_metric("*", step_metric="version")
 
     def write(self, points: Sequence[Point]) -> None:
@@ -150,7 +150,7 @@ class MlFlow:
             for key, value in job.items():
                 client.log_param(self._run, key, value)
         except self._mlflow.exceptions.MlflowException as error:
-            raise Lack(f"MLflow: {_first_line(error)}") from error
+            raise ConfigurationError(f"MLflow: {_first_line(error)}") from error
 
     def write(self, points: Sequence[Point]) -> None:
         metrics = [self._metric(self._key(_full(point)), point.value, round(1000 * point.at), point.version) for point in points]
@@ -213,8 +213,8 @@ def command_of(text: str) -> tuple[str, ...]:
     return ("-m", "offbeat.view.log_to", *parsed(text), secrets.token_hex(8))
 
 
-class LogTo:
-    """The sink: makes points, and has them written.
+class LogTo(Sink):
+    """The sink: makes points, and has them written. A curve lacks the points of records that are missing; the job's summary says so.
 
     Args:
         writer: of one tool.
@@ -236,9 +236,6 @@ class LogTo:
         self._ok = bool(snapshot.get("ok"))
         self._begin(snapshot)
         self._write(self._curves.status(snapshot))
-
-    def missed(self, records: int) -> None:
-        """Do nothing: a curve lacks these points, and the job's summary says so."""
 
     def flush(self) -> None:
         if self._begun:
@@ -298,8 +295,8 @@ def main(tool: str, argument: str, job: str) -> int:
             return LogTo(target.writer(argument, job), note)
         except ImportError as error:
             if error.name is not None and error.name.partition(".")[0] != target.package:
-                raise Lack(f"{target.package} cannot be imported: {error}") from error
-            raise Lack(f"{target.package} is not installed: pip install 'offbeat[{tool}]'") from error
+                raise ConfigurationError(f"{target.package} cannot be imported: {error}") from error
+            raise ConfigurationError(f"{target.package} is not installed: pip install 'offbeat[{tool}]'") from error
 
     return follow(make)
 

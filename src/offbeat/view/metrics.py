@@ -13,17 +13,16 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
 from offbeat.journal.worker_summary import NOT_COME
 from offbeat.types import Seconds
 from offbeat.view.curves import LABELLED, LABELLED_MAX
-from offbeat.view.follow import Lack, follow
+from offbeat.view.follow import Sink, follow
+from offbeat.view.listening import EXTRA, host_and_port
 
 KINDS: Final = ("fold", "process", "pushed", "settle", "state_changed")
-LOOPBACK: Final = "127.0.0.1"
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 REJOIN_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0)
 VERSIONS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -70,8 +69,11 @@ class Histogram:
         return found
 
 
-class Collector:
-    """Takes what is known of a job, and gives it to ``prometheus_client`` at each scrape. A sink, and a collector of that package."""
+class Collector(Sink):
+    """Takes what is known of a job, and gives it to ``prometheus_client`` at each scrape. A sink, and a collector of that package.
+
+    Nothing lasts beyond the process: one that comes after it begins to count anew, which Prometheus takes as the restart that it is.
+    """
 
     def __init__(self) -> None:
         from prometheus_client import core
@@ -148,12 +150,6 @@ class Collector:
 
     def missed(self, records: int) -> None:
         self._missed += records
-
-    def flush(self) -> None:
-        """Do nothing: a process that comes after this one begins to count anew, which Prometheus takes as the restart that it is."""
-
-    def close(self) -> None:
-        """Do nothing: the server ends with the process."""
 
     # As a collector.
 
@@ -245,27 +241,9 @@ def _package_version() -> str:
     return __version__
 
 
-def parsed(text: str) -> tuple[str, int]:
-    """Return the address of ``--metrics``: PORT on loopback, or HOST:PORT.
-
-    Raises:
-        ConfigurationError: it is neither.
-
-    >>> parsed("9090"), parsed("0.0.0.0:9090"), parsed("[::1]:0")
-    (('127.0.0.1', 9090), ('0.0.0.0', 9090), ('::1', 0))
-    """
-    try:
-        found = urlsplit(f"//{LOOPBACK}:{text}" if text.isdecimal() else f"//{text}")
-        if found.hostname and found.port is not None and found.netloc.count("@") == 0 and not found.path:
-            return found.hostname, found.port
-    except ValueError:
-        pass
-    raise ConfigurationError(f"--metrics {text}: must be a PORT of at most 65535 (0: any free one), or HOST:PORT to be seen from elsewhere")
-
-
 def command_of(text: str) -> tuple[str, ...]:
-    """Return the command of the follower for a value of ``--metrics``. Raises as `parsed` does."""
-    host, port = parsed(text)
+    """Return the command of the follower for a value of ``--metrics``. Raises as `host_and_port` does."""
+    host, port = host_and_port(text, "--metrics")
     return ("-m", "offbeat.view.metrics", host, str(port))
 
 
@@ -273,7 +251,7 @@ def serve(collector: Collector, host: str, port: int) -> tuple[Any, int]:
     """Serve in threads of this process. Returns the server, and the port.
 
     Raises:
-        Lack: the port is taken, or the address is not of this machine.
+        ConfigurationError: the port is taken, or the address is not of this machine.
     """
     from prometheus_client import CollectorRegistry, start_http_server
 
@@ -283,8 +261,8 @@ def serve(collector: Collector, host: str, port: int) -> tuple[Any, int]:
         server, _ = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise Lack(f"port {port} of {host} is in use: choose another one, or 0 for any free port") from error
-        raise Lack(f"cannot listen at {host}, port {port}: {error.strerror}") from error
+            raise ConfigurationError(f"port {port} of {host} is in use: choose another one, or 0 for any free port") from error
+        raise ConfigurationError(f"cannot listen at {host}, port {port}: {error.strerror}") from error
     return server, int(server.server_port)
 
 
@@ -295,7 +273,7 @@ def main(host: str, port: str) -> int:
         try:
             collector = Collector()
         except ImportError as error:
-            raise Lack("prometheus-client is not installed: pip install 'offbeat[view]'") from error
+            raise ConfigurationError(f"prometheus-client is not installed: {EXTRA}") from error
         _, bound = serve(collector, host, int(port))
         note(f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics")
         return collector
