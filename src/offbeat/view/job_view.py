@@ -209,7 +209,7 @@ class JobView:
             return
         values = self._values(snapshot)
         for name, value in values.items():
-            if value is not None and math.isfinite(value):
+            if value is not None:
                 self.levels.setdefault(name, Levels()).add(t, value)
         self._fresh_samples = [*self._fresh_samples[-60:], [t, *(values.get(name) for name in OWN)]]
 
