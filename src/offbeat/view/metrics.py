@@ -11,8 +11,8 @@ import sys
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
@@ -38,6 +38,9 @@ CAUSES: Final = {
     "connection": "connection",
 }
 """Words in the reason of a death, and the cause that they stand for; the first that fits. Other reasons are ``other``."""
+
+Labelled: TypeAlias = tuple[list[str], float]
+"""The values of a figure's labels, and its own."""
 
 
 class Histogram:
@@ -173,33 +176,25 @@ class Collector(Sink):
             yield self._core.HistogramMetricFamily(f"offbeat_{name}", about, buckets=histogram.buckets(), sum_value=histogram.total)
 
     def _counters(self) -> Iterator[Any]:
-        deaths = self._counter("deaths", "Deaths of workers by cause.", "cause")
-        for cause in sorted({*CAUSES.values(), "other"}):
-            deaths.add_metric([cause], self._deaths[cause])
-        yield deaths
-        missed = self._counter("records_missed", "Records that this endpoint lacks; histograms lack what was in them.")
-        missed.add_metric([], self._missed)
-        yield missed
+        causes = sorted({*CAUSES.values(), "other"})
+        yield self._counter("deaths", "Deaths of workers by cause.", ["cause"], (([cause], self._deaths[cause]) for cause in causes))
+        missed = "Records that this endpoint lacks; histograms lack what was in them."
+        yield self._counter("records_missed", missed, [], [([], self._missed)])
 
     def _figures(self, snapshot: Mapping[str, Any]) -> Iterator[Any]:
         info = self._core.InfoMetricFamily("offbeat", "What the job is.")
         said = {"rule": snapshot["sync"], "script": snapshot["script"], "servers": snapshot["servers"], "version": _package_version()}
         info.add_metric([], {key: "" if value is None else str(value) for key, value in said.items()})
         yield info
-        samples = self._counter("samples", "Samples of contributions by their fate.", "fate")
-        for fate, count in {"folded": snapshot["samples"], **self._unfolded}.items():
-            samples.add_metric([fate], count)
-        yield samples
-        gradients = self._counter("gradients", "Contributions of a worker by fate; by shard in rules of shard scope.", "worker", "fate")
-        states: Counter[str] = Counter()
-        for worker in snapshot["per_worker"]:
-            states[worker["state"]] += 1
-            if worker["worker"] in self._labelled:
-                for fate, count in worker["fates"].items():
-                    gradients.add_metric([str(worker["worker"]), fate], count)
-        yield gradients
+        samples = {"folded": snapshot["samples"], **self._unfolded}
+        yield self._counter(
+            "samples", "Samples of contributions by their fate.", ["fate"], (([fate], count) for fate, count in samples.items())
+        )
+        about = "Contributions of a worker by fate; by shard in rules of shard scope."
+        yield self._counter("gradients", about, ["worker", "fate"], self._by_worker(snapshot, "fates"))
         yield from self._where_time_goes(snapshot)
         workers = self._core.GaugeMetricFamily("offbeat_workers", "Workers by their state.", labels=["state"])
+        states = Counter(worker["state"] for worker in snapshot["per_worker"])
         for state in ("expected", "alive", "dead", "recovered", "finished"):
             workers.add_metric([state], states[state])
         yield workers
@@ -209,21 +204,25 @@ class Collector(Sink):
             yield self._core.GaugeMetricFamily("offbeat_loss", about, value=float(snapshot["loss"]))
 
     def _where_time_goes(self, snapshot: Mapping[str, Any]) -> Iterator[Any]:
-        seconds = self._counter(
-            "worker_seconds", "Seconds of a worker by phase, the first push of each process left out.", "worker", "phase"
-        )
-        cost = self._counter("worker_cost_seconds", "Seconds for which folds have waited for a worker.", "worker")
+        about = "Seconds of a worker by phase, the first push of each process left out."
+        yield self._counter("worker_seconds", about, ["worker", "phase"], self._by_worker(snapshot, "phases"))
+        costs = {worker["worker"]: worker["cost_s"] for worker in snapshot["per_worker"] if worker["worker"] in self._labelled}
+        self._costs |= {number: max(self._costs.get(number, 0.0), cost) for number, cost in costs.items()}
+        about = "Seconds for which folds have waited for a worker."
+        yield self._counter("worker_cost_seconds", about, ["worker"], (([str(number)], self._costs[number]) for number in costs))
+
+    def _by_worker(self, snapshot: Mapping[str, Any], key: str) -> Iterator[Labelled]:
+        """Return what a figure of the labelled workers is divided into, each part with the worker's number and its own name."""
         for worker in snapshot["per_worker"]:
             if worker["worker"] in self._labelled:
-                self._costs[worker["worker"]] = max(self._costs.get(worker["worker"], 0.0), worker["cost_s"])
-                cost.add_metric([str(worker["worker"])], self._costs[worker["worker"]])
-                for phase, spent in worker["phases"].items():
-                    seconds.add_metric([str(worker["worker"]), phase], spent)
-        yield seconds
-        yield cost
+                yield from (([str(worker["worker"]), name], value) for name, value in worker[key].items())
 
-    def _counter(self, name: str, about: str, *labels: str) -> Any:
-        return self._core.CounterMetricFamily(f"offbeat_{name}", about, labels=labels)
+    def _counter(self, name: str, about: str, labels: Sequence[str], values: Iterable[Labelled]) -> Any:
+        """Return a counter with its values, each of which comes after its labels."""
+        family = self._core.CounterMetricFamily(f"offbeat_{name}", about, labels=labels)
+        for labelled, value in values:
+            family.add_metric(labelled, value)
+        return family
 
 
 def cause_of(reason: str) -> str:
