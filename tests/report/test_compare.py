@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from tests.journal.records import Record
+from tests.support.printed import printed
 from typer.testing import CliRunner
 
 from offbeat.cli import app
@@ -25,9 +24,7 @@ def run(folder: Path, sync: str = "bsp", *, compute: str = "constant(seconds=1)"
 
 
 def shown(one: Run, other: Run) -> str:
-    file = io.StringIO()
-    Console(file=file, width=100).print(*compared(one, other), sep="\n")
-    return file.getvalue()
+    return printed(*compared(one, other), width=100)
 
 
 def head(**fields: Any) -> Record:

@@ -52,7 +52,7 @@ def steps(workers: int, versions: int, slow: int | None = None) -> Iterator[Reco
     t, whole = 1.0, 0.1 if slow is None else 0.3
     for version in range(1, versions + 1):
         for worker in sorted(range(workers), key=lambda worker: worker == slow):
-            phases = {"data": 0.25, "forward": 0.05} if worker == slow else {"data": 0.01, "forward": 0.09}
+            phases = {"data": 0.25, "forward": 0.02, "backward": 0.03} if worker == slow else {"data": 0.01, "forward": 0.09}
             wait = {"wait": whole - sum(phases.values())} if version > 1 else {}
             yield pushed(worker, t + sum(phases.values()), version - 1, **{name: s for name, s in (wait | phases).items() if s > 1e-9})
         t += whole
