@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
@@ -26,20 +26,23 @@ CONFIG: Final = ("sync", "workers", "servers", "seed", "started", "script")
 """What a snapshot says of the job, for a run's configuration."""
 
 
-class Writer(Protocol):
-    """Writes points to one tool."""
+class Writer:
+    """Writes points to one tool. A subclass overrides all but `flush`, which does nothing."""
 
     def begin(self, job: Mapping[str, Any]) -> None:
         """Begin, or go on where an earlier process of this job has died; ``job``: the `CONFIG`."""
 
-    def write(self, points: Sequence[Point]) -> None: ...
+    def write(self, points: Sequence[Point]) -> None:
+        """Write these points."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Write what the tool's client has kept back."""
 
-    def close(self, ok: bool) -> None: ...
+    def close(self, ok: bool) -> None:
+        """End the run; ``ok``: the job has succeeded."""
 
 
-class TensorBoard:
+class TensorBoard(Writer):
     """Writes event files: the job's curves in a folder, and each worker's in a subfolder, so that one chart shows them together.
 
     Args:
@@ -79,8 +82,10 @@ class TensorBoard:
             file.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Writer):
     """Writes a run, whose x axis is ``version``; a worker's curves are ``NAME worker N``. ``WANDB_MODE`` and the like are the user's.
+
+    wandb has no call to flush: if this process is killed, the last 32 KiB of rows are lost, which wandb keeps back.
 
     Args:
         project: of the run; "": the user's ``WANDB_PROJECT``, else offbeat.
@@ -106,15 +111,14 @@ class WeightsAndBiases:
         for (version, at), group in groupby(points, key=lambda point: (point.version, point.at)):
             self._run.log({"version": version, "_timestamp": at, **{_full(point): point.value for point in group}})
 
-    def flush(self) -> None:
-        """Do nothing: wandb has no call for it. If this process is killed, the last 32 KiB of rows are lost, which wandb keeps back."""
-
     def close(self, ok: bool) -> None:
         self._run.finish(exit_code=0 if ok else 1)
 
 
-class MlFlow:
+class MlFlow(Writer):
     """Writes a run; a worker's curves are ``NAME worker N``. ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` are the user's.
+
+    Nothing needs to be flushed: a batch that was logged is with the tracking server, or in its files.
 
     Args:
         uri: of the tracking server or file store; "": the user's.
@@ -169,25 +173,16 @@ class MlFlow:
             self._keys[name] = key
         return self._keys[name]
 
-    def flush(self) -> None:
-        """Do nothing: a batch that was logged is with the tracking server, or in its files."""
-
     def close(self, ok: bool) -> None:
         self._client.set_terminated(self._run, status="FINISHED" if ok else "FAILED")
 
 
-class _Target:
-    """What follows ``--log-to``: the package, its extra and the class that uses it."""
-
-    def __init__(self, package: str, writer: Callable[[str, str], Writer], about: str = "") -> None:
-        self.package, self.writer, self.needs = package, writer, about
-
-
-TARGETS: Final = {
-    "tensorboard": _Target("tensorboard", TensorBoard, "DIR"),
-    "wandb": _Target("wandb", WeightsAndBiases),
-    "mlflow": _Target("mlflow", MlFlow),
+TARGETS: Final[dict[str, tuple[Callable[[str, str], Writer], str]]] = {
+    "tensorboard": (TensorBoard, "DIR"),
+    "wandb": (WeightsAndBiases, "a project"),
+    "mlflow": (MlFlow, "a URI"),
 }
+"""What follows ``--log-to``, which is also the package's and the extra's name; the class that uses it, and its argument in words."""
 
 
 def parsed(text: str) -> tuple[str, str]:
@@ -202,9 +197,8 @@ def parsed(text: str) -> tuple[str, str]:
     tool, colon, argument = text.partition(":")
     if tool not in TARGETS:
         raise ConfigurationError(f"--log-to {text}: must be tensorboard:DIR, wandb, wandb:PROJECT, mlflow or mlflow:URI")
-    if (colon or TARGETS[tool].needs) and not argument:
-        need = TARGETS[tool].needs or ("a project" if tool == "wandb" else "a URI")
-        raise ConfigurationError(f"--log-to {text}: after {tool}: comes {need}, for instance --log-to tensorboard:runs")
+    if (colon or tool == "tensorboard") and not argument:
+        raise ConfigurationError(f"--log-to {text}: after {tool}: comes {TARGETS[tool][1]}, for instance --log-to tensorboard:runs")
     return tool, argument
 
 
@@ -290,13 +284,12 @@ def main(tool: str, argument: str, job: str) -> int:
     """Follow a job. Returns the exit status."""
 
     def make(note: Callable[[str], None]) -> LogTo:
-        target = TARGETS[tool]
         try:
-            return LogTo(target.writer(argument, job), note)
+            return LogTo(TARGETS[tool][0](argument, job), note)
         except ImportError as error:
-            if error.name is not None and error.name.partition(".")[0] != target.package:
-                raise ConfigurationError(f"{target.package} cannot be imported: {error}") from error
-            raise ConfigurationError(f"{target.package} is not installed: pip install 'offbeat[{tool}]'") from error
+            if error.name is not None and error.name.partition(".")[0] != tool:
+                raise ConfigurationError(f"{tool} cannot be imported: {error}") from error
+            raise ConfigurationError(f"{tool} is not installed: pip install 'offbeat[{tool}]'") from error
 
     return follow(make)
 

@@ -46,20 +46,17 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self.texts = [""]
         self._numbers = {"": 0}
 
     def of(self, text: str) -> int:
         """Return the number of a text."""
-        number = self._numbers.get(text)
-        if number is None:
-            number = len(self.texts)
-            if number >= REASONS_KEPT:
-                text, number = "(one of many other reasons)", REASONS_KEPT
-            self._numbers[text] = number
-            if number == len(self.texts):
-                self.texts.append(text)
-        return number
+        if text not in self._numbers and len(self._numbers) >= REASONS_KEPT:
+            text = "(one of many other reasons)"
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def texts(self) -> list[str]:
+        """Return the texts in the order of their numbers."""
+        return list(self._numbers)
 
 
 class Steps(Watcher):
