@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+from offbeat import __version__
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
 from offbeat.journal.worker_summary import NOT_COME
@@ -183,7 +184,7 @@ class Collector(Sink):
 
     def _figures(self, snapshot: Mapping[str, Any]) -> Iterator[Any]:
         info = self._core.InfoMetricFamily("offbeat", "What the job is.")
-        said = {"rule": snapshot["sync"], "script": snapshot["script"], "servers": snapshot["servers"], "version": _package_version()}
+        said = {"rule": snapshot["sync"], "script": snapshot["script"], "servers": snapshot["servers"], "version": __version__}
         info.add_metric([], {key: "" if value is None else str(value) for key, value in said.items()})
         yield info
         samples = {"folded": snapshot["samples"], **self._unfolded}
@@ -234,20 +235,14 @@ def cause_of(reason: str) -> str:
     return next((cause for words, cause in CAUSES.items() if words in reason), "other")
 
 
-def _package_version() -> str:
-    from offbeat import __version__
-
-    return __version__
-
-
 def command_of(text: str) -> tuple[str, ...]:
     """Return the command of the follower for a value of ``--metrics``. Raises as `host_and_port` does."""
     host, port = host_and_port(text, "--metrics")
     return ("-m", "offbeat.view.metrics", host, str(port))
 
 
-def serve(collector: Collector, host: str, port: int) -> tuple[Any, int]:
-    """Serve in threads of this process. Returns the server, and the port.
+def serve(collector: Collector, host: str, port: int) -> int:
+    """Serve in threads of this process. Returns the port.
 
     Raises:
         ConfigurationError: the port is taken, or the address is not of this machine.
@@ -262,7 +257,7 @@ def serve(collector: Collector, host: str, port: int) -> tuple[Any, int]:
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(f"port {port} of {host} is in use: choose another one, or 0 for any free port") from error
         raise ConfigurationError(f"cannot listen at {host}, port {port}: {error.strerror}") from error
-    return server, int(server.server_port)
+    return int(server.server_port)
 
 
 def main(host: str, port: str) -> int:
@@ -273,8 +268,7 @@ def main(host: str, port: str) -> int:
             collector = Collector()
         except ImportError as error:
             raise ConfigurationError(f"prometheus-client is not installed: {EXTRA}") from error
-        _, bound = serve(collector, host, int(port))
-        note(f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics")
+        note(f"http://{f'[{host}]' if ':' in host else host}:{serve(collector, host, int(port))}/metrics")
         return collector
 
     return follow(make)
