@@ -23,7 +23,7 @@ GOOD = Machine(
     torch=Torch(version="2.13.0+cpu", import_s=1.0, resident_nbytes=230 << 20),
     cores=16,
     affinity=16,
-    limits=Limits(version=2),
+    limits=Limits(),
     memory_nbytes=64 * GIB,
     available_nbytes=60 * GIB,
     shm=Folder(nbytes=32 * GIB, free_nbytes=32 * GIB),

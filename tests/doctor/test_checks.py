@@ -54,7 +54,7 @@ BAD: list[tuple[dict[str, Any], str, str, str, str]] = [
         "offbeat[ray]",
     ),
     ({"torch": Torch(failure="libc10.so: cannot open")}, "PyTorch", "problem", "libc10.so", "pip install"),
-    ({"limits": Limits(cpus=0.5, version=2)}, "cores", "note", "0.5 of 16 by the control group", "OMP_NUM_THREADS: at most 1"),
+    ({"limits": Limits(cpus=0.5)}, "cores", "note", "0.5 of 16 by the control group", "OMP_NUM_THREADS: at most 1"),
     ({"affinity": 2}, "cores", "note", "2 of 16 by affinity", "taskset"),
     ({"limits": Limits(memory_nbytes=256 << 20, used_nbytes=100 << 20)}, "memory", "problem", "156 MiB are free", "raise the container's"),
     ({"available_nbytes": 100 << 20}, "memory", "problem", "100 MiB are free of 65,536", "the machine's memory"),
@@ -152,11 +152,11 @@ def test_an_address_that_does_not_answer_costs_each_connection_its_timeout() -> 
 
 
 def test_a_machine_that_cannot_be_reached_is_a_problem_and_is_said_once() -> None:
-    (found,) = check_pair(pair(Flow(way="", failure="nobody listens"), name=None), GOOD, VERSIONS)
+    (found,) = check_pair(pair(Flow(failure="nobody listens"), name=None), GOOD, VERSIONS)
     assert (found.state, found.name) == ("problem", "node1 to node2:29400")
-    (unknown,) = check_pair(pair(Flow(way="", failure="nobody listens"), name=Name(name="node2", failure="not known")), GOOD, VERSIONS)
+    (unknown,) = check_pair(pair(Flow(failure="nobody listens"), name=Name(name="node2", failure="not known")), GOOD, VERSIONS)
     assert unknown.name == "name node2" and unknown.state == "problem"
-    (alone,) = check_pair(Pair(here="", there="", flow=Flow(way="", failure="refused")), GOOD, VERSIONS)
+    (alone,) = check_pair(Pair(here="", there="", flow=Flow(failure="refused")), GOOD, VERSIONS)
     assert alone.state == "problem" and "loopback" in alone.remedy
 
 

@@ -40,7 +40,7 @@ def test_version_2_and_the_groups_around_this_one(tmp_path: Path) -> None:
         sys__fs__cgroup__job__memory_dot_stat="anon 1\ninactive_file 300000\n",
         sys__fs__cgroup__job__step__memory_dot_max="max",
     )
-    assert limits.limits(root) == Limits(cpus=0.5, memory_nbytes=1000000, used_nbytes=600000, version=2)
+    assert limits.limits(root) == Limits(cpus=0.5, memory_nbytes=1000000, used_nbytes=600000)
 
 
 def test_version_1_in_a_container_that_sees_the_host_s_path(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_version_1_in_a_container_that_sees_the_host_s_path(tmp_path: Path) -> N
             "sys__fs__cgroup__memory__memory_dot_usage_in_bytes": "1000",
         },
     )
-    assert limits.limits(root) == Limits(cpus=1.5, memory_nbytes=268435456, used_nbytes=1000, version=1)
+    assert limits.limits(root) == Limits(cpus=1.5, memory_nbytes=268435456, used_nbytes=1000)
 
 
 def test_version_1_without_limits(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_version_1_without_limits(tmp_path: Path) -> None:
         sys__fs__cgroup__cpu__cpu_dot_cfs_period_us="100000",
         sys__fs__cgroup__memory__memory_dot_limit_in_bytes=str(UNLIMITED),
     )
-    assert limits.limits(root) == Limits(version=1)
+    assert limits.limits(root) == Limits()
 
 
 @pytest.mark.parametrize("text", ["", "max", "\0\0", "many words in it", "-5 0", "9" * 400, "50000 0"])

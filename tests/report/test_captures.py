@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from tests.support.printed import printed
 
 from offbeat.journal.file import read
 from offbeat.journal.summary import Tally
@@ -57,25 +56,10 @@ ssp(staleness=2)    56.0 s        90        1.61       12.9           1.08, max 
 """
 
 
-def printed(rule: str, width: int, tmp_path: Path) -> str:
-    path = tmp_path / "run.jsonl"
-    simulate(rule, Cluster(workers=3, compute=SLOW, faults=FAULTS), Work(versions=90, batch=8), journal=path)
-    summary = Tally.of(read(path)).summary()
-    screen = Console(file=io.StringIO(), width=width)
-    screen.print(*job_tables(summary, width), comparison([summary, summary], width), sep="\n", highlight=False)
-    assert isinstance(screen.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines()) + "\n"
-
-
 @pytest.mark.parametrize(("width", "capture"), [(80, CAPTURE_80), (140, CAPTURE_140)])
 def test_a_report_is_printed_so(width: int, capture: str, tmp_path: Path) -> None:
-    text = printed("ssp(staleness=2)", width, tmp_path)
-    assert text == capture
-    assert all(len(line) <= width for line in text.splitlines())
-
-
-@pytest.mark.parametrize("width", [80, 140])
-def test_no_box_and_no_column_of_zeros(width: int, tmp_path: Path) -> None:
-    text = printed("bsp", width, tmp_path)
-    assert not set(text) & set("│┃─━┏└|")
-    assert not any(name in text for name in ("dropped", "rejected", "staleness", "abandoned", "lead"))
+    path = tmp_path / "run.jsonl"
+    simulate("ssp(staleness=2)", Cluster(workers=3, compute=SLOW, faults=FAULTS), Work(versions=90, batch=8), journal=path)
+    summary = Tally.of(read(path)).summary()
+    text = printed(*job_tables(summary, width), comparison([summary, summary], width), width=width)
+    assert [line.rstrip() for line in text.splitlines()] == capture.splitlines()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from tests.journal.records import Record
+from tests.journal.records import END, JOB, Record, fold, push, release, settle
+from tests.support.printed import printed
 from typer.testing import CliRunner
 
 from offbeat.cli import app
@@ -25,29 +24,25 @@ def run(folder: Path, sync: str = "bsp", *, compute: str = "constant(seconds=1)"
 
 
 def shown(one: Run, other: Run) -> str:
-    file = io.StringIO()
-    Console(file=file, width=100).print(*compared(one, other), sep="\n")
-    return file.getvalue()
+    return printed(*compared(one, other), width=100)
 
 
 def head(**fields: Any) -> Record:
-    job = {"sync": "bsp", "workers": 1, "servers": 1, "seed": 0, "started": "2026-01-01T00:00:00+00:00", "script": "a.py"}
-    return {"kind": "job", "t": 0.0, "format": 1, **job, **fields}
+    return {**JOB, "workers": 1, "started": "2026-01-01T00:00:00+00:00", "script": "a.py", **fields}
 
 
 def training(steps: int, step_s: float, batch: int, **fields: Any) -> list[Record]:
     """One worker, whose loss is 1 / step."""
     records = [head(**fields)]
     for step in range(steps):
-        t = 10.0 + step * step_s
-        who = {"worker": 0, "incarnation": 1}
+        t, new = 10.0 + (step + 1) * step_s, step + 1
         records += [
-            {"kind": "release", "t": t, **who, "version": step, "clock": step, "reason": ""},
-            {"kind": "pushed", "t": t + step_s, **who, "version": step, "samples": batch, "compute_s": step_s, "loss": 1 / (step + 1)},
-            {"kind": "fold", "t": t + step_s, "version": step + 1, "parts": [{**who, "clock": step + 1, "weight": 1.0, "staleness": 0}]},
-            {"kind": "settle", "t": t + step_s, **who, "clock": step + 1, "fate": "folded", "version": step + 1, "samples": batch},
+            release(t - step_s, 0, step, step),
+            push(t, 0, step, compute_s=step_s, loss=1 / new, samples=batch),
+            fold(t, new, (0, new, 1.0, 0)),
+            settle(t, 0, new, version=new, samples=batch),
         ]
-    return [*records, {"kind": "end", "t": 10.0 + steps * step_s, "ok": True, "reason": "done"}]
+    return [*records, {**END, "t": 10.0 + steps * step_s}]
 
 
 def test_losses_at_equal_times_and_samples() -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from rich.console import Console
 from tests.journal.records import abandoned, push, release, round_of_two, two_shards
+from tests.support.printed import printed
 
 from offbeat.journal.summary import Tally
 from offbeat.policies import SSP
@@ -97,10 +98,8 @@ def test_the_headline_and_the_rows(run_job: RunJob) -> None:
     assert cells[:2] == ["0", "alive"]
     assert cells[2] in ("computing", "waiting", "idle")
     for width in (60, 80, 120):
-        narrow = Console(file=io.StringIO(), width=width)
-        narrow.print(worker_table(snapshot, rows=2, width=width))
-        assert isinstance(narrow.file, io.StringIO)
-        assert "…" not in narrow.file.getvalue() and {"worker", "/push", "waiting", "folded"} <= set(narrow.file.getvalue().split())
+        narrow = printed(worker_table(snapshot, rows=2, width=width), width=width)
+        assert "…" not in narrow and {"worker", "/push", "waiting", "folded"} <= set(narrow.split())
 
 
 def test_local_steps_abandoned_work_and_shards_that_differ_are_shown() -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pytest
-from rich.console import Console, RenderableType
 from rich.table import Table
 from tests.journal.records import (
     JOB,
@@ -27,6 +26,7 @@ from tests.journal.records import (
     state,
     two_shards,
 )
+from tests.support.printed import printed
 
 from offbeat.journal.summary import Tally
 from offbeat.journal.worker_summary import NOT_COME
@@ -39,13 +39,6 @@ from offbeat.report.table import comparison, console, job_tables
 RunJob: TypeAlias = Callable[..., list[dict[str, Any]]]
 
 
-def shown(renderable: RenderableType, width: int = 160) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    console.print(renderable)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 def table_of(summary: dict[str, Any]) -> Table:
     table = job_tables(summary, 200)[1]
     assert isinstance(table, Table)
@@ -54,7 +47,7 @@ def table_of(summary: dict[str, Any]) -> Table:
 
 def page(summary: dict[str, Any], width: int = 160) -> str:
     """Return all that is said of a job, as it is printed."""
-    return "".join(shown(part, width) for part in job_tables(summary, width))
+    return printed(*job_tables(summary, width), width=width)
 
 
 def test_the_slow_worker_is_named_with_its_price_and_a_cause(run_job: RunJob) -> None:
@@ -119,7 +112,7 @@ def test_no_word_is_broken_on_a_narrow_terminal(run_job: RunJob) -> None:
     assert "(A terminal wider than 80 characters shows also: pushes, samples.)" in " ".join(page(summary, 80).split())
     assert "wider than" not in page(summary, 120)
     several = [summary] * 3
-    narrow, wide = (shown(comparison(several, width), width) for width in (80, 140))
+    narrow, wide = (printed(comparison(several, width), width=width) for width in (80, 140))
     assert len(narrow.splitlines()) > len(wide.splitlines()) and "…" not in narrow + wide
     assert all(name in narrow and name in wide for name in ("training", "samples/s", "waiting", "lead"))
 
@@ -129,7 +122,7 @@ def test_the_lead_is_in_iterations_and_staleness_in_versions(run_job: RunJob) ->
     summary = Tally.of(run_job(SSP(staleness=3), [0.05, 0.05, 0.05, 0.4], kill={1: 1.0})).summary()
     assert summary["lead_max"] == 3 < summary["staleness_max"]
     assert summary["per_worker"][0]["lead_max"] == 3
-    text = shown(table_of(summary))
+    text = printed(table_of(summary))
     assert "lead" in columns(table_of(summary)) and "max 3" in text and f"max {summary['staleness_max']}" in text
     assert Tally.of(run_job(BSP(), [0.1, 0.3])).summary()["lead_max"] is None
 
@@ -142,19 +135,19 @@ def test_what_was_logged_stands_below_the_table(run_job: RunJob) -> None:
 
 def test_jobs_side_by_side(run_job: RunJob) -> None:
     summaries = [Tally.of(run_job(policy, [0.1, 0.2])).summary() for policy in (BSP(), SSP(staleness=2))]
-    text = shown(comparison(summaries))
+    text = printed(comparison(summaries))
     assert "test accuracy" in text
     assert "ssp(staleness=2)" in text
     summaries[0]["metrics"] = {}
-    assert "test accuracy 0." in shown(comparison(summaries))
+    assert "test accuracy 0." in printed(comparison(summaries))
     summaries[1]["metrics"] = {}
-    assert "last loss" in shown(comparison(summaries))
+    assert "last loss" in printed(comparison(summaries))
 
 
 def test_a_job_that_has_not_begun_can_be_shown() -> None:
     summary = Tally().summary()
     assert "?: version 0" in page(summary)
-    assert shown(comparison([summary]))
+    assert printed(comparison([summary]))
 
 
 def test_a_test_accuracy_comes_first() -> None:
@@ -182,7 +175,7 @@ def test_columns_are_there_where_they_say_something() -> None:
     summary = Tally.of([*round_of_two()[:-1], *again]).summary()
     table = table_of(summary)
     assert {"steps", "compute\n/step", "rejected", "abandoned", "batch\nby\nepoch"} < set(columns(table))
-    assert "1, 500.0 ms" in shown(table)
+    assert "1, 500.0 ms" in printed(table)
     assert "3 pushes of 5 steps" in page(summary)
 
 
@@ -205,7 +198,7 @@ def test_k_is_what_a_rule_chooses_and_otherwise_a_number_of_contributions() -> N
     steady = {"parts": {"least": 14, "most": 16, "mean": 15.9}}
     assert "15.9" not in remarks(summary | steady)
     assert remarks(summary | steady | {"sync": "b_dbw"}).startswith("k 14..16, mean 15.9.")
-    assert "9.2" in shown(comparison([summary]))
+    assert "9.2" in printed(comparison([summary]))
 
 
 def test_batches_are_told_by_epoch_and_the_last_few_at_most() -> None:
@@ -213,7 +206,7 @@ def test_batches_are_told_by_epoch_and_the_last_few_at_most() -> None:
     for epoch in range(8):
         records += [release(1.0 + epoch, worker, plan=plan(batch=size)) for worker, size in ((0, 40 + epoch), (1, 24 - epoch))]
         records.append(epoch_ended(1.5 + epoch, epoch, 0, 1))
-    text = shown(table_of(Tally.of([*records, state(9.0, 1, "dead")]).summary()))
+    text = printed(table_of(Tally.of([*records, state(9.0, 1, "dead")]).summary()))
     assert "... 43 44 45 46 47 47" in text
     assert "... 22 21 20 19 18 17" in text
 

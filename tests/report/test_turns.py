@@ -18,11 +18,12 @@ from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 
 
-def told(records: Iterable[Record]) -> list[str]:
+def told(records: Iterable[Record]) -> tuple[Waits, list[str]]:
+    """Return the waits of a journal, and what is told of them."""
     story = WaitStory()
     for record in records:
         story.add(record)
-    return list(story.lines())
+    return story.waits, list(story.lines())
 
 
 RANDOM = "per_worker(law='shifted_exponential(shift=0.3, scale=0.5)', factors=(1, 1, 3))"
@@ -70,13 +71,13 @@ def test_every_moment_of_every_worker_is_accounted_for_once(rule: str, tmp_path:
 def test_waits_are_the_tables_and_end_with_the_slow_worker(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     simulate("bsp", Cluster(workers=3, compute="per_worker(law='constant(seconds=1)', factors=(1, 1, 4))"), Work(versions=6), journal=path)
-    waits = Waits.of(read(path))
+    waits, lines = told(read(path))
     summary = Tally.of(read(path)).summary()
     ended = {key: group for key, group in waits.groups.items() if key[1] == "pushed"}
     assert ended == {(2, "pushed"): [12, 36.0]}
     assert sum(worker["wait_s"] for worker in summary["per_worker"]) == pytest.approx(36.0)
     assert waits.pairs[0, 2] == waits.pairs[1, 2] == 18.0
-    assert told(read(path))[1] == "12 of 12 waits ended with worker 2: its computing (36.0 s)"
+    assert lines[1] == "12 of 12 waits ended with worker 2: its computing (36.0 s)"
 
 
 def test_the_cause_of_waits_is_a_phase() -> None:
@@ -89,16 +90,16 @@ def test_the_cause_of_waits_is_a_phase() -> None:
             number += 1
             record = {**record, "incarnation": 1, "version": 0, "id": number}
         records.append(record)
-    lines = told(records)
+    _, lines = told(records)
     assert lines[0].startswith("16 waits of 4.8 s together")
     assert lines[1] == "14 of 16 waits ended with worker 2: its DataLoader (4.2 s)"
 
 
 def test_no_waits_and_waits_that_nobody_ended() -> None:
-    assert told([{"kind": "job", "t": 0.0, "workers": 1}]) == [
+    assert told([{"kind": "job", "t": 0.0, "workers": 1}])[1] == [
         "no worker waited for another: under this rule, or in this run, each went on at once"
     ]
     release = {"kind": "release", "t": 1.0, "worker": 0, "incarnation": 1, "clock": 0}
     pushed = {"kind": "pushed", "t": 2.0, "worker": 0, "incarnation": 1, "id": 1, "compute_s": 1.0}
-    waits = Waits.of([release, pushed, {"kind": "end", "t": 5.0}])
+    waits, _ = told([release, pushed, {"kind": "end", "t": 5.0}])
     assert waits.groups == {(NOBODY, "over"): [1, 3.0]}

@@ -93,11 +93,6 @@ def test_a_journal_that_somebody_has_changed_ends_the_story() -> None:
     assert len(list(story([{**joined, "id": 1, "cause": 2}, {**joined, "id": 2, "cause": 1}], "2"))) == 2
 
 
-def test_the_command(journal: Path) -> None:
-    result = CliRunner().invoke(app, ["report", str(journal), "--why", "push=0@2"])
-    assert result.exit_code == 0 and "because worker 2 pushed" in result.output
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_terminal_breaks_lines_between_words(terminal: bool, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = io.StringIO()

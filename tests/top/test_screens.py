@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
+from tests.support.printed import printed
 from tests.top.made import history, message, summary
 
 from offbeat.launch.watchers import TO_WATCHER
@@ -22,9 +21,7 @@ STACKS = [
 
 
 def shown(what: RenderableType, width: int, height: int = 40) -> list[str]:
-    file = io.StringIO()
-    Console(file=file, width=width, height=height, force_terminal=False).print(what)
-    return file.getvalue().splitlines()
+    return printed(what, width=width, height=height).splitlines()
 
 
 def view(*snapshots: object, silent_s: float = 0.0, **about: object) -> View:
@@ -35,10 +32,10 @@ def view(*snapshots: object, silent_s: float = 0.0, **about: object) -> View:
 
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_culprit_comes_first(width: int) -> None:
-    seen = view(summary(steps=20), summary(steps=40))
+    seen = view(summary(versions=20), summary(versions=40))
     lines = shown(job_screen(seen, width, 30), width)
     assert lines[0] == "train.py, pid 4711 on node1, since 75 s"
-    assert lines[1].startswith("bsp  version 40  160 samples/s now  4 of 4 alive")
+    assert lines[1].startswith("bsp  version 40  107 samples/s now  loss 0.5000  4 of 4 alive")
     assert lines[2].startswith("Worker 3 costs this job") and "DataLoader" in lines[2]
     header = next(number for number, line in enumerate(lines) if line.startswith("worker  state"))
     rows = [line.split() for line in lines[header + 1 : header + 5]]
@@ -51,7 +48,7 @@ def test_the_culprit_comes_first(width: int) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_a_worker_is_shown_with_its_phases_its_host_and_its_script_on_top_of_the_stacks(width: int) -> None:
-    seen = view(summary(steps=20), summary(steps=40))
+    seen = view(summary(versions=20), summary(versions=40))
     lines = [line.rstrip() for line in shown(worker_screen(seen, 3, STACKS, width, 40), width)]
     said = "\n".join(lines)
     assert "worker 3: alive" in said
@@ -60,14 +57,14 @@ def test_a_worker_is_shown_with_its_phases_its_host_and_its_script_on_top_of_the
     if width >= 80:
         assert "its last 20 steps" in said
         [data] = [line for line in lines if line.startswith("data ")]
-        assert data.split()[1:4] == ["109.4", "ms", "55%"]  # and 0.6 ms of it without a core
+        assert data.split()[1:4] == ["249.1", "ms", "83%"]  # and 0.9 ms of it without a core
         assert "host: 8 cores; 0.02 s without a core" in lines
         assert any(line.endswith('long/threading.py", line 982 in run') for line in lines)
     assert max(map(len, lines)) <= width
 
 
 def test_a_thousand_workers_are_one_screen() -> None:
-    seen = view(summary(workers=1000, steps=8), workers=1000)
+    seen = view(summary(workers=1000, versions=8), workers=1000)
     lines = shown(job_screen(seen, 80, 24), 80)
     assert len(lines) <= 24 and any("more, which cost less" in line for line in lines)
     assert next(line for line in lines if line.startswith("   999"))

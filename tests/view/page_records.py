@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tests.journal import records
+
 from offbeat.journal.records import Record, job_record
 from offbeat.journal.summary import Tally
 
@@ -14,30 +16,23 @@ def head(workers: int = 2, script: str = "train.py") -> Record:
 
 
 def joined(worker: int, t: float = 0.0, incarnation: int = 1) -> Record:
-    return {"kind": "state_changed", "t": t, "worker": worker, "incarnation": incarnation, "state": "alive", "reason": "joined"}
+    return {**records.state(t, worker, "alive", incarnation), "reason": "joined"}
 
 
 def died(worker: int, t: float, reason: str = "killed by SIGKILL") -> Record:
-    return {"kind": "state_changed", "t": t, "worker": worker, "incarnation": 1, "state": "dead", "reason": reason}
+    return {**records.state(t, worker, "dead"), "reason": reason}
 
 
-def release(worker: int, t: float, version: int = 0, incarnation: int = 1) -> Record:
-    return {"kind": "release", "t": t, "worker": worker, "incarnation": incarnation, "version": version, "clock": version, "reason": ""}
+def release(worker: int, t: float, version: int = 0) -> Record:
+    return records.release(t, worker, version, clock=version)
 
 
 def pushed(worker: int, t: float, version: int = 0, /, **phases: float) -> Record:
-    fields = {"worker": worker, "incarnation": 1, "version": version, "samples": 8, "leases": [], "nonfinite": None, "loss": 0.5}
-    return {"kind": "pushed", "t": t, **fields, "compute_s": sum(phases.values()), "phases": phases}
+    return records.push(t, worker, version, compute_s=sum(phases.values()), loss=0.5, phases=phases)
 
 
 def fold(version: int, t: float, workers: int) -> Record:
-    part = {"incarnation": 1, "clock": version, "weight": 1.0 / workers, "staleness": 0}
-    return {"kind": "fold", "t": t, "version": version, "parts": [{"worker": one, **part} for one in range(workers)], "reason": "all"}
-
-
-def settled(worker: int, t: float, version: int) -> Record:
-    fields = {"worker": worker, "incarnation": 1, "clock": version, "fate": "folded", "reason": "all", "version": version, "samples": 8}
-    return {"kind": "settle", "t": t, **fields}
+    return records.fold(t, version, *((worker, version, 1.0 / workers, 0) for worker in range(workers)))
 
 
 def logged(t: float, version: int = 0, /, **values: float) -> Record:
@@ -52,12 +47,12 @@ def steps(workers: int, versions: int, slow: int | None = None) -> Iterator[Reco
     t, whole = 1.0, 0.1 if slow is None else 0.3
     for version in range(1, versions + 1):
         for worker in sorted(range(workers), key=lambda worker: worker == slow):
-            phases = {"data": 0.25, "forward": 0.05} if worker == slow else {"data": 0.01, "forward": 0.09}
+            phases = {"data": 0.25, "forward": 0.02, "backward": 0.03} if worker == slow else {"data": 0.01, "forward": 0.09}
             wait = {"wait": whole - sum(phases.values())} if version > 1 else {}
             yield pushed(worker, t + sum(phases.values()), version - 1, **{name: s for name, s in (wait | phases).items() if s > 1e-9})
         t += whole
         yield fold(version, t, workers)
-        yield from (settled(worker, t, version) for worker in range(workers))
+        yield from (records.settle(t, worker, version, version=version) for worker in range(workers))
         yield from (release(worker, t, version) for worker in range(workers))
 
 

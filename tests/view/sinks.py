@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from offbeat.view.follow import Lack, follow
+from offbeat.errors import ConfigurationError
+from offbeat.view.follow import Sink, follow
 
 
-class WritesDown:
+class WritesDown(Sink):
     """Appends a line for each thing that it gets to a file when it is flushed.
 
     Args:
@@ -26,7 +27,7 @@ class WritesDown:
         self._path, self._how = path, how
         self._lines: list[str] = []
         if how == "lacks":
-            raise Lack("the package nosuch is not installed: pip install nosuch")
+            raise ConfigurationError("the package nosuch is not installed: pip install nosuch")
         self._first = not path.exists()
         with path.open("a") as file:
             file.write("begins\n")

@@ -22,7 +22,7 @@ from offbeat.launch import followers
 from offbeat.launch.followers import Followers, FollowerSpec
 from offbeat.launch.missing import Missing
 from offbeat.launch.processes import LocalChild
-from offbeat.view.follow import Feed
+from offbeat.view.follow import Feed, Sink
 
 DEADLINE_S = 60.0
 
@@ -31,19 +31,21 @@ def fold(version: int) -> Record:
     return {"kind": "fold", "t": float(version), "version": version}
 
 
+def sent(first: int, *entries: Record) -> tuple[int, int, memoryview]:
+    """Records as server 0 sends them, from this number on."""
+    return first, len(entries), memoryview("".join(json.dumps(entry) + "\n" for entry in entries).encode())
+
+
 def batch(*versions: int) -> tuple[int, int, memoryview]:
-    """Records as server 0 sends them; their numbers are their versions."""
-    lines = "".join(json.dumps(fold(version)) + "\n" for version in versions)
-    return versions[0], len(versions), memoryview(lines.encode())
+    """Folds, whose numbers are their versions."""
+    return sent(versions[0], *map(fold, versions))
 
 
 class Job:
     """Stands for a supervisor with one follower."""
 
-    def __init__(self, path: Path, how: str) -> None:
+    def __init__(self, path: Path, spec: FollowerSpec) -> None:
         self.path, self.notes, self.missing = path, list[str](), Missing()
-        command = ("-m", "tests.view.sinks", str(path), how)
-        spec = FollowerSpec(name="--test", command=command, kinds=("*",))
         self.followers = Followers([spec], self.notes.append, self.missing)
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
@@ -74,8 +76,10 @@ class Job:
 
 
 @contextmanager
-def job(path: Path, how: str = "well") -> Iterator[Job]:
-    made = Job(path / "got.txt", how)
+def job(folder: Path, how: str = "well", spec: FollowerSpec | None = None) -> Iterator[Job]:
+    """A job with this follower, or with one of `tests.view.sinks`."""
+    path = folder / "got.txt"
+    made = Job(path, spec or FollowerSpec(name="--test", command=("-m", "tests.view.sinks", str(path), how), kinds=("*",)))
     try:
         yield made
     finally:
@@ -221,9 +225,9 @@ def test_a_follower_that_hangs_costs_a_bounded_queue(tmp_path: Path, monkeypatch
         follower = one.followers._all[0]
         longest = 0.0
         for number in range(1, 200):
-            lines = memoryview((json.dumps({**fold(number), "reason": "x" * 100_000}) + "\n").encode())
+            records = sent(number, {**fold(number), "reason": "x" * 100_000})
             began = time.monotonic()
-            one.followers.on_records(number, 1, lines)
+            one.followers.on_records(*records)
             one.followers.tick()
             longest = max(longest, time.monotonic() - began)
             assert follower._waiting_nbytes < (1 << 20) + 200_000 and follower._given_nbytes < 3 << 20
@@ -261,23 +265,17 @@ def test_nonsense_from_a_server_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_a_line_may_come_in_pieces() -> None:
-    class Sink:
+    class Keeps(Sink):
         def __init__(self) -> None:
             self.got: list[object] = []
 
         def record(self, record: Record) -> None:
             self.got.append(record["version"])
 
-        def status(self, snapshot: Any) -> None: ...
-
-        def missed(self, records: int) -> None: ...
-
         def flush(self) -> None:
             self.got.append("flushed")
 
-        def close(self) -> None: ...
-
-    sink, answers = Sink(), list[Any]()
+    sink, answers = Keeps(), list[Any]()
     feed = Feed(sink, answers.append)
     data = json.dumps(fold(1)).encode() + b'\n{"kind":"mark","number":4}\n' + json.dumps(fold(2)).encode() + b"\n"
     for byte in data:

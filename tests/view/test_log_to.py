@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.view.test_follow import Job
+from tests.view.test_follow import Job, sent
+from tests.view.test_follow import job as job_with
 from typer.testing import CliRunner
 
 from offbeat.cli import app
@@ -102,19 +103,8 @@ def tool(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return found
 
 
-@contextmanager
-def following(tool: Tool, folder: Path) -> Iterator[Job]:
-    job = Job(folder, "well")
-    spec = FollowerSpec(name="--log-to", command=command_of(tool.target(folder)), kinds=("*",))
-    job.followers._all[0]._spec = spec
-    try:
-        yield job
-    finally:
-        job.followers.kill()
-
-
-def records(first: int, *entries: Record) -> tuple[int, int, memoryview]:
-    return first, len(entries), memoryview("".join(json.dumps(entry) + "\n" for entry in entries).encode())
+def following(tool: Tool, folder: Path) -> AbstractContextManager[Job]:
+    return job_with(folder, spec=FollowerSpec(name="--log-to", command=command_of(tool.target(folder)), kinds=("*",)))
 
 
 HEAD = job_record(sync="bsp", workers=2, servers=1, seed=0, started="2026-01-01T00:00:00+00:00", script="train.py")
@@ -126,10 +116,7 @@ def logged(version: int, worker: int) -> Record:
 
 
 def summary(*entries: Record, ok: bool | None = None) -> dict[str, Any]:
-    tally = Tally()
-    for entry in entries:
-        tally.add(entry)
-    return {**tally.summary(), "ok": ok}
+    return {**Tally.of(entries).summary(), "ok": ok}
 
 
 def test_the_curves_are_read_back(tool: Tool, tmp_path: Path) -> None:
@@ -137,7 +124,7 @@ def test_the_curves_are_read_back(tool: Tool, tmp_path: Path) -> None:
     later = {"kind": "metrics", "t": 9.0, "worker": 0, "version": 3, "values": {"loss": "nan"}}
     with following(tool, tmp_path) as job:
         job.followers.on_status(summary(HEAD), last=True)
-        job.followers.on_records(*records(0, HEAD, *steps, later))
+        job.followers.on_records(*sent(0, HEAD, *steps, later))
         job.followers.on_status(summary(HEAD, *steps), last=True)
         job.followers.on_status(summary(HEAD, *steps, later, ok=True), last=True)
         job.end()
@@ -151,11 +138,11 @@ def test_the_curves_are_read_back(tool: Tool, tmp_path: Path) -> None:
 
 def test_a_killed_writer_goes_on_with_the_same_run(tool: Tool, tmp_path: Path) -> None:
     with following(tool, tmp_path) as job:
-        job.followers.on_records(*records(0, HEAD, logged(0, 0), logged(1, 0)))
+        job.followers.on_records(*sent(0, HEAD, logged(0, 0), logged(1, 0)))
         job.until("the first records", lambda: not job.followers._all[0]._given and not job.followers._all[0]._waiting)
         job.process.kill()
         job.followers.on_status(summary(HEAD), last=True)
-        job.followers.on_records(*records(3, logged(2, 0), logged(3, 0)))
+        job.followers.on_records(*sent(3, logged(2, 0), logged(3, 0)))
         job.end()
     assert list(job.missing) == [], job.notes
     kept_back = 2 if tool.package == "wandb" else 0  # wandb writes 32 KiB at a time
@@ -167,7 +154,7 @@ def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tool = Tool("tensorboard", lambda folder: f"tensorboard:{folder}/file/runs", lambda folder: {}, tensorboard_curve)
     with following(tool, tmp_path) as job:
-        job.followers.on_records(*records(0, HEAD))
+        job.followers.on_records(*sent(0, HEAD))
         job.end()
     (sentence,) = job.missing
     assert "Not a directory" in sentence or "File exists" in sentence
@@ -190,7 +177,7 @@ def test_a_run_without_a_login_is_one_sentence(tmp_path: Path, monkeypatch: pyte
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     with following(TOOLS["wandb"], tmp_path) as job:
-        job.followers.on_records(*records(0, HEAD))
+        job.followers.on_records(*sent(0, HEAD))
         job.end()
     (sentence,) = job.missing
     assert sentence.startswith("--log-to is not complete: Weights & Biases: ") and "\n" not in sentence

@@ -9,11 +9,13 @@ import socket
 import subprocess
 import time
 import urllib.request
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.view.test_follow import Job
+from tests.view.test_follow import job as job_with
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
@@ -23,7 +25,7 @@ from offbeat.launch.followers import FollowerSpec
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 from offbeat.view import metrics
-from offbeat.view.metrics import Collector, command_of, parsed
+from offbeat.view.metrics import Collector, command_of
 
 prometheus = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed: pip install 'offbeat[view]'")
 
@@ -137,28 +139,25 @@ def test_what_a_script_or_a_host_is_called_breaks_no_line(tmp_path: Path) -> Non
 @pytest.mark.parametrize("text", ["", "x", "99999", "-1", "host:", ":9090", "host:99999", "a@b:1", "host:1/x", "::1:9"])
 def test_a_wrong_address_is_a_mistake(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--metrics"):
-        parsed(text)
+        command_of(text)
 
 
-def follower(folder: Path, port: str) -> Job:
-    job = Job(folder, "well")
-    job.followers._all[0]._spec = FollowerSpec(name="--metrics", command=command_of(port), kinds=metrics.KINDS)
-    return job
+def following(folder: Path, port: str) -> AbstractContextManager[Job]:
+    return job_with(folder, spec=FollowerSpec(name="--metrics", command=command_of(port), kinds=metrics.KINDS))
 
 
 def test_a_job_is_scraped_and_many_readers_hang(tmp_path: Path) -> None:
     records = simulated(tmp_path)
     _, summary = fed(records)
-    job, held = follower(tmp_path, "0"), list[socket.socket]()
-    try:
+    with following(tmp_path, "0") as job, ExitStack() as held:
         job.followers.on_status(summary, last=True)
         job.until("its address", lambda: bool(job.notes))
         address = job.notes[0].removeprefix("--metrics: ")
         assert address.startswith("http://127.0.0.1:")
         port = int(address.split(":")[2].split("/")[0])
-        for _ in range(50):  # readers that ask and never read, or do not even ask
-            held.append(socket.create_connection(("127.0.0.1", port)))
-            held[-1].sendall(b"GET /metrics HTTP/1.1\r\n" + b"\r\n" * (len(held) % 2))
+        for number in range(50):  # readers that ask and never read, or do not even ask
+            reader = held.enter_context(socket.create_connection(("127.0.0.1", port)))
+            reader.sendall(b"GET /metrics HTTP/1.1\r\n" + b"\r\n" * (number % 2))
         began = time.monotonic()
         job.followers.tick()
         assert time.monotonic() - began < 1.0
@@ -169,22 +168,15 @@ def test_a_job_is_scraped_and_many_readers_hang(tmp_path: Path) -> None:
 
         job.until("the figures", lambda: "offbeat_version 60.0" in scraped())
         job.end()
-    finally:
-        for connection in held:
-            connection.close()
-        job.followers.kill()
     assert list(job.missing) == []
 
 
 def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        job = follower(tmp_path, str(port))
-        try:
+        with following(tmp_path, str(port)) as job:
             job.until("its end", job.followers.all_over)
             job.end()
-        finally:
-            job.followers.kill()
     assert list(job.missing) == [
         f"--metrics is not complete: port {port} of 127.0.0.1 is in use: choose another one, or 0 for any free port"
     ]

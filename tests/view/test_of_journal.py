@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,7 @@ def written(path: Path, records: list[Record]) -> Journal:
 
 
 def look(page: JournalPage) -> None:
-    def at_once(do: Callable[[], None]) -> None:
-        do()
-
-    page.look(at_once)
+    page.look(nullcontext())
 
 
 def notes(view: JobView) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from offbeat.view.dashboard import VALUE
+from offbeat.view.listening import VALUE
 
 DASHBOARD = "--dashboard"
 

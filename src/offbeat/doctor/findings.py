@@ -30,10 +30,6 @@ class Finding:
     figures: Mapping[str, Any] = field(default_factory=dict)
     """The measured values, for programs. Names end in their units."""
 
-    def to_plain(self) -> dict[str, Any]:
-        """Return the finding as plain data, for JSON."""
-        return {"name": self.name, "state": self.state, "seen": self.seen, "remedy": self.remedy, "figures": dict(self.figures)}
-
 
 def good(name: str, seen: str, /, **figures: Any) -> Finding:
     """Return a finding about which nothing needs to be done."""

@@ -11,6 +11,11 @@ from typing import Final
 from offbeat.doctor.readings import Folder, Limits
 from offbeat.runtime.job.control_groups import ROOT, UNIFIED, folders, processors, words
 
+_FILES: Final = {
+    UNIFIED: ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By controller: the files with the limit and with what is used, and the line of ``memory.stat`` with what the kernel can drop of that."""
 _UNLIMITED: Final = 1 << 60
 """Version 1 writes the greatest multiple of a page in place of "no limit"."""
 
@@ -21,17 +26,13 @@ def limits(root: Path = ROOT) -> Limits:
     Args:
         root: the folder that has ``proc`` and ``sys``.
     """
-    unified, cpus, memories = (folders(controller, root) for controller in (UNIFIED, "cpu", "memory"))
     sizes: list[tuple[int, int | None]] = []
-    for folder in unified:
-        if (found := words(folder / "memory.max")) and found[0].isdecimal():
-            sizes.append((int(found[0]), _used(folder, "memory.current", "inactive_file")))
-    for folder in memories:
-        if (found := words(folder / "memory.limit_in_bytes")) and found[0].isdecimal() and int(found[0]) < _UNLIMITED:
-            sizes.append((int(found[0]), _used(folder, "memory.usage_in_bytes", "total_inactive_file")))
-    size, used = min(sizes, key=lambda one: one[0] - (one[1] or 0), default=(None, None))
-    version = 1 if cpus or memories else 2 if unified else None
-    return Limits(cpus=processors(root), memory_nbytes=size, used_nbytes=used, version=version)
+    for controller, (most, used, dropped) in _FILES.items():
+        for folder in folders(controller, root):
+            if (found := words(folder / most)) and found[0].isdecimal() and int(found[0]) < _UNLIMITED:
+                sizes.append((int(found[0]), _used(folder, used, dropped)))
+    size, used_nbytes = min(sizes, key=lambda one: one[0] - (one[1] or 0), default=(None, None))
+    return Limits(cpus=processors(root), memory_nbytes=size, used_nbytes=used_nbytes)
 
 
 def _used(folder: Path, name: str, dropped: str) -> int | None:

@@ -12,7 +12,7 @@ import time
 from offbeat import __version__
 from offbeat.doctor import limits, network, software
 from offbeat.doctor.readings import Certificate, Machine
-from offbeat.errors import ConfigurationError, OffbeatError
+from offbeat.launch.environment import free_port
 from offbeat.transport.addresses import loopback, outgoing
 from offbeat.transport.shm import AVAILABLE, MemoryBlock
 from offbeat.transport.tls import AwaitsPeerError, Identity, Tls
@@ -45,12 +45,12 @@ def read(*, tls: Tls | None, port: int | None, servers: int) -> Machine:
         memory_nbytes=memory,
         available_nbytes=available,
         shm=limits.shm(),
-        memfd_failure=_memfd_failure(),
+        memfd_failure=network.failure(_share_memory) if AVAILABLE else f"{sys.platform} has no memfd_create",
         files=files,
         files_hard=files_hard,
         ports=network.ports(port, servers),
         loopback=here,
-        loopback_failure=network.loopback_failure(here),
+        loopback_failure=network.failure(free_port, here),
         outgoing=outgoing(),
         interfaces=network.interfaces(),
         host=network.name(socket.gethostname()),
@@ -60,15 +60,8 @@ def read(*, tls: Tls | None, port: int | None, servers: int) -> Machine:
     )
 
 
-def _memfd_failure() -> str:
-    """Return why processes of this machine cannot share memory; "": they can."""
-    if not AVAILABLE:
-        return f"{sys.platform} has no memfd_create"
-    try:
-        MemoryBlock.allocate(_TRIAL_NBYTES, "doctor").close()
-    except (ConfigurationError, OSError) as error:
-        return str(error)
-    return ""
+def _share_memory() -> None:
+    MemoryBlock.allocate(_TRIAL_NBYTES, "doctor").close()
 
 
 def certificate(tls: Tls) -> Certificate:
@@ -78,20 +71,18 @@ def certificate(tls: Tls) -> Certificate:
     if key := tls.key or tls.certificate:
         with contextlib.suppress(OSError):
             mode = os.stat(key).st_mode & 0o777
-    found = Certificate(files=tls.certificate, begins_s=begins_s, ends_s=ends_s, key_mode=mode)
-    try:
-        _shake_hands(Identity(tls))
-    except (OffbeatError, OSError, ImportError) as error:
-        return Certificate(files=tls.certificate, failure=str(error), begins_s=begins_s, ends_s=ends_s, key_mode=mode)
-    return found
+    failure = network.failure(_shake_hands, tls)
+    return Certificate(files=tls.certificate, failure=failure, begins_s=begins_s, ends_s=ends_s, key_mode=mode)
 
 
-def _shake_hands(identity: Identity) -> None:
+def _shake_hands(tls: Tls) -> None:
     """Make a TLS connection within this process: the chain, the dates and the purposes of the certificate are checked by both ends.
 
     Raises:
+        ConfigurationError: the certificate cannot be used.
         RefusedError: one end does not accept the other.
     """
+    identity = Identity(tls)
     pair = socket.socketpair()
     for raw in pair:
         raw.setblocking(False)

@@ -9,13 +9,12 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from offbeat.doctor.readings import Interface, Name, Port
-from offbeat.errors import ConfigurationError
-from offbeat.launch.environment import free_port
+from offbeat.errors import OffbeatError
 from offbeat.launch.tasks import PORT
 from offbeat.transport.tcp import listen_tcp
 
@@ -85,24 +84,21 @@ def ports(first: int | None, servers: int) -> tuple[Port, ...]:
         first: the supervisor's; None: that of agents where nothing else is said.
         servers: how many servers the job has.
     """
-    begin = PORT if first is None else first
     purposes = ["the supervisor", *(f"server {number}" for number in range(servers))]
-    found = [(begin + more, purpose) for more, purpose in enumerate(purposes)]
-    return tuple(Port(number=number, purpose=purpose, failure=_failure(number), asked=first is not None) for number, purpose in found)
+    return tuple(
+        Port(number=number, purpose=purpose, failure=failure(_listen, number), asked=first is not None)
+        for number, purpose in enumerate(purposes, start=PORT if first is None else first)
+    )
 
 
-def _failure(number: int) -> str:
+def _listen(number: int) -> None:
+    listen_tcp("", number).close()
+
+
+def failure(attempt: Callable[..., object], *arguments: Any) -> str:
+    """Return why an attempt fails, called with these arguments; "": it does not."""
     try:
-        listen_tcp("", number).close()
-    except ConfigurationError as error:
-        return str(error)
-    return ""
-
-
-def loopback_failure(address: str) -> str:
-    """Return why no process can listen at loopback; "": one can."""
-    try:
-        free_port(address)
-    except (ConfigurationError, OSError) as error:
+        attempt(*arguments)
+    except (OffbeatError, OSError, ImportError) as error:
         return str(error)
     return ""

@@ -16,7 +16,7 @@ from typing import Final
 
 from offbeat.doctor import network, probe
 from offbeat.doctor.messages import Visit
-from offbeat.doctor.readings import Attempt, Flow, Name, Pair
+from offbeat.doctor.readings import Attempt, Flow, Pair
 from offbeat.errors import ConfigurationError
 from offbeat.launch.tasks import PORT
 from offbeat.runtime.job.settings import TOKEN, read_addresses
@@ -62,27 +62,25 @@ def within_this_machine(token: str, seconds: Seconds) -> list[Pair]:
     try:
         peer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     except OSError as error:
-        return [Pair(here="", there="", flow=Flow(way="", failure=f"no second process can be started: {error.strerror}"))]
+        return [Pair(here="", there="", flow=Flow(failure=f"no second process can be started: {error.strerror}"))]
     assert peer.stdout is not None and peer.stdin is not None and peer.stderr is not None
-    try:
-        line = peer.stdout.readline()
-        if not line:
-            why = (peer.stderr.read().strip().splitlines() or ["without a word"])[-1]
-            return [Pair(here="", there="", flow=Flow(way="", failure=f"the second process has ended: {why}"))]
-        address = read_addresses(f"[{line}]")[0]
-        flows = [_measured(token, address, seconds, local=True)]
-        if flows[0].interface == "":
-            flows.append(_measured(token, address._replace(host="", local=""), seconds, local=False))
-        return [Pair(here="", there="", flow=flow) for flow in flows]
-    finally:
-        peer.stdin.close()
+    with peer:
         try:
-            peer.wait(PEER_S)
-        except subprocess.TimeoutExpired:
-            peer.kill()
-            peer.wait()
-        peer.stdout.close()
-        peer.stderr.close()
+            line = peer.stdout.readline()
+            if not line:
+                why = (peer.stderr.read().strip().splitlines() or ["without a word"])[-1]
+                return [Pair(here="", there="", flow=Flow(failure=f"the second process has ended: {why}"))]
+            address = read_addresses(f"[{line}]")[0]
+            flows = [_measured(token, address, seconds, local=True)]
+            if flows[0].interface == "":
+                flows.append(_measured(token, address._replace(host="", local=""), seconds, local=False))
+            return [Pair(here="", there="", flow=flow) for flow in flows]
+        finally:
+            peer.stdin.close()
+            try:
+                peer.wait(PEER_S)
+            except subprocess.TimeoutExpired:
+                peer.kill()
 
 
 def _measured(token: str, address: Address, seconds: Seconds, *, local: bool) -> Flow:
@@ -103,10 +101,8 @@ def between_machines(hub: SocketHub, here: str, machines: Sequence[Target], tls:
         tls: how connections are encrypted, as the hub does it.
         seconds: for each pair.
     """
-    names: list[Name] = []
+    names = [network.name(host) for host, _ in machines]
     found: dict[tuple[int, int], Pair] = {}
-    for host, _ in machines:
-        names.append(network.name(host))
     labels = [here, *(spelled(*machine) for machine in machines)]
 
     def one(pair: tuple[int, int]) -> None:
@@ -130,7 +126,7 @@ def between_machines(hub: SocketHub, here: str, machines: Sequence[Target], tls:
             else:
                 asked = Address("", machines[first - 1], "")
                 flow = probe.ask_to_measure(own, asked, target, seconds)
-                back = Flow(way="") if flow.failure else probe.ask_to_measure(own, Address("", target, ""), machines[first - 1], 0.0)
+                back = Flow() if flow.failure else probe.ask_to_measure(own, Address("", target, ""), machines[first - 1], 0.0)
                 found[pair] = Pair(here=labels[first], there=labels[second], flow=_named(flow, tls))
                 if back.failure:
                     found[second, first] = Pair(here=labels[second], there=labels[first], flow=back)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import select
 import sys
 import threading
 import time
@@ -22,7 +22,7 @@ from offbeat.doctor import probe
 from offbeat.doctor.messages import TO_PEER, Visit
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.runtime.job.settings import take_token
-from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
+from offbeat.transport.base import Address, Closed, Connection, Message, SharedMemory
 from offbeat.transport.hub import SocketHub
 from offbeat.types import Seconds
 
@@ -40,16 +40,16 @@ class Peer:
         say: called with a line for each process that begins to measure.
     """
 
-    def __init__(self, hub: Hub, visit: Visit, say: Callable[[str], object] = lambda line: None) -> None:
+    def __init__(self, hub: SocketHub, visit: Visit, say: Callable[[str], object] = lambda line: None) -> None:
         self._hub, self._visit, self._say = hub, visit, say
         self._shared: dict[Connection, SharedMemory] = {}
         self._sending: dict[Connection, probe.Sender] = {}
         self._measuring = threading.Semaphore(MEASURING_MAX)
 
-    def serve(self, goes_on: Callable[[], bool]) -> None:
-        """Answer until ``goes_on`` returns False, which is asked twice a second."""
+    def serve(self, goes_on: Callable[[], bool], also: Sequence[int] = ()) -> None:
+        """Answer until ``goes_on`` returns False, which is asked twice a second, and once a descriptor of ``also`` can be read."""
         while goes_on():
-            for connection, item in self._hub.poll(POLL_S):
+            for connection, item in self._hub.poll(POLL_S, also):
                 self._take(connection, item)
 
     def _take(self, connection: Connection, item: Message | Closed) -> None:
@@ -118,16 +118,8 @@ def main(arguments: Sequence[str] = ()) -> int:
         except (ConfigurationError, JobError) as error:
             print(error, file=sys.stderr)
             return 1
-        ended = threading.Event()
-
-        def watch() -> None:
-            while os.read(0, 1 << 10):
-                pass
-            ended.set()
-            hub.wake()
-
-        threading.Thread(target=watch, name="offbeat-stdin", daemon=True).start()
-        Peer(hub, Visit(name="", versions=(), findings=())).serve(lambda: not ended.is_set())
+        # Nothing is ever written to it, so that only its end can be read.
+        Peer(hub, Visit(name="", versions=(), findings=())).serve(lambda: not select.select([0], [], [], 0.0)[0], also=[0])
     return 0
 
 

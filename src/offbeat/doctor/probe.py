@@ -82,11 +82,20 @@ def take(connection: Connection, message: Message, shared: SharedMemory | None) 
 
 
 class _Asker:
-    """One end of a measurement: send, and wait for the answer."""
+    """One end of a measurement: send, and wait for the answer.
 
-    def __init__(self, hub: Hub, connection: Connection, patience_s: Seconds = SILENT_S) -> None:
-        self._hub, self.connection, self._patience_s = hub, connection, patience_s
+    Raises:
+        JobError: nobody listens at the address.
+    """
+
+    def __init__(self, hub: Hub, address: Address, patience_s: Seconds = SILENT_S) -> None:
+        self._hub, self._patience_s = hub, patience_s
+        self.connection = hub.connect(address)
         self._waiting: list[Message] = []
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
 
     def ask(self, kind: str, expected: str, memory: Sequence[SharedMemory] = (), **fields: object) -> Message:
         """Send a message and return the answer."""
@@ -121,47 +130,35 @@ def measure(hub: Hub, address: Address, seconds: Seconds) -> tuple[Flow, Visit |
     Returns:
         What was measured, or why nothing was; and what the peer says of its machine.
     """
-    connection: Connection | None = None
     visit = None
     try:
-        connection = hub.connect(address)
-        asker = _Asker(hub, connection)
-        said = asker.ask("visit", "welcome").header
-        visit = Visit(said["name"], tuple(said["versions"]), tuple(said["findings"]))
-        trips = [_ping(asker) for _ in range(PINGS)]
-        trip_s, ahead_s = min(trips)
-        there, back = _throughput(asker, seconds) if seconds else (0.0, 0.0)
-        flow = Flow(
-            way="shared memory" if connection.shares_memory else "TCP",
-            there_bytes_per_s=there,
-            back_bytes_per_s=back,
-            round_trip_s=trip_s,
-            clock_s=ahead_s,
-            clock_error_s=trip_s / 2,
-            interface=connection.interface,
-        )
+        with contextlib.closing(_Asker(hub, address)) as asker:
+            said = asker.ask("visit", "welcome").header
+            visit = Visit(said["name"], tuple(said["versions"]), tuple(said["findings"]))
+            trip_s, ahead_s = min(_ping(asker) for _ in range(PINGS))
+            there, back = _throughput(asker, seconds) if seconds else (0.0, 0.0)
+            flow = Flow(
+                way="shared memory" if asker.connection.shares_memory else "TCP",
+                there_bytes_per_s=there,
+                back_bytes_per_s=back,
+                round_trip_s=trip_s,
+                clock_s=ahead_s,
+                clock_error_s=trip_s / 2,
+                interface=asker.connection.interface,
+            )
     except (ConfigurationError, JobError, ProtocolError) as error:
-        flow = Flow(way="", failure=str(error))
-    finally:
-        if connection is not None:
-            connection.close()
+        flow = Flow(failure=str(error))
     return flow, visit
 
 
 def ask_to_measure(hub: Hub, address: Address, target: tuple[str, int], seconds: Seconds) -> Flow:
     """Return what the peer at ``address`` measures of the way from there to ``target``."""
-    connection = None
     try:
-        connection = hub.connect(address)
-        asker = _Asker(hub, connection, SILENT_S + CONNECT_TIMEOUT_S + seconds)
-        said = dict(asker.ask("measure", "measured", address=list(target), seconds=seconds).header)
-        del said["kind"]
-        return Flow(**{name: said[name] for name in Flow.__dataclass_fields__})
+        with contextlib.closing(_Asker(hub, address, SILENT_S + CONNECT_TIMEOUT_S + seconds)) as asker:
+            said = asker.ask("measure", "measured", address=list(target), seconds=seconds).header
+            return Flow(**{name: said[name] for name in Flow.__dataclass_fields__})
     except (ConfigurationError, JobError, ProtocolError) as error:
-        return Flow(way="", failure=str(error))
-    finally:
-        if connection is not None:
-            connection.close()
+        return Flow(failure=str(error))
 
 
 def _ping(asker: _Asker) -> tuple[Seconds, Seconds]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from offbeat.types import Seconds
@@ -31,8 +31,6 @@ class Limits:
     memory_nbytes: int | None = None
     used_nbytes: int | None = None
     """Of ``memory_nbytes``, without pages of files that the kernel can drop."""
-    version: int | None = None
-    """1 or 2; None: there are no control groups to read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +182,7 @@ class Attempt:
 class Flow:
     """The measured data plane between two processes, seen from the one that has connected."""
 
-    way: str
+    way: str = ""
     """What carried the bytes: shared memory, TCP, or TCP with TLS."""
     there_bytes_per_s: float = 0.0
     back_bytes_per_s: float = 0.0
@@ -214,5 +212,5 @@ class Pair:
     flow: Flow
     versions: tuple[str, ...] = ()
     """Of the software that all machines of a job must have alike, on the other machine."""
-    findings: tuple[Mapping[str, Any], ...] = field(default=())
+    findings: tuple[Mapping[str, Any], ...] = ()
     """What the other machine has found about itself."""

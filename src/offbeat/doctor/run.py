@@ -8,7 +8,7 @@ import json
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from rich.console import Console
 from rich.text import Text
@@ -83,7 +83,7 @@ class Report:
         """Show the sum. Returns the exit status: that of a failure if a job would stop."""
         ok = all(one.state != "problem" for one in self.all)
         if self.as_json:
-            findings = [{"block": title, **one.to_plain()} for title, block in self.blocks.items() for one in block]
+            findings = [{"block": title, **asdict(one)} for title, block in self.blocks.items() for one in block]
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
             self.screen.file.write(json.dumps({"host": host, "time": now, "ok": ok, "findings": findings}, indent=1) + "\n")
             self.screen.file.flush()
@@ -124,5 +124,5 @@ def _serve(order: Order, host: str, machine: Machine, findings: Sequence[Finding
         address = hub.listen(order.listen, PORT if order.port is None else order.port)
         at = spelled(own_address(machine) if order.listen in WILDCARDS else address.tcp[0], address.tcp[1])
         say(f"serving at {at} until Ctrl-C; on another machine type: offbeat doctor --connect {at}")
-        visit = Visit(name=host, versions=tuple(versions()), findings=tuple(one.to_plain() for one in findings))
+        visit = Visit(name=host, versions=tuple(versions()), findings=tuple(map(asdict, findings)))
         Peer(hub, visit, say).serve(lambda: True)

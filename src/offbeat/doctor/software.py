@@ -38,9 +38,8 @@ def packages() -> tuple[Package, ...]:
         needed = importlib.metadata.requires("offbeat") or []
     except importlib.metadata.PackageNotFoundError:
         return ()
-    extras: dict[str, list[str]] = {}
+    extras: dict[str, list[str]] = {}  # by name, those that install it; "" stands for offbeat itself
     least: dict[str, str] = {}
-    core: set[str] = set()
     for text in needed:
         what, _, condition = text.partition(";")
         older = _PYTHON.search(condition)
@@ -52,12 +51,9 @@ def packages() -> tuple[Package, ...]:
         if name == "offbeat" or (extra is not None and extra[1] in _NOT_FOR_USERS):
             continue
         least.setdefault(name, match[2] or "")
-        if extra is None:
-            core.add(name)
-        else:
-            extras.setdefault(name, []).append(extra[1])
+        extras.setdefault(name, []).append("" if extra is None else extra[1])
     return tuple(
-        Package(name=name, least=version, version=_installed(name), extras=() if name in core else tuple(extras[name]))
+        Package(name=name, least=version, version=_installed(name), extras=() if "" in extras[name] else tuple(extras[name]))
         for name, version in least.items()
     )
 

@@ -48,9 +48,8 @@ def timeline(chart: Chart) -> dict[str, Any]:
     for number, lane in sorted(chart.lanes.items()):
         events += _lane(number, lane)
     shards = {moment.shard for moment in chart.moments if moment.what != "barrier"}
-    events += [
-        _name("thread_name", SHARDS, shard or 0, "all shards" if shard is None else f"shard {shard}") for shard in sorted(shards, key=_row)
-    ]
+    for shard in sorted(shards, key=lambda shard: shard or 0):
+        events.append(_name("thread_name", SHARDS, shard or 0, "all shards" if shard is None else f"shard {shard}"))
     if chart.times("barrier"):
         events += [_name("process_name", BARRIERS, 0, "job"), _name("thread_name", BARRIERS, 0, "barriers")]
     events += [_moment(moment) for moment in chart.moments]
@@ -68,17 +67,13 @@ def _lane(number: int, lane: Lane) -> list[TraceEvent]:
 
 
 def _moment(moment: Moment) -> TraceEvent:
-    where = {"pid": SHARDS, "tid": _row(moment.shard), "s": "t"}
+    where = {"pid": SHARDS, "tid": moment.shard or 0, "s": "t"}
     name, args = f"{moment.what} {moment.version}", {"version": moment.version, "reason": moment.reason}
     if moment.what == "barrier":
         where, name = {"pid": BARRIERS, "tid": 0, "s": "g"}, "barrier"
     elif moment.what == "fold":
         args["parts"] = moment.parts
     return {**where, "ph": "i", "name": name, "ts": _time(moment.t), "args": args}
-
-
-def _row(shard: int | None) -> int:
-    return 0 if shard is None else shard
 
 
 def _name(what: str, process: int, thread: int, name: str) -> TraceEvent:

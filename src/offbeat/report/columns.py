@@ -69,10 +69,12 @@ class Fitted(NamedTuple):
             widths[slack.index(max(slack))] -= 1
         return cls(kept, widths, gap, [column.name for column in columns if column not in kept])
 
-    def add_to(self, table: Table, *, header_style: str | None = None) -> None:
-        """Add the columns, without their cells, to a table."""
+    def table(self, *, header_style: str | None = None) -> Table:
+        """Return a table without lines that has the columns, without their cells."""
+        table = Table(box=None, pad_edge=False, padding=(0, self.gap, 0, 0), show_edge=False)
         for column, width in zip(self.columns, self.widths, strict=True):
             table.add_column(_wrapped(column.name, width), justify=column.justify, width=width, header_style=header_style)
+        return table
 
     def row(self, number: int) -> list[str]:
         """Return the cells of one row."""

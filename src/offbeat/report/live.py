@@ -164,8 +164,7 @@ def worker_table(snapshot: Summary, rows: int, width: int | None = None) -> Tabl
     """
     shown = _chosen(snapshot["per_worker"], culprits(snapshot), rows)
     fitted = Fitted.of(_columns(snapshot, shown), width)
-    table = Table(box=None, pad_edge=False, padding=(0, fitted.gap, 0, 0))
-    fitted.add_to(table, header_style="dim")
+    table = fitted.table(header_style="dim")
     for row, worker in enumerate(shown):
         style = STYLES.get(worker["state"], "yellow" if worker["worker"] in culprits(snapshot) else None)
         table.add_row(*fitted.row(row), style=style)

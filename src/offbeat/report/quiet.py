@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.console import Console
 
-from offbeat.guarded import say, stderr
+from offbeat.guarded import say
 from offbeat.report.figures import Summary
-from offbeat.report.live import headline
+from offbeat.report.live import LiveProgress, headline
 from offbeat.types import Seconds
 
 
-class QuietProgress:
-    """Prints no line of its own before the last.
+class QuietProgress(LiveProgress):
+    """Prints no line of its own before the last, and draws nothing.
 
     Args:
         console: where to.
@@ -22,7 +20,7 @@ class QuietProgress:
     redraws = False
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._warned = 0
 
     def update(self, snapshot: Summary, now: Seconds = 0.0) -> None:
@@ -33,21 +31,6 @@ class QuietProgress:
 
     def note(self, text: str) -> None:
         """Leave a line out: what a job lacks at its end is part of its reason and of its exit status."""
-
-    def event(self, text: str, now: Seconds) -> None:
-        """Leave a line out."""
-
-    def lines(self, lines: Sequence[str], *, error: bool) -> None:
-        """Print lines of a process: to stderr, or to the console."""
-        target = stderr() if error else self._console.file
-        target.write("".join(f"{line}\n" for line in lines))
-        target.flush()
-
-    def bar(self, text: str | None) -> None:
-        """Leave a progress bar out."""
-
-    def close(self) -> None:
-        """Do nothing: `finish` prints the last line."""
 
     def finish(self, summary: Summary) -> None:
         """Print the job's last state in one line, from its summary."""

@@ -82,8 +82,7 @@ def job_tables(summary: Summary, width: int) -> list[Table | str]:
 
 
 def _table(fitted: Fitted, workers: Sequence[dict[str, Any]], slow: Sequence[int]) -> Table:
-    table = Table(box=None, padding=(0, fitted.gap, 0, 0), pad_edge=False, show_edge=False)
-    fitted.add_to(table)
+    table = fitted.table()
     for row, worker in enumerate(workers):
         style = "red" if worker["state"] == "dead" and not is_awaited(worker) else "yellow" if worker["worker"] in slow else None
         table.add_row(*fitted.row(row), style=style)

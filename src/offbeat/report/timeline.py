@@ -105,16 +105,21 @@ def _job(axes: Axes, job: Summary, chart: Chart, span: tuple[float, float]) -> b
     axes.set_yticks([strip, *range(len(numbers))], ["folds", *(f"worker {number}" for number in numbers)])
     axes.set_ylim(len(numbers) - 0.45, strip - 0.4)
     axes.set_xlim(start_s, stop_s)
-    axes.tick_params(axis="y", length=0, labelsize=9, labelcolor=INK)
-    axes.tick_params(axis="x", labelsize=9, color="#AAAAAA", labelcolor=INK)
+    _dress(axes, job, _facts(chart, job), tick=0)
     axes.grid(axis="x", color="#EEEEEE", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#AAAAAA")
-    axes.set_title(short(job["sync"]), loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
-    axes.set_title(_facts(chart, job), loc="right", fontsize=9, color="#666666", pad=4)
     return any(dense)
+
+
+def _dress(axes: Axes, job: Summary, facts: str, *, tick: int) -> None:
+    """Set the titles, and how ticks look; ``tick``: how long they are beside the lanes."""
+    axes.tick_params(axis="y", length=tick, labelsize=9, labelcolor=INK)
+    axes.tick_params(axis="x", labelsize=9, color="#AAAAAA", labelcolor=INK)
+    axes.set_title(short(job["sync"]), loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
+    axes.set_title(facts, loc="right", fontsize=9, color="#666666", pad=4)
 
 
 def _heat(axes: Axes, job: Summary, chart: Chart, span: tuple[float, float]) -> None:
@@ -138,11 +143,8 @@ def _heat(axes: Axes, job: Summary, chart: Chart, span: tuple[float, float]) -> 
     ends = [number for number in (numbers[0], numbers[-1]) if all(abs(number - other) > gap for other in slow)]
     ticks = {numbers.index(number): f"worker {number}" for number in (*slow, *ends)}
     axes.set_yticks([*ticks], [*ticks.values()])
-    axes.tick_params(axis="y", length=3, labelsize=9, labelcolor=INK)
-    axes.tick_params(axis="x", labelsize=9, color="#AAAAAA", labelcolor=INK)
-    axes.set_title(short(job["sync"]), loc="left", fontsize=11, fontweight="bold", color=INK, pad=4)
     legend = f"{len(numbers):,} workers: longest step, pale 1x the median worker's, dark 2.5x"
-    axes.set_title(f"{legend}; {_facts(chart, job)}", loc="right", fontsize=9, color="#666666", pad=4)
+    _dress(axes, job, f"{legend}; {_facts(chart, job)}", tick=3)
 
 
 def _lane(axes: Axes, row: int, lane: Lane, shown_s: float) -> bool:

@@ -7,7 +7,6 @@ A worker is *busy* from a release to the push after it, and *waits* from the pus
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -257,14 +256,3 @@ class Waits(Watcher):
             group = self.groups.setdefault((NOBODY, "over"), [0, 0.0])
             group[0] += 1
             group[1] += stop - start
-
-    @classmethod
-    def of(cls, records: Iterable[Record]) -> Waits:
-        """Return the waits of a whole journal, those of the first optimizer."""
-        waits = cls()
-        turns = Turns((waits,))
-        for record in records:
-            if not record.get("optimizer"):
-                turns.add(record)
-        turns.end()
-        return waits

@@ -31,8 +31,8 @@ class WaitStory:
     """
 
     def __init__(self) -> None:
-        self._waits, self._costs = Waits(), Costs()
-        self._turns = Turns((self._waits,))
+        self.waits, self._costs = Waits(), Costs()
+        self._turns = Turns((self.waits,))
 
     def add(self, record: Record) -> None:
         """Take the next record of a journal; those of further optimizers are passed over."""
@@ -43,7 +43,7 @@ class WaitStory:
     def lines(self) -> Iterator[str]:
         """Tell the story of the records so far, a line for each group of waits."""
         self._turns.end()
-        waits = self._waits
+        waits = self.waits
         count = sum(int(group[0]) for group in waits.groups.values())
         seconds = sum(group[1] for group in waits.groups.values())
         if not count:

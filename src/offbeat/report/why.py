@@ -26,6 +26,24 @@ PHASES_TOLD: Final = 3
 LEAST: Final = 0.1
 """A phase of a smaller share of a push's computing is not told."""
 WHAT: Final = re.compile(r"push=(\d+)@(\d+)|wait=(\d+)@(\d+\.?\d*)|(\d+)")
+SENTENCES: Final = {
+    "pushed": "worker {worker} pushed{to} what it had computed from version {version} in {compute_s:.3f} s",
+    "settle": "the push of worker {worker} with clock {clock} was {fate} at version {version}{why}",
+    "release": "worker {worker} was released with version {version}{why}",
+    "fold": "version {version} was folded from the pushes of worker {workers}{why}",
+    "grant": "worker {worker} got samples {start} to {stop} of epoch {epoch}",
+    "abandoned": "worker {worker} gave up what it had computed from version {version} for {compute_s:.3f} s",
+    "interrupt": "worker {worker} was told that version {version} had overtaken it{why}",
+    "fence": "worker {worker} was told to join again{why}",
+    "publish": "shard {shard} published its block of version {version}{why}",
+    "joined": "worker {worker} asked to take part",
+    "lost": "worker {worker} was lost{why}",
+    "left": "worker {worker} left: its script had ended",
+    "no_more": "worker {worker} got no more samples of epoch {epoch}{why}",
+    "epoch_ended": "epoch {epoch} ended",
+    "state_changed": "worker {worker} was {state}{why}",
+}
+"""What a record of each kind says, from its fields; ``why``: its reason, ``to``: its shard, ``workers``: those of a fold's parts."""
 ABSENT: Final = -1
 """In place of the cause of a record that is not there."""
 
@@ -69,44 +87,16 @@ def story(records: Iterable[Record], what: str, depth: int = DEPTH) -> Iterator[
 
 def sentence(record: Record) -> str:
     """Return what one record says, in words."""
-    kind, reason = record["kind"], f": {record['reason']}" if record.get("reason") else ""
-    worker, version = f"worker {record.get('worker')}", record.get("version")
-    match kind:
-        case "pushed":
-            shard = f" to shard {record['shard']}" if record.get("shard") is not None else ""
-            made = f"{worker} pushed{shard} what it had computed from version {version} in {record['compute_s']:.3f} s"
-            return made + _longest(record)
-        case "settle":
-            return f"the push of {worker} with clock {record['clock']} was {record['fate']} at version {version}{reason}"
-        case "release":
-            return f"{worker} was released with version {version}{reason}"
-        case "fold":
-            parts = ", ".join(str(part["worker"]) for part in record["parts"])
-            return f"version {version} was folded from the pushes of worker {parts}{reason}"
-        case "grant":
-            return f"{worker} got samples {record['start']} to {record['stop']} of epoch {record['epoch']}"
-        case "abandoned":
-            return f"{worker} gave up what it had computed from version {version} for {record['compute_s']:.3f} s"
-        case "interrupt":
-            return f"{worker} was told that version {version} had overtaken it{reason}"
-        case "fence":
-            return f"{worker} was told to join again{reason}"
-        case "publish":
-            return f"shard {record['shard']} published its block of version {version}{reason}"
-        case "joined":
-            return f"{worker} asked to take part"
-        case "lost":
-            return f"{worker} was lost{reason}"
-        case "left":
-            return f"{worker} left: its script had ended"
-        case "no_more":
-            return f"{worker} got no more samples of epoch {record['epoch']}{reason}"
-        case "epoch_ended":
-            return f"epoch {record['epoch']} ended"
-        case "state_changed":
-            return f"{worker} was {record['state']}{reason}"
-        case _:
-            return f"{worker}: {kind.replace('_', ' ')}{reason}" if "worker" in record else f"{kind.replace('_', ' ')}{reason}"
+    kind = record["kind"]
+    words = {
+        "why": f": {record['reason']}" if record.get("reason") else "",
+        "to": f" to shard {record['shard']}" if record.get("shard") is not None else "",
+        "workers": ", ".join(str(part["worker"]) for part in (record["parts"] if kind == "fold" else ())),
+    }
+    if kind not in SENTENCES:
+        who = f"worker {record['worker']}: " if "worker" in record else ""
+        return f"{who}{kind.replace('_', ' ')}{words['why']}"
+    return SENTENCES[kind].format_map({**record, **words}) + (_longest(record) if kind == "pushed" else "")
 
 
 def _longest(record: Record) -> str:

@@ -103,8 +103,7 @@ def job_list(rows: Sequence[tuple[Mapping[str, Any], Summary | None, str]], widt
         Column("age", [age(about["age_s"]).replace(" ", "\u00a0") for about, _, _ in rows]),
     ]
     fitted = Fitted.of(columns, width)
-    table = Table(box=None, pad_edge=False, padding=(0, fitted.gap, 0, 0))
-    fitted.add_to(table, header_style="dim")
+    table = fitted.table(header_style="dim")
     for row in range(len(rows)):
         table.add_row(*(Text(cell) for cell in fitted.row(row)))
     # Below the table: a reason is a sentence, and as a cell it would take the width of all other columns.
@@ -207,8 +206,7 @@ def workers_table(view: View, rows: int, width: int) -> RenderableType:
         Column("most of it", [_most(one.phases) for one in recent], justify="left"),
     ]
     fitted = Fitted.of(columns, max(1, width - BAR_LEAST - 2))
-    table = Table(box=None, pad_edge=False, padding=(0, fitted.gap, 0, 0))
-    fitted.add_to(table, header_style="dim")
+    table = fitted.table(header_style="dim")
     room = width - sum(fitted.widths) - fitted.gap * len(fitted.widths)
     table.add_column("where its time goes", header_style="dim", no_wrap=True, width=max(1, room))
     for row, worker in enumerate(shown):

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
-from offbeat.view.follow import Lack, Note, follow
+from offbeat.view.follow import Note, Sink, follow
 from offbeat.view.job_view import JobView
+from offbeat.view.listening import EXTRA, HOST, exposed, host_and_port, listen, why_not
 
-HOST: Final = "127.0.0.1"
+if TYPE_CHECKING:
+    from offbeat.view.server import PageServer
+
 PORT: Final = 7860
 """The page's port, unless another is asked for: if another program has it, the page has a port that follows from its secret."""
 SECRET: Final = "OFFBEAT_PAGE_SECRET"
 """The variable in which the page's process gets its secret: other users of the machine can read command lines, but not this."""
-EXTRA: Final = "pip install 'offbeat[view]'"
-VALUE: Final = re.compile(r"(?:(?P<host>[^\s/:]+|\[[0-9A-Fa-f:.]+\]):)?(?P<port>[0-9]{1,5})")
-"""What may come after ``--dashboard``."""
 
 
 def address_of(text: str, option: str = "--dashboard") -> tuple[str, int | None]:
@@ -35,12 +35,7 @@ def address_of(text: str, option: str = "--dashboard") -> tuple[str, int | None]
     >>> address_of(""), address_of("8000"), address_of("0.0.0.0:8000")
     (('127.0.0.1', None), ('127.0.0.1', 8000), ('0.0.0.0', 8000))
     """
-    if not text:
-        return HOST, None
-    found = VALUE.fullmatch(text)
-    if found is None or int(found["port"]) > 65535:
-        raise ConfigurationError(f"{option} {text}: must be a port up to 65535 (0: any free one), or HOST:PORT, for instance 7860")
-    return (found["host"] or HOST).strip("[]"), int(found["port"])
+    return host_and_port(text, option) if text else (HOST, None)
 
 
 def command_of(text: str) -> tuple[str, ...]:
@@ -58,10 +53,8 @@ def bound(host: str, port: int | None, secret: str) -> socket.socket:
     """Return a bound socket.
 
     Raises:
-        Lack: the port is in use, or there is no such address here.
+        ConfigurationError: the port is in use, or there is no such address here.
     """
-    from offbeat.view.server import listen
-
     own = 20_000 + int.from_bytes(secret.encode()[:4]) % 10_000  # the same for the next process of this page
     ports = [PORT, own, 0] if port is None else [own, 0] if port == 0 else [port]
     for number in ports:
@@ -70,27 +63,21 @@ def bound(host: str, port: int | None, secret: str) -> socket.socket:
         except OSError as error:
             if error.errno == errno.EADDRINUSE and number != ports[-1]:
                 continue
-            raise Lack(_why_not(host, number, error)) from error
+            raise ConfigurationError(why_not(host, number, error)) from error
     raise AssertionError("port 0 is never in use")
 
 
-def _why_not(host: str, port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} of {host} is in use by another program; choose another one, or leave the number out"
-    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return f"this machine has no address {host}; use 127.0.0.1, or 0.0.0.0 for all of its addresses"
-    return f"cannot listen on port {port} of {host}: {error.strerror}"
+def page_server(view: JobView, listener: socket.socket, secret: str) -> PageServer:
+    """Return the server of a page. Raises `ConfigurationError` if the extra is not installed."""
+    try:
+        from offbeat.view.server import PageServer
+    except ImportError as error:
+        raise ConfigurationError(f"{(error.name or str(error)).partition('.')[0]} is not installed: {EXTRA}") from error
+    return PageServer(view, listener, secret)
 
 
-def exposed(host: str) -> str | None:
-    """Return a warning if other machines reach the page."""
-    if host in ("127.0.0.1", "localhost", "::1"):
-        return None
-    return f"other machines reach port and page at {host}, unencrypted: whoever sees the address sees the job"
-
-
-class Dashboard:
-    """The sink: keeps what the page shows, and serves it.
+class Dashboard(Sink):
+    """The sink: keeps what the page shows, and serves it. What the page has shown is not kept.
 
     Args:
         host: where to listen.
@@ -99,14 +86,13 @@ class Dashboard:
         note: shows the user a sentence.
 
     Raises:
-        Lack: the port is in use.
+        ConfigurationError: the port is in use, or the extra is not installed.
     """
 
     def __init__(self, host: str, port: int | None, secret: str, note: Note) -> None:
-        from offbeat.view.server import PageServer
-
-        self._server = PageServer(JobView(), bound(host, port, secret), secret)
-        self._hub = self._server.start()
+        self._server = page_server(JobView(), bound(host, port, secret), secret)
+        self._hub = self._server.hub
+        self._server.start()
         note(self._server.address, always=True)
         if (warning := exposed(host)) is not None:
             note(warning)
@@ -123,9 +109,6 @@ class Dashboard:
         with self._hub.lock:
             self._hub.view.missed(records)
 
-    def flush(self) -> None:
-        """Do nothing: what the page has shown is not kept."""
-
     def close(self) -> None:
         with self._hub.lock:
             self._hub.view.note("end", "The job has ended. This page stays as it is; its server has ended with the job.")
@@ -134,14 +117,7 @@ class Dashboard:
 
 def main(host: str, port: str) -> int:
     """Follow a job. Returns the exit status."""
-
-    def make(note: Note) -> Dashboard:
-        try:
-            return Dashboard(host, int(port) if port else None, os.environ.pop(SECRET), note)
-        except ImportError as error:
-            raise Lack(f"{(error.name or str(error)).partition('.')[0]} is not installed: {EXTRA}") from error
-
-    return follow(make)
+    return follow(partial(Dashboard, host, int(port) if port else None, os.environ.pop(SECRET)))
 
 
 if __name__ == "__main__":

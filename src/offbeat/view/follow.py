@@ -29,12 +29,11 @@ READ_NBYTES: Final = 1 << 16
 NICE: Final = 15
 
 
-class Lack(Exception):
-    """Raised by a sink that cannot go on, for instance because a package is missing; its text is the sentence for the user."""
+class Sink:
+    """Takes what is known of a job. A subclass overrides the methods that it needs; the others do nothing.
 
-
-class Sink(Protocol):
-    """Takes what is known of a job. Any method may raise `Lack`, `ConfigurationError` or `OSError`: the follower ends for good then."""
+    Any method may raise `ConfigurationError` or `OSError`: the follower ends for good then, and the user sees the error's text.
+    """
 
     def record(self, record: Record) -> None:
         """Take the next record of the journal. Fields and kinds may be unknown."""
@@ -134,7 +133,7 @@ def follow(make: Callable[[Note], Sink]) -> int:
 
     try:
         _run(make(note), records, answer)
-    except (Lack, ConfigurationError) as error:
+    except ConfigurationError as error:
         answer({"lack": str(error)})
         return MISTAKE
     except OSError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any, Final, NamedTuple
 
@@ -103,9 +103,9 @@ class JobView:
         self._unreadable = 0
         self.dirty = True
         """True if something has changed since the last message."""
-        self._fresh_events: list[tuple[Seconds, str]] = []
-        self._fresh_folds: list[Seconds] = []
-        self._fresh_samples: list[list[float | None]] = []
+        self._fresh_events: deque[tuple[Seconds, str]] = deque(maxlen=EVENTS)
+        self._fresh_folds: deque[Seconds] = deque(maxlen=self._folds.maxlen)
+        self._fresh_samples: deque[list[float | None]] = deque(maxlen=61)
         self._fresh_state = True
         self._shown: list[int] = []
         self._width: Seconds = 0.0
@@ -157,7 +157,7 @@ class JobView:
         elif kind == "fold":
             if not record.get("shard") and not (self._folds and t - self._folds[-1] < 1.0 / FOLDS_PER_S):
                 self._folds.append(t)
-                self._fresh_folds = [*self._fresh_folds[-self._folds.maxlen :], t] if self._folds.maxlen else []
+                self._fresh_folds.append(t)
         elif kind == "job":
             self._begin(record)
         elif kind == "state_changed":
@@ -171,7 +171,7 @@ class JobView:
             self.over = self._fresh_state = True
         if (said := happening(record)) is not None:
             self._events.append((t, said))
-            self._fresh_events = [*self._fresh_events[-EVENTS:], (t, said)]
+            self._fresh_events.append((t, said))
 
     def _begin(self, job: Mapping[str, Any]) -> None:
         self._job = {key: job.get(key) for key in ("sync", "workers", "servers", "started", "script")}
@@ -187,18 +187,16 @@ class JobView:
         again = state == "dead" and worker in self._died
         if state == "dead":
             self._died.add(worker)
+            self._lanes.died(worker, t)
         elif state != "recovered":
             self._died.discard(worker)
-        if state == "dead":
-            self._lanes.died(worker, t)
-        elif state == "alive":
+        if state == "alive":
             self._lanes.alive(worker, t)
         elif state == "finished":
             self._lanes.gone(worker)
-        if self._heat is not None and state == "dead":
-            self._heat.died(worker, t)
-        elif self._heat is not None:
-            self._heat.alive(worker, t)
+        if self._heat is not None:
+            change = self._heat.died if state == "dead" else self._heat.alive
+            change(worker, t)
         return again
 
     # Figures.
@@ -209,9 +207,9 @@ class JobView:
             return
         values = self._values(snapshot)
         for name, value in values.items():
-            if value is not None and math.isfinite(value):
+            if value is not None:
                 self.levels.setdefault(name, Levels()).add(t, value)
-        self._fresh_samples = [*self._fresh_samples[-60:], [t, *(values.get(name) for name in OWN)]]
+        self._fresh_samples.append([t, *(values.get(name) for name in OWN)])
 
     def _values(self, after: Mapping[str, Any]) -> dict[str, float | None]:
         rate = waiting = None
@@ -268,19 +266,17 @@ class JobView:
                 lanes[number] = {"entries": self._entries(self._lanes.of(number)), "all": True}
             elif entries:
                 lanes[number] = {"entries": self._entries(entries)}
-        message: dict[str, Any] = {**self._moment(), "lanes": lanes}
-        if self._fresh_folds:
-            message["folds"] = [round(t, 3) for t in self._fresh_folds]
-        if self._fresh_events:
-            message["events"] = self._plain(self._fresh_events)
-        if self._fresh_samples:
-            message["samples"] = self._fresh_samples
-        if self._fresh_state:
-            message["state"] = self._state()
-        if (heat := self._heat_columns()) is not None:
-            message["heat"] = heat
-        self._fresh_folds, self._fresh_events, self._fresh_samples, self._fresh_state, self.dirty = [], [], [], False, False
-        return message
+        fresh = {
+            "folds": [round(t, 3) for t in self._fresh_folds],
+            "events": self._plain(self._fresh_events),
+            "samples": list(self._fresh_samples),
+            "state": self._state() if self._fresh_state else None,
+            "heat": self._heat_columns(),
+        }
+        for sent in (self._fresh_folds, self._fresh_events, self._fresh_samples):
+            sent.clear()
+        self._fresh_state = self.dirty = False
+        return {**self._moment(), "lanes": lanes, **{name: value for name, value in fresh.items() if value}}
 
     def lane(self, number: int) -> dict[str, Any] | None:
         """Return one worker's lane; None: there is no such worker."""
@@ -296,7 +292,7 @@ class JobView:
         return [entry.plain() for entry in entries if entry.stop >= self.t - WINDOW_S]
 
     @staticmethod
-    def _plain(events: Sequence[tuple[Seconds, str]] | deque[tuple[Seconds, str]]) -> list[list[Any]]:
+    def _plain(events: Iterable[tuple[Seconds, str]]) -> list[list[Any]]:
         return [[round(t, 2), text] for t, text in events]
 
     def _heat_columns(self, *, whole: bool = False) -> dict[str, Any] | None:
@@ -369,9 +365,8 @@ class JobView:
         return {"values": values, "more": max(0, len(metrics) - len(values))}
 
     def _lacks(self) -> list[str]:
-        said = []
-        if self._missed:
-            said.append(f"{self._missed:,} records are missing here: they came faster than this page reads. The job has lost nothing.")
-        if self._unreadable:
-            said.append(f"{self._unreadable:,} records were not as this version of offbeat expects them, and are left out.")
-        return said
+        lacks = {
+            "records are missing here: they came faster than this page reads. The job has lost nothing.": self._missed,
+            "records were not as this version of offbeat expects them, and are left out.": self._unreadable,
+        }
+        return [f"{count:,} {what}" for what, count in lacks.items() if count]

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
 from offbeat.view.curves import LABELLED, LABELLED_MAX, Curves, Point
-from offbeat.view.follow import Lack, follow
+from offbeat.view.follow import Sink, follow
 
 KEY_MAX: Final = 250
 """Most characters of a metric's name that MLflow takes."""
@@ -26,20 +26,23 @@ CONFIG: Final = ("sync", "workers", "servers", "seed", "started", "script")
 """What a snapshot says of the job, for a run's configuration."""
 
 
-class Writer(Protocol):
-    """Writes points to one tool."""
+class Writer:
+    """Writes points to one tool. A subclass overrides all but `flush`, which does nothing."""
 
     def begin(self, job: Mapping[str, Any]) -> None:
         """Begin, or go on where an earlier process of this job has died; ``job``: the `CONFIG`."""
 
-    def write(self, points: Sequence[Point]) -> None: ...
+    def write(self, points: Sequence[Point]) -> None:
+        """Write these points."""
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Write what the tool's client has kept back."""
 
-    def close(self, ok: bool) -> None: ...
+    def close(self, ok: bool) -> None:
+        """End the run; ``ok``: the job has succeeded."""
 
 
-class TensorBoard:
+class TensorBoard(Writer):
     """Writes event files: the job's curves in a folder, and each worker's in a subfolder, so that one chart shows them together.
 
     Args:
@@ -79,8 +82,10 @@ class TensorBoard:
             file.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Writer):
     """Writes a run, whose x axis is ``version``; a worker's curves are ``NAME worker N``. ``WANDB_MODE`` and the like are the user's.
+
+    wandb has no call to flush: if this process is killed, the last 32 KiB of rows are lost, which wandb keeps back.
 
     Args:
         project: of the run; "": the user's ``WANDB_PROJECT``, else offbeat.
@@ -99,22 +104,21 @@ class WeightsAndBiases:
         try:
             self._run = self._wandb.init(project=project, id=self._job, resume="allow", config=dict(job), settings=silent)
         except self._wandb.Error as error:
-            raise Lack(f"Weights & Biases: {_first_line(error)}") from error
+            raise ConfigurationError(f"Weights & Biases: {_first_line(error)}") from error
         self._run.define_metric("*", step_metric="version")
 
     def write(self, points: Sequence[Point]) -> None:
         for (version, at), group in groupby(points, key=lambda point: (point.version, point.at)):
             self._run.log({"version": version, "_timestamp": at, **{_full(point): point.value for point in group}})
 
-    def flush(self) -> None:
-        """Do nothing: wandb has no call for it. If this process is killed, the last 32 KiB of rows are lost, which wandb keeps back."""
-
     def close(self, ok: bool) -> None:
         self._run.finish(exit_code=0 if ok else 1)
 
 
-class MlFlow:
+class MlFlow(Writer):
     """Writes a run; a worker's curves are ``NAME worker N``. ``MLFLOW_TRACKING_URI`` and ``MLFLOW_EXPERIMENT_NAME`` are the user's.
+
+    Nothing needs to be flushed: a batch that was logged is with the tracking server, or in its files.
 
     Args:
         uri: of the tracking server or file store; "": the user's.
@@ -150,7 +154,7 @@ class MlFlow:
             for key, value in job.items():
                 client.log_param(self._run, key, value)
         except self._mlflow.exceptions.MlflowException as error:
-            raise Lack(f"MLflow: {_first_line(error)}") from error
+            raise ConfigurationError(f"MLflow: {_first_line(error)}") from error
 
     def write(self, points: Sequence[Point]) -> None:
         metrics = [self._metric(self._key(_full(point)), point.value, round(1000 * point.at), point.version) for point in points]
@@ -169,25 +173,16 @@ class MlFlow:
             self._keys[name] = key
         return self._keys[name]
 
-    def flush(self) -> None:
-        """Do nothing: a batch that was logged is with the tracking server, or in its files."""
-
     def close(self, ok: bool) -> None:
         self._client.set_terminated(self._run, status="FINISHED" if ok else "FAILED")
 
 
-class _Target:
-    """What follows ``--log-to``: the package, its extra and the class that uses it."""
-
-    def __init__(self, package: str, writer: Callable[[str, str], Writer], about: str = "") -> None:
-        self.package, self.writer, self.needs = package, writer, about
-
-
-TARGETS: Final = {
-    "tensorboard": _Target("tensorboard", TensorBoard, "DIR"),
-    "wandb": _Target("wandb", WeightsAndBiases),
-    "mlflow": _Target("mlflow", MlFlow),
+TARGETS: Final[dict[str, tuple[Callable[[str, str], Writer], str]]] = {
+    "tensorboard": (TensorBoard, "DIR"),
+    "wandb": (WeightsAndBiases, "a project"),
+    "mlflow": (MlFlow, "a URI"),
 }
+"""What follows ``--log-to``, which is also the package's and the extra's name; the class that uses it, and its argument in words."""
 
 
 def parsed(text: str) -> tuple[str, str]:
@@ -202,9 +197,8 @@ def parsed(text: str) -> tuple[str, str]:
     tool, colon, argument = text.partition(":")
     if tool not in TARGETS:
         raise ConfigurationError(f"--log-to {text}: must be tensorboard:DIR, wandb, wandb:PROJECT, mlflow or mlflow:URI")
-    if (colon or TARGETS[tool].needs) and not argument:
-        need = TARGETS[tool].needs or ("a project" if tool == "wandb" else "a URI")
-        raise ConfigurationError(f"--log-to {text}: after {tool}: comes {need}, for instance --log-to tensorboard:runs")
+    if (colon or tool == "tensorboard") and not argument:
+        raise ConfigurationError(f"--log-to {text}: after {tool}: comes {TARGETS[tool][1]}, for instance --log-to tensorboard:runs")
     return tool, argument
 
 
@@ -213,8 +207,8 @@ def command_of(text: str) -> tuple[str, ...]:
     return ("-m", "offbeat.view.log_to", *parsed(text), secrets.token_hex(8))
 
 
-class LogTo:
-    """The sink: makes points, and has them written.
+class LogTo(Sink):
+    """The sink: makes points, and has them written. A curve lacks the points of records that are missing; the job's summary says so.
 
     Args:
         writer: of one tool.
@@ -236,9 +230,6 @@ class LogTo:
         self._ok = bool(snapshot.get("ok"))
         self._begin(snapshot)
         self._write(self._curves.status(snapshot))
-
-    def missed(self, records: int) -> None:
-        """Do nothing: a curve lacks these points, and the job's summary says so."""
 
     def flush(self) -> None:
         if self._begun:
@@ -293,13 +284,12 @@ def main(tool: str, argument: str, job: str) -> int:
     """Follow a job. Returns the exit status."""
 
     def make(note: Callable[[str], None]) -> LogTo:
-        target = TARGETS[tool]
         try:
-            return LogTo(target.writer(argument, job), note)
+            return LogTo(TARGETS[tool][0](argument, job), note)
         except ImportError as error:
-            if error.name is not None and error.name.partition(".")[0] != target.package:
-                raise Lack(f"{target.package} cannot be imported: {error}") from error
-            raise Lack(f"{target.package} is not installed: pip install 'offbeat[{tool}]'") from error
+            if error.name is not None and error.name.partition(".")[0] != tool:
+                raise ConfigurationError(f"{tool} cannot be imported: {error}") from error
+            raise ConfigurationError(f"{tool} is not installed: pip install 'offbeat[{tool}]'") from error
 
     return follow(make)
 

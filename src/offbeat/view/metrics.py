@@ -11,19 +11,19 @@ import sys
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
+from offbeat import __version__
 from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import Record
 from offbeat.journal.worker_summary import NOT_COME
 from offbeat.types import Seconds
 from offbeat.view.curves import LABELLED, LABELLED_MAX
-from offbeat.view.follow import Lack, follow
+from offbeat.view.follow import Sink, follow
+from offbeat.view.listening import EXTRA, host_and_port
 
 KINDS: Final = ("fold", "process", "pushed", "settle", "state_changed")
-LOOPBACK: Final = "127.0.0.1"
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 REJOIN_SECONDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0)
 VERSIONS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
@@ -39,6 +39,9 @@ CAUSES: Final = {
     "connection": "connection",
 }
 """Words in the reason of a death, and the cause that they stand for; the first that fits. Other reasons are ``other``."""
+
+Labelled: TypeAlias = tuple[list[str], float]
+"""The values of a figure's labels, and its own."""
 
 
 class Histogram:
@@ -70,8 +73,11 @@ class Histogram:
         return found
 
 
-class Collector:
-    """Takes what is known of a job, and gives it to ``prometheus_client`` at each scrape. A sink, and a collector of that package."""
+class Collector(Sink):
+    """Takes what is known of a job, and gives it to ``prometheus_client`` at each scrape. A sink, and a collector of that package.
+
+    Nothing lasts beyond the process: one that comes after it begins to count anew, which Prometheus takes as the restart that it is.
+    """
 
     def __init__(self) -> None:
         from prometheus_client import core
@@ -149,12 +155,6 @@ class Collector:
     def missed(self, records: int) -> None:
         self._missed += records
 
-    def flush(self) -> None:
-        """Do nothing: a process that comes after this one begins to count anew, which Prometheus takes as the restart that it is."""
-
-    def close(self) -> None:
-        """Do nothing: the server ends with the process."""
-
     # As a collector.
 
     def collect(self) -> Iterator[Any]:
@@ -177,33 +177,25 @@ class Collector:
             yield self._core.HistogramMetricFamily(f"offbeat_{name}", about, buckets=histogram.buckets(), sum_value=histogram.total)
 
     def _counters(self) -> Iterator[Any]:
-        deaths = self._counter("deaths", "Deaths of workers by cause.", "cause")
-        for cause in sorted({*CAUSES.values(), "other"}):
-            deaths.add_metric([cause], self._deaths[cause])
-        yield deaths
-        missed = self._counter("records_missed", "Records that this endpoint lacks; histograms lack what was in them.")
-        missed.add_metric([], self._missed)
-        yield missed
+        causes = sorted({*CAUSES.values(), "other"})
+        yield self._counter("deaths", "Deaths of workers by cause.", ["cause"], (([cause], self._deaths[cause]) for cause in causes))
+        missed = "Records that this endpoint lacks; histograms lack what was in them."
+        yield self._counter("records_missed", missed, [], [([], self._missed)])
 
     def _figures(self, snapshot: Mapping[str, Any]) -> Iterator[Any]:
         info = self._core.InfoMetricFamily("offbeat", "What the job is.")
-        said = {"rule": snapshot["sync"], "script": snapshot["script"], "servers": snapshot["servers"], "version": _package_version()}
+        said = {"rule": snapshot["sync"], "script": snapshot["script"], "servers": snapshot["servers"], "version": __version__}
         info.add_metric([], {key: "" if value is None else str(value) for key, value in said.items()})
         yield info
-        samples = self._counter("samples", "Samples of contributions by their fate.", "fate")
-        for fate, count in {"folded": snapshot["samples"], **self._unfolded}.items():
-            samples.add_metric([fate], count)
-        yield samples
-        gradients = self._counter("gradients", "Contributions of a worker by fate; by shard in rules of shard scope.", "worker", "fate")
-        states: Counter[str] = Counter()
-        for worker in snapshot["per_worker"]:
-            states[worker["state"]] += 1
-            if worker["worker"] in self._labelled:
-                for fate, count in worker["fates"].items():
-                    gradients.add_metric([str(worker["worker"]), fate], count)
-        yield gradients
+        samples = {"folded": snapshot["samples"], **self._unfolded}
+        yield self._counter(
+            "samples", "Samples of contributions by their fate.", ["fate"], (([fate], count) for fate, count in samples.items())
+        )
+        about = "Contributions of a worker by fate; by shard in rules of shard scope."
+        yield self._counter("gradients", about, ["worker", "fate"], self._by_worker(snapshot, "fates"))
         yield from self._where_time_goes(snapshot)
         workers = self._core.GaugeMetricFamily("offbeat_workers", "Workers by their state.", labels=["state"])
+        states = Counter(worker["state"] for worker in snapshot["per_worker"])
         for state in ("expected", "alive", "dead", "recovered", "finished"):
             workers.add_metric([state], states[state])
         yield workers
@@ -213,21 +205,25 @@ class Collector:
             yield self._core.GaugeMetricFamily("offbeat_loss", about, value=float(snapshot["loss"]))
 
     def _where_time_goes(self, snapshot: Mapping[str, Any]) -> Iterator[Any]:
-        seconds = self._counter(
-            "worker_seconds", "Seconds of a worker by phase, the first push of each process left out.", "worker", "phase"
-        )
-        cost = self._counter("worker_cost_seconds", "Seconds for which folds have waited for a worker.", "worker")
+        about = "Seconds of a worker by phase, the first push of each process left out."
+        yield self._counter("worker_seconds", about, ["worker", "phase"], self._by_worker(snapshot, "phases"))
+        costs = {worker["worker"]: worker["cost_s"] for worker in snapshot["per_worker"] if worker["worker"] in self._labelled}
+        self._costs |= {number: max(self._costs.get(number, 0.0), cost) for number, cost in costs.items()}
+        about = "Seconds for which folds have waited for a worker."
+        yield self._counter("worker_cost_seconds", about, ["worker"], (([str(number)], self._costs[number]) for number in costs))
+
+    def _by_worker(self, snapshot: Mapping[str, Any], key: str) -> Iterator[Labelled]:
+        """Return what a figure of the labelled workers is divided into, each part with the worker's number and its own name."""
         for worker in snapshot["per_worker"]:
             if worker["worker"] in self._labelled:
-                self._costs[worker["worker"]] = max(self._costs.get(worker["worker"], 0.0), worker["cost_s"])
-                cost.add_metric([str(worker["worker"])], self._costs[worker["worker"]])
-                for phase, spent in worker["phases"].items():
-                    seconds.add_metric([str(worker["worker"]), phase], spent)
-        yield seconds
-        yield cost
+                yield from (([str(worker["worker"]), name], value) for name, value in worker[key].items())
 
-    def _counter(self, name: str, about: str, *labels: str) -> Any:
-        return self._core.CounterMetricFamily(f"offbeat_{name}", about, labels=labels)
+    def _counter(self, name: str, about: str, labels: Sequence[str], values: Iterable[Labelled]) -> Any:
+        """Return a counter with its values, each of which comes after its labels."""
+        family = self._core.CounterMetricFamily(f"offbeat_{name}", about, labels=labels)
+        for labelled, value in values:
+            family.add_metric(labelled, value)
+        return family
 
 
 def cause_of(reason: str) -> str:
@@ -239,41 +235,17 @@ def cause_of(reason: str) -> str:
     return next((cause for words, cause in CAUSES.items() if words in reason), "other")
 
 
-def _package_version() -> str:
-    from offbeat import __version__
-
-    return __version__
-
-
-def parsed(text: str) -> tuple[str, int]:
-    """Return the address of ``--metrics``: PORT on loopback, or HOST:PORT.
-
-    Raises:
-        ConfigurationError: it is neither.
-
-    >>> parsed("9090"), parsed("0.0.0.0:9090"), parsed("[::1]:0")
-    (('127.0.0.1', 9090), ('0.0.0.0', 9090), ('::1', 0))
-    """
-    try:
-        found = urlsplit(f"//{LOOPBACK}:{text}" if text.isdecimal() else f"//{text}")
-        if found.hostname and found.port is not None and found.netloc.count("@") == 0 and not found.path:
-            return found.hostname, found.port
-    except ValueError:
-        pass
-    raise ConfigurationError(f"--metrics {text}: must be a PORT of at most 65535 (0: any free one), or HOST:PORT to be seen from elsewhere")
-
-
 def command_of(text: str) -> tuple[str, ...]:
-    """Return the command of the follower for a value of ``--metrics``. Raises as `parsed` does."""
-    host, port = parsed(text)
+    """Return the command of the follower for a value of ``--metrics``. Raises as `host_and_port` does."""
+    host, port = host_and_port(text, "--metrics")
     return ("-m", "offbeat.view.metrics", host, str(port))
 
 
-def serve(collector: Collector, host: str, port: int) -> tuple[Any, int]:
-    """Serve in threads of this process. Returns the server, and the port.
+def serve(collector: Collector, host: str, port: int) -> int:
+    """Serve in threads of this process. Returns the port.
 
     Raises:
-        Lack: the port is taken, or the address is not of this machine.
+        ConfigurationError: the port is taken, or the address is not of this machine.
     """
     from prometheus_client import CollectorRegistry, start_http_server
 
@@ -283,9 +255,9 @@ def serve(collector: Collector, host: str, port: int) -> tuple[Any, int]:
         server, _ = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise Lack(f"port {port} of {host} is in use: choose another one, or 0 for any free port") from error
-        raise Lack(f"cannot listen at {host}, port {port}: {error.strerror}") from error
-    return server, int(server.server_port)
+            raise ConfigurationError(f"port {port} of {host} is in use: choose another one, or 0 for any free port") from error
+        raise ConfigurationError(f"cannot listen at {host}, port {port}: {error.strerror}") from error
+    return int(server.server_port)
 
 
 def main(host: str, port: str) -> int:
@@ -295,9 +267,8 @@ def main(host: str, port: str) -> int:
         try:
             collector = Collector()
         except ImportError as error:
-            raise Lack("prometheus-client is not installed: pip install 'offbeat[view]'") from error
-        _, bound = serve(collector, host, int(port))
-        note(f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics")
+            raise ConfigurationError(f"prometheus-client is not installed: {EXTRA}") from error
+        note(f"http://{f'[{host}]' if ':' in host else host}:{serve(collector, host, int(port))}/metrics")
         return collector
 
     return follow(make)

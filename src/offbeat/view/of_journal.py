@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -13,10 +14,10 @@ from offbeat.errors import ConfigurationError
 from offbeat.journal.growing import Growing, Replaced
 from offbeat.journal.summary import Tally
 from offbeat.types import Seconds
-from offbeat.view.dashboard import EXTRA, bound, exposed
-from offbeat.view.follow import Lack
+from offbeat.view.dashboard import bound, page_server
 from offbeat.view.happenings import cut
 from offbeat.view.job_view import JobView
+from offbeat.view.listening import exposed
 
 LOOK_S: Final[Seconds] = 0.5
 """Seconds between two looks at a journal that may grow."""
@@ -51,44 +52,44 @@ class JournalPage:
         if self._path.stat().st_size == 0 or Growing(self._path).rest is None:
             raise ConfigurationError(f"{self._path}: not a journal: no whole record is in it yet")
 
-    def look(self, locked: Callable[[Callable[[], None]], None]) -> None:
-        """Read what has come; ``locked`` runs a function while nothing else uses the view."""
+    def look(self, lock: AbstractContextManager[object]) -> None:
+        """Read what has come; ``lock``: held while the view is used."""
         before = self._growing.place
         try:
-            self._take(locked)
+            self._take(lock)
         except Replaced:
-            self.over = True
-            locked(lambda: self._view.note("journal", f"{self._path.name} is another journal now: start offbeat view again to see it."))
+            self._stop(lock, f"{self._path.name} is another journal now: start offbeat view again to see it.")
         except ConfigurationError as error:
-            text = cut(error)
-            self.over = True
-            locked(lambda: self._view.note("journal", f"{text}."))
+            self._stop(lock, f"{cut(error)}.")
         else:
-            if self._growing.place != before:
-                locked(self._figures)
-            locked(self._say)
-
-    def _take(self, locked: Callable[[Callable[[], None]], None]) -> None:
-        size = max(1, self._path.stat().st_size - self._growing.place)
-        records = self._growing.read()
-
-        more = [True]
-
-        def some() -> None:
-            more[0] = False
-            for record in islice(records, LOCKED):
-                more[0] = True
-                self._tally.add(record)
-                self._view.record(record)
-                if record["t"] - self._figures_at >= max(1.0, self._step_s):
+            with lock:
+                if self._growing.place != before:
                     self._figures()
+                self._say()
 
-        while more[0]:
-            locked(some)
-            if size > 1 << 20:
-                locked(lambda: self._view.note("journal", f"{self._path.name} is being read, and is at {self._view.t:,.0f} s."))
+    def _stop(self, lock: AbstractContextManager[object], why: str) -> None:
+        self.over = True
+        with lock:
+            self._view.note("journal", why)
+
+    def _take(self, lock: AbstractContextManager[object]) -> None:
+        large = self._path.stat().st_size - self._growing.place > 1 << 20
+        records = self._growing.read()
+        more = True
+        while more:
+            more = False
+            with lock:
+                for record in islice(records, LOCKED):
+                    more = True
+                    self._tally.add(record)
+                    self._view.record(record)
+                    if record["t"] - self._figures_at >= max(1.0, self._step_s):
+                        self._figures()
+                if large:
+                    self._view.note("journal", f"{self._path.name} is being read, and is at {self._view.t:,.0f} s.")
+            time.sleep(0)  # lets a thread that waits for the lock have it
             # How long the whole will be is not known: the steps are longer, the more has been read.
-            self._step_s = max(self._step_s, self._view.t / FIGURES) if size > 1 << 20 else 1.0
+            self._step_s = max(self._step_s, self._view.t / FIGURES) if large else 1.0
 
     def _figures(self) -> None:
         self._figures_at = self._view.t
@@ -124,27 +125,18 @@ def show(path: Path, host: str, port: int | None, tell: Callable[[str], None]) -
     page.first()
     secret = secrets.token_urlsafe(16)
     try:
-        from offbeat.view.server import PageServer
-
-        server = PageServer(view, bound(host, port, secret), secret)
-    except ImportError as error:
-        raise ConfigurationError(f"{(error.name or str(error)).partition('.')[0]} is not installed: {EXTRA}") from error
-    except Lack as lack:
-        raise ConfigurationError(f"--port {port}: {lack}") from lack
-    hub = server.start()
+        listener = bound(host, port, secret)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--port {port}: {error}") from error
+    server = page_server(view, listener, secret)
+    server.start()
     if (warning := exposed(host)) is not None:
         tell(warning)
     tell(f"{path}: {server.address} (Ctrl-C ends it)")
-
-    def locked(do: Callable[[], None]) -> None:
-        with hub.lock:
-            do()
-        time.sleep(0)
-
     try:
         while True:
             if not page.over:
-                page.look(locked)
+                page.look(server.hub.lock)
             time.sleep(LOOK_S)
     except KeyboardInterrupt:
         server.close()

@@ -171,25 +171,19 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class Secret:
-    """Lets only those requests in whose path begins with the secret; others get 403, whatever they ask for."""
+def with_secret(app: ASGIApp, secret: str) -> ASGIApp:
+    """Return the application for those requests alone whose path begins with the secret; others get 403, whatever they ask for."""
 
-    def __init__(self, app: ASGIApp, secret: str) -> None:
-        self._app, self._secret = app, secret
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         given, _, rest = scope["path"].removeprefix("/").partition("/")
-        known = secrets.compare_digest(given.encode("utf-8", "replace"), self._secret.encode())
-        if not known:
+        if not secrets.compare_digest(given.encode("utf-8", "replace"), secret.encode()):
             await Response("Forbidden\n", 403, HEADERS, "text/plain")(scope, receive, send)
-            return
-        whole = scope["path"].startswith(f"/{self._secret}/")
-        if not whole:  # addresses on the page are relative
-            await Response("", 307, {**HEADERS, "Location": f"/{self._secret}/"})(scope, receive, send)
-            return
-        await self._app({**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}, receive, send)
+        elif not scope["path"].startswith(f"/{secret}/"):  # addresses on the page are relative
+            await Response("", 307, {**HEADERS, "Location": f"/{secret}/"})(scope, receive, send)
+        else:
+            await app({**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}, receive, send)
+
+    return guarded
 
 
 def application(hub: Hub, secret: str) -> ASGIApp:
@@ -199,7 +193,7 @@ def application(hub: Hub, secret: str) -> ASGIApp:
         hub: of the job.
         secret: with which addresses begin.
     """
-    assets = {name: (content, kind) for name, content, kind in _assets()}
+    assets = _assets()
 
     def asset(request: Request) -> Response:
         name = request.path_params.get("name") or "index.html"
@@ -230,17 +224,18 @@ def application(hub: Hub, secret: str) -> ASGIApp:
         return JSONResponse(plain, 200 if plain else 404, HEADERS)
 
     routes = [Route("/events", events), Route("/levels", levels), Route("/lane", lane), Route("/", asset), Route("/{name:path}", asset)]
-    return Secret(Starlette(routes=routes), secret)
+    return with_secret(Starlette(routes=routes), secret)
 
 
-def _assets() -> list[tuple[str, bytes, str]]:
-    found = []
+def _assets() -> dict[str, tuple[bytes, str]]:
+    """Return the page's files by name, each with its type."""
     folder = files("offbeat.view") / "assets"
-    for place in (folder, folder / "uplot"):
-        for file in place.iterdir():
-            if file.is_file() and (kind := _TYPES.get(file.name.rpartition(".")[2])) is not None:
-                found.append((file.name, file.read_bytes(), kind))
-    return found
+    return {
+        file.name: (file.read_bytes(), kind)
+        for place in (folder, folder / "uplot")
+        for file in place.iterdir()
+        if file.is_file() and (kind := _TYPES.get(file.name.rpartition(".")[2])) is not None
+    }
 
 
 class PageServer:
@@ -253,9 +248,8 @@ class PageServer:
     """
 
     def __init__(self, view: JobView, listener: socket.socket, secret: str) -> None:
+        self.hub = Hub(view)
         self._listener, self._secret = listener, secret
-        self._view = view
-        self.hub: Hub | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="page", daemon=True)
@@ -266,27 +260,24 @@ class PageServer:
         host, port = self._listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/{self._secret}/"
 
-    def start(self) -> Hub:
+    def start(self) -> None:
         """Begin to serve."""
         self._thread.start()
         self._ready.wait()
-        assert self.hub is not None
-        return self.hub
 
     def close(self) -> None:
         """Tell the readers the end, and end. A reader that does not read is not waited for. May be called twice."""
         loop, self._loop = self._loop, None
-        if loop is not None and self.hub is not None and not loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._end(self.hub), loop)
+        if loop is not None and not loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self._end(), loop)
             self._thread.join(LAST_S + 1.0)
 
     def _run(self) -> None:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        hub = self.hub = Hub(self._view)
         config = uvicorn.Config(
-            application(hub, self._secret),
+            application(self.hub, self._secret),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -300,24 +291,10 @@ class PageServer:
         self._server = uvicorn.Server(config)
         self._loop = asyncio.get_running_loop()
         self._ready.set()
-        making = asyncio.create_task(hub.run())
+        making = asyncio.create_task(self.hub.run())
         await self._server.serve(sockets=[self._listener])
         making.cancel()
 
-    async def _end(self, hub: Hub) -> None:
-        await hub.close()
+    async def _end(self) -> None:
+        await self.hub.close()
         self._server.should_exit = True
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound. Raises `OSError`."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(128)
-    except OSError:
-        listener.close()
-        raise
-    return listener

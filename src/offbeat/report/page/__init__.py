@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.report.page.bars import lanes
-from offbeat.report.page.content import Content, Source
+from offbeat.report.page.content import Source, context
 from offbeat.report.page.data import packed
 from offbeat.report.page.gather import Gathered
 
@@ -53,13 +53,13 @@ def render(gathered: Gathered, source: Source, simulated: Sequence[dict[str, Any
     )
     script = "".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-    content = Content(gathered, source, simulated)
-    context, shown = content.all(), lanes(gathered, content.summary)
+    summary = gathered.tally.summary()
+    said, shown = context(gathered, summary, source, simulated), lanes(gathered, summary)
     style = (HERE / "style.css").read_text(encoding="utf-8")
     template = environment.get_template("page.html")
     while True:
-        head, data = packed(gathered, content.summary, source.name, shown)
-        page = template.render(**context, style=style, script=script, digest=digest, head=head, data=data)
+        head, data = packed(gathered, summary, source.name, shown)
+        page = template.render(**said, style=style, script=script, digest=digest, head=head, data=data)
         # Lone surrogates come from file names that are not UTF-8.
         page = page.encode("utf-8", "replace").decode("utf-8")
         if len(page) <= NBYTES * 0.98 or len(gathered.steps) < 1000:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median_low
 from typing import Any, Final, TypeAlias
@@ -49,25 +50,19 @@ def whole(gathered: Gathered, summary: Summary) -> Plain:
     """Return where all worker-seconds went: kinds of work, waiting by whom the others waited for."""
     totals = gathered.steps.levels.totals().sum(axis=0)
     whole = float(totals.sum()) or 1.0
-    waits = float(totals[KINDS.index("wait")])
     parts = [_part(kind, float(totals[place]), whole) for place, kind in enumerate(KINDS) if kind not in ("wait", "idle", "dead")]
-    by_ender: dict[str, float] = {}
-    groups = sorted(gathered.waits.groups.items(), key=lambda item: -item[1][1])
-    told = 0.0
-    pushers: dict[int, float] = {}
-    for (worker, kind), (_, seconds) in groups:
+    pushers: defaultdict[str, float] = defaultdict(float)
+    others: defaultdict[str, float] = defaultdict(float)
+    for (worker, kind), (_, seconds) in sorted(gathered.waits.groups.items(), key=lambda item: -item[1][1]):
         if kind == "pushed":
-            pushers[worker] = pushers.get(worker, 0.0) + seconds
+            pushers[f"for worker {worker}"] += seconds
         else:
-            words = f"until {ENDED_BY[kind]}" if kind in ENDED_BY else "for no worker"
-            by_ender[words] = by_ender.get(words, 0.0) + seconds
-    for worker, seconds in sorted(pushers.items(), key=lambda item: -item[1])[:ENDERS]:
-        parts.append(_part("wait", seconds, whole, f"waiting for worker {worker}"))
-        told += seconds
-    for words, seconds in by_ender.items():
-        parts.append(_part("wait", seconds, whole, f"waiting {words}"))
-        told += seconds
-    parts.append(_part("wait", max(0.0, waits - told), whole, "waiting for others" if told else "waiting"))
+            others[f"until {ENDED_BY[kind]}" if kind in ENDED_BY else "for no worker"] += seconds
+    named = [*sorted(pushers.items(), key=lambda item: -item[1])[:ENDERS], *others.items()]
+    parts += [_part("wait", seconds, whole, f"waiting {whom}") for whom, seconds in named]
+    told = sum(seconds for _, seconds in named)
+    rest = max(0.0, float(totals[KINDS.index("wait")]) - told)
+    parts.append(_part("wait", rest, whole, "waiting for others" if told else "waiting"))
     parts += [_part(kind, float(totals[KINDS.index(kind)]), whole) for kind in ("idle", "dead")]
     return {"seconds": f"{whole:,.0f}" if whole >= 10 else f"{whole:.2g}", "parts": [part for part in parts if part["share"] > SMALL]}
 
@@ -150,20 +145,19 @@ def staleness(gathered: Gathered, summary: Summary) -> Plain:
     counts = gathered.staleness
     whole, most = sum(counts.values()), max(counts, default=0)
     width = max(1, -(-(most + 1) // 12))
-    rows: list[Plain] = []
-    for start in range(0, most + 1, width):
-        count = sum(value for at, value in counts.items() if start <= at < start + width)
-        rows.append(
-            {
-                "name": str(start) if width == 1 else f"{start} to {start + width - 1}",
-                "count": f"{count:,}",
-                "share": count / max(1, whole),
-            }
-        )
-    tallest = max((row["share"] for row in rows), default=0.0) or 1.0
-    for row in rows:
-        row["width"] = f"{100 * row['share'] / tallest:.2f}"
-        row["percent"] = percent(row["share"]) if row["count"] != "0" else ""
+    rows_by_start = {
+        start: sum(value for at, value in counts.items() if start <= at < start + width) for start in range(0, most + 1, width)
+    }
+    tallest = max(rows_by_start.values()) or 1
+    rows = [
+        {
+            "name": str(start) if width == 1 else f"{start} to {start + width - 1}",
+            "count": f"{count:,}",
+            "width": f"{100 * count / tallest:.2f}",
+            "percent": percent(count / whole) if count else "",
+        }
+        for start, count in rows_by_start.items()
+    ]
     return {"rows": rows if most else [], "mean": f"{summary['staleness_mean']:.1f}", "most": f"{summary['staleness_max']:,}"}
 
 

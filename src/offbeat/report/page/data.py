@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +15,10 @@ from offbeat.report.page.pack import Packed
 from offbeat.report.page.steps import FATES
 from offbeat.report.remarks import culprits
 from offbeat.report.turns import ENDED_BY
+
+PLAIN: Final[dict[str, bool]] = {}
+GROWS: Final = {"grows": True}
+SIGNED: Final = {"signed": True}
 
 
 @np.errstate(all="ignore")  # numbers of a journal may be out of any range
@@ -36,22 +40,25 @@ def packed(gathered: Gathered, summary: Summary, name: str, lanes: list[int]) ->
         return np.rint(np.nan_to_num(values) / tick)
 
     number, version, arrived = columns["number"], columns["version"], columns["arrived"]
-    packs.add("number", number, grows=True)
-    packs.add("worker", columns["worker"])
-    packs.add("version", version, grows=True, signed=True)
-    packs.add("clock", columns["clock"] - version, signed=True)
-    packs.add("into", columns["into"] - version, signed=True)
-    packs.add("staleness", columns["staleness"], signed=True)
-    packs.add("samples", columns["samples"])
-    packs.add("fate", columns["fate"])
-    packs.add("reason", columns["reason"])
-    packs.add("opener", np.where(columns["opener"] > 0, number - columns["opener"], 0))
-    packs.add("ended_by", columns["ended_by"])
-    packs.add("other", columns["other"] + 1)
-    packs.add("arrived", ticks(arrived), grows=True, signed=True)
-    packs.add("busy", ticks(arrived - columns["begun"]))
-    packs.add("waited", ticks(columns["waited"]))
-    packs.add("settled", np.where(np.isnan(columns["settled"]), 0, ticks(columns["settled"] - arrived) + 1))
+    for column, values, how in (
+        ("number", number, GROWS),
+        ("worker", columns["worker"], PLAIN),
+        ("version", version, GROWS | SIGNED),
+        ("clock", columns["clock"] - version, SIGNED),
+        ("into", columns["into"] - version, SIGNED),
+        ("staleness", columns["staleness"], SIGNED),
+        ("samples", columns["samples"], PLAIN),
+        ("fate", columns["fate"], PLAIN),
+        ("reason", columns["reason"], PLAIN),
+        ("opener", np.where(columns["opener"] > 0, number - columns["opener"], 0), PLAIN),
+        ("ended_by", columns["ended_by"], PLAIN),
+        ("other", columns["other"] + 1, PLAIN),
+        ("arrived", ticks(arrived), GROWS | SIGNED),
+        ("busy", ticks(arrived - columns["begun"]), PLAIN),
+        ("waited", ticks(columns["waited"]), PLAIN),
+        ("settled", np.where(np.isnan(columns["settled"]), 0, ticks(columns["settled"] - arrived) + 1), PLAIN),
+    ):
+        packs.add(column, values, **how)
     if gathered.steps.losses:
         packs.add_floats("loss", columns["loss"])
     some = columns["phases"].any(axis=0)
@@ -86,8 +93,8 @@ def packed(gathered: Gathered, summary: Summary, name: str, lanes: list[int]) ->
         "order": ORDER,
         "kind_of": KIND_OF,
         "fates": FATES,
-        "reasons": steps.reasons.texts,
-        "enders": [ENDED_BY.get(kind, "") for kind in steps.kinds.texts],
+        "reasons": steps.reasons.texts(),
+        "enders": [ENDED_BY.get(kind, "") for kind in steps.kinds.texts()],
         "stretches": [one[1] for one in steps.stretches],
         "width": levels.width,
         "parts": levels.longest.shape[1],

@@ -7,8 +7,9 @@ from typing import Final
 
 from offbeat.journal.arrivals import Record
 from offbeat.journal.summary import Tally
-from offbeat.report.page.levels import MOST_WORKERS, Curve
+from offbeat.report.page.levels import MOST_WORKERS
 from offbeat.report.page.steps import PUSHES_KEPT, Steps
+from offbeat.report.series import Series
 from offbeat.report.turns import Turns, Waits
 
 METRICS_KEPT: Final = 24
@@ -32,13 +33,12 @@ class Gathered:
         self.records = 0
         self.job: Record = {}
         """The first record."""
-        self.folds = Curve()
+        self.folds = _curve()
         """Staleness by time."""
         self.staleness: Counter[int] = Counter()
         """Parts of folds by their staleness."""
-        self.loss = Curve()
-        self.metrics: dict[str, Curve] = {}
-        self.metrics_left_out: set[str] = set()
+        self.loss = _curve()
+        self.metrics: dict[str, Series] = {}
         self.phases = False
         """True if the workers have measured their phases."""
         self._parts: dict[tuple[int, int], int] = {}
@@ -94,11 +94,10 @@ class Gathered:
 
     def _logged(self, record: Record) -> None:
         for name, value in record["values"].items():
-            curve = self.metrics.get(name)
-            if curve is None:
-                if len(self.metrics) >= METRICS_KEPT:
-                    if len(self.metrics_left_out) < 10_000:
-                        self.metrics_left_out.add(name)
-                    continue
-                curve = self.metrics[name] = Curve()
-            curve.add(record["t"], float(value))
+            if name in self.metrics or len(self.metrics) < METRICS_KEPT:
+                self.metrics.setdefault(name, _curve()).add(record["t"], float(value))
+
+
+def _curve() -> Series:
+    """Return a curve of the page; no screen has more columns than it has parts."""
+    return Series(most=1024, width=1e-3)

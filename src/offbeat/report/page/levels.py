@@ -1,8 +1,7 @@
-"""Add up the time of every worker in equal parts of a job's time, however long the job is, and series of numbers: least, mean, greatest."""
+"""Add up the time of every worker in equal parts of a job's time, however long the job is."""
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 import numpy as np
@@ -130,54 +129,3 @@ class Levels:
         if (workers, needed) != (old_workers, parts):
             self.seconds = np.pad(self.seconds, ((0, workers - old_workers), (0, needed - parts), (0, 0)))
             self.longest = np.pad(self.longest, ((0, workers - old_workers), (0, needed - parts)))
-
-
-class Curve:
-    """A series of numbers in at most `Curve.PARTS` parts of the time: least, mean and greatest of each.
-
-    >>> curve = Curve()
-    >>> for t, value in ((0.0, 1.0), (0.0, 3.0), (2.0, 5.0)):
-    ...     curve.add(t, value)
-    >>> curve.points()
-    [(0.0, 1.0, 2.0, 3.0), (2.0, 5.0, 5.0, 5.0)]
-    """
-
-    PARTS: Final = 1024
-
-    def __init__(self) -> None:
-        self._width: Seconds = 1e-3
-        self._parts: dict[int, list[float]] = {}
-
-    def add(self, t: Seconds, value: float) -> None:
-        """Add a number; one that is not finite is left out."""
-        if not math.isfinite(value):
-            return
-        at = int(t / self._width)
-        part = self._parts.get(at)
-        if part is None:
-            self._parts[at] = [t, value, value, value, 1]
-            if len(self._parts) > self.PARTS:
-                self._halve()
-            return
-        part[1] = min(part[1], value)
-        part[2] += value
-        part[3] = max(part[3], value)
-        part[4] += 1
-
-    def _halve(self) -> None:
-        while len(self._parts) > self.PARTS // 2:
-            self._width *= 2.0
-            halved: dict[int, list[float]] = {}
-            for at, part in self._parts.items():
-                other = halved.get(at // 2)
-                if other is None:
-                    halved[at // 2] = part
-                else:
-                    other[0], other[1], other[3] = min(other[0], part[0]), min(other[1], part[1]), max(other[3], part[3])
-                    other[2] += part[2]
-                    other[4] += part[4]
-            self._parts = halved
-
-    def points(self) -> list[tuple[float, float, float, float]]:
-        """Return the time of each part's first number, and the least, mean and greatest number."""
-        return [(t, least, total / count, most) for _, (t, least, total, most, count) in sorted(self._parts.items())]

@@ -32,6 +32,7 @@ WHOLE: Final = ("number", "worker", "clock", "version", "staleness", "samples", 
 """Columns of whole numbers. ``opener``: the push that ended the wait before; ``other``: the worker that ended it."""
 REAL: Final = ("begun", "arrived", "waited", "settled", "loss")
 """Columns of seconds, and the loss; NaN where there is none."""
+_REAL_ROW: Final = (*REAL, *OWN)
 
 Column = NDArray[Any]
 
@@ -45,20 +46,17 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self.texts = [""]
         self._numbers = {"": 0}
 
     def of(self, text: str) -> int:
         """Return the number of a text."""
-        number = self._numbers.get(text)
-        if number is None:
-            number = len(self.texts)
-            if number >= REASONS_KEPT:
-                text, number = "(one of many other reasons)", REASONS_KEPT
-            self._numbers[text] = number
-            if number == len(self.texts):
-                self.texts.append(text)
-        return number
+        if text not in self._numbers and len(self._numbers) >= REASONS_KEPT:
+            text = "(one of many other reasons)"
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    def texts(self) -> list[str]:
+        """Return the texts in the order of their numbers."""
+        return list(self._numbers)
 
 
 class Steps(Watcher):
@@ -77,18 +75,18 @@ class Steps(Watcher):
         self.window: Seconds = 0.0
         """The length of a window of time; 0: every push is kept."""
         self.stretches: list[tuple[int, str, Seconds, Seconds]] = []
-        self.stretches_left_out = 0
         self._most = kept
-        self._whole = {name: array("q") for name in WHOLE}
-        self._real = {name: array("d") for name in REAL}
-        self._phases = array("d")
+        self._whole = array("q")
+        """The pushes, one after the other: of each the numbers of `WHOLE`."""
+        self._real = array("d")
+        """In the same order the numbers of `REAL`, and the seconds by phases of `OWN`."""
         self._pending: dict[tuple[int, int, int], int] = {}
         """The numbers of pushes without a fate, by worker, incarnation and clock."""
         self._new = 0
         """Pushes at the end of the columns that the levels do not have yet."""
 
     def __len__(self) -> int:
-        return len(self._whole["number"])
+        return len(self._whole) // len(WHOLE)
 
     def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
         """Keep a push or an abandoned computation. Return its number, from 1."""
@@ -102,19 +100,10 @@ class Steps(Watcher):
         ended_by, samples = self.kinds.of(turn.ended_by), 0 if abandoned else record["samples"]
         whole = (number, worker, clock, record["version"], -1, samples, 5 if abandoned else 0, 0, 0, turn.ended_push, ended_by, turn.ended)
         real = (begun, t, turn.waited, t if abandoned else np.nan, np.nan if loss is None else float(loss))
-        phases, kept = _phases(record, t - begun), len(self)
-        try:
-            for column, value in zip(self._whole.values(), whole, strict=True):
-                column.append(value)
-            for floats, number_ in zip(self._real.values(), real, strict=True):
-                floats.append(number_)
-            self._phases.extend(phases)
-        except (TypeError, OverflowError):  # a journal that offbeat has not written: the columns stay of one length
-            for columns in (self._whole, self._real):
-                for one in columns.values():
-                    del one[kept:]
-            del self._phases[kept * len(OWN) :]
-            raise
+        # Both arrays are made before either is kept: what offbeat has not written raises here, and the columns stay of one length.
+        whole_row, real_row = array("q", whole), array("d", (*real, *_phases(record, t - begun)))
+        self._whole += whole_row
+        self._real += real_row
         self.count = number
         self._new += 1
         if not abandoned:
@@ -125,9 +114,9 @@ class Steps(Watcher):
         """Take the phases of the worker's last push, if they come with its arrival at another shard."""
         place = self._place(self._pending.get((record["worker"], record["incarnation"], turn.clock), 0))
         if record.get("phases") and place is not None:
-            real = self._real
-            values = _phases(record, real["arrived"][place] - real["begun"][place])
-            self._phases[place * len(OWN) : (place + 1) * len(OWN)] = array("d", values)
+            start = place * len(_REAL_ROW)
+            begun, arrived = self._real[start : start + 2]
+            self._real[start + len(REAL) : start + len(_REAL_ROW)] = array("d", _phases(record, arrived - begun))
 
     def settle(self, record: Record, staleness: int | None) -> None:
         """Note the fate of a push; under rules of shard scope that of its first block counts."""
@@ -139,21 +128,22 @@ class Steps(Watcher):
         place = self._place(number)
         if place is None:
             return
-        whole = self._whole
-        whole["clock"][place] = record["clock"]
-        whole["fate"][place] = FATES.index(record["fate"])
-        whole["reason"][place] = self.reasons.of(record.get("reason", ""))
-        whole["into"][place] = record["version"]
-        whole["staleness"][place] = -1 if staleness is None else staleness
-        self._real["settled"][place] = record["t"]
+        known = {
+            "clock": record["clock"],
+            "fate": FATES.index(record["fate"]),
+            "reason": self.reasons.of(record.get("reason", "")),
+            "into": record["version"],
+            "staleness": -1 if staleness is None else staleness,
+        }
+        for name, value in known.items():
+            self._whole[place * len(WHOLE) + WHOLE.index(name)] = value
+        self._real[place * len(_REAL_ROW) + REAL.index("settled")] = record["t"]
 
     def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
         """Keep a stretch of time without a push."""
         self.levels.stretch(worker, doing, start, stop)
         if len(self.stretches) < STRETCHES_KEPT:
             self.stretches.append((worker, doing, start, stop))
-        else:
-            self.stretches_left_out += 1
 
     def end(self) -> None:
         """Take what is left into the levels."""
@@ -163,51 +153,50 @@ class Steps(Watcher):
 
     def columns(self) -> dict[str, Column]:
         """Return the kept pushes, a column for each of `WHOLE` and `REAL`, and ``phases``: pushes by phases of `OWN`."""
-        found: dict[str, Column] = {name: np.array(column, dtype=np.int64) for name, column in self._whole.items()}
-        found |= {name: np.array(column, dtype=np.float64) for name, column in self._real.items()}
-        found["phases"] = np.array(self._phases, dtype=np.float64).reshape(-1, len(OWN))
-        return found
+        whole, real = self._rows()
+        named = [*zip(WHOLE, whole.T, strict=True), *zip(REAL, real.T, strict=False)]
+        return {**dict(named), "phases": real[:, len(REAL) :]}
+
+    def _rows(self, newest: int | None = None) -> tuple[Column, Column]:
+        """Return the kept pushes, or only the newest ones of them, in rows: the whole numbers, and the others."""
+        start = 0 if newest is None else len(self) - newest
+        whole = np.array(self._whole[start * len(WHOLE) :], dtype=np.int64).reshape(-1, len(WHOLE))
+        return whole, np.array(self._real[start * len(_REAL_ROW) :], dtype=np.float64).reshape(-1, len(_REAL_ROW))
 
     def thin(self) -> None:
         """Keep the pushes of every second window of time that is kept now."""
-        arrived = self._real["arrived"]
-        if not self.window:
-            self.window = max(1e-9, arrived[-1] - arrived[0]) / WINDOWS
         before = len(self)
-        self.stride *= 2
+        arrived = self.columns()["arrived"]
+        window = max(1e-9, arrived[-1] - arrived[0]) / WINDOWS
+        self.window, self.stride = self.window or window, self.stride * 2
         self._select()
         if len(self) == before:  # all of them are in windows that stay: a burst
-            self.window, self.stride = max(1e-9, self._real["arrived"][-1] - self._real["arrived"][0]) / WINDOWS, 2
+            self.window, self.stride = window, 2
             self._select()
         if len(self) == before:
             self._select(np.arange(before) < before // 2)
 
     def _select(self, kept: Column | None = None) -> None:
         """Keep these pushes; by default those in the windows that stay."""
-        columns = self.columns()
+        whole, real = self._rows()
         if kept is None:
-            kept = (columns["arrived"] / self.window).astype(np.int64) % self.stride == 0
-        for name in WHOLE:
-            self._whole[name] = array("q", columns[name][kept].tobytes())
-        for name in REAL:
-            self._real[name] = array("d", columns[name][kept].tobytes())
-        self._phases = array("d", columns["phases"][kept].tobytes())
+            kept = (real[:, REAL.index("arrived")] / self.window).astype(np.int64) % self.stride == 0
+        self._whole, self._real = array("q", whole[kept].tobytes()), array("d", real[kept].tobytes())
 
     def _place(self, number: int) -> int | None:
         """Return where a push is in the columns; None: it is not kept."""
-        numbers = self._whole["number"]
-        place = bisect_left(numbers, number)
-        return place if number and place < len(numbers) and numbers[place] == number else None
+        place = bisect_left(range(len(self)), number, key=self._number)
+        return place if number and place < len(self) and self._number(place) == number else None
+
+    def _number(self, place: int) -> int:
+        return self._whole[place * len(WHOLE)]
 
     def _flush(self) -> None:
         """Take new pushes into the levels, and keep fewer if there are too many."""
-        new = self._new
-        if new:
-            worker = np.array(self._whole["worker"][-new:], dtype=np.int64)
-            begun, arrived, waited = (np.array(self._real[name][-new:]) for name in ("begun", "arrived", "waited"))
-            phases = np.array(self._phases[-new * len(OWN) :]).reshape(new, len(OWN))
-            self.levels.pushes(worker, begun, arrived, waited, phases)
-            self._new = 0
+        whole, real = self._rows(self._new)
+        begun, arrived, waited = real.T[:3]
+        self.levels.pushes(whole[:, WHOLE.index("worker")], begun, arrived, waited, real[:, len(REAL) :])
+        self._new = 0
         while len(self) > self._most:
             self.thin()
 
