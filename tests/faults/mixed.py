@@ -1,10 +1,11 @@
 """Mixed faults in a loop, over all rules: ``python -m tests.faults.mixed --faults 300 --seed 1``; as root also full disks.
 
-Beside `tests.faults.loop`, whose faults come one by one: here two processes are hit at the same moment in most cases, a process dies while
-it is started again, is stopped and then killed, loses its connections while everything lives, or has no descriptors left; and a job has a
-full disk under its journal and checkpoints, or nobody who reads its output, from the beginning. All is drawn from the seed. A fault counts
-once its effect was seen. After each job: it has ended within a bound, with the status and the sentence that the documentation has for its
-faults, the audit finds no fate and no index wrong, and nothing is left. Of a hang the stacks are kept, if py-spy is installed.
+In most cases two processes are hit at the same moment. A process dies, also while it is started again, is stopped for a while or until it
+is killed, loses its connections while everything lives, or has no descriptors left; a worker hangs, ends or crashes in its script; and a
+job has a full disk under its journal and checkpoints, or nobody who reads its output, from the beginning. All is drawn from the seed.
+A fault counts once its effect was seen. After each job: it has ended within a bound, with the status and the sentence that the
+documentation has for its faults, the audit finds no fate and no index wrong, and nothing is left. Of a hang, the stacks are kept if py-spy is
+installed.
 """
 
 from __future__ import annotations
@@ -41,13 +42,21 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import FAILED, READER_GONE
 from offbeat.journal.records import Record
 
-TIMEOUT_S, WORKERS, PER_JOB = 3.0, 3, 6
+TIMEOUT_S, PROGRESS_S, WORKERS, PER_JOB = 3.0, 8.0, 3, 6
 START_S, BOUND_S = 300.0, 120.0
 """For the imports of seven processes on a busy machine, and for anything after them."""
 APART = {"OFFBEAT_HOST": "apart"}
 LETHAL = ("kill", "stop and kill", "kill while restarting")
 HARMLESS = ("reset", "reset twice", "no descriptors")
-KINDS = {"supervisor": HARMLESS, "forkserver": LETHAL[:2], **dict.fromkeys(("worker", "server", "standby"), LETHAL + HARMLESS)}
+ENDS = ("raise", "exit", "end", "memory")
+"""What a worker does to itself (``scripts/faulty.py``) and its script is blamed for: if it comes twice, the job may fail."""
+ORDERS = (*ENDS, "gil", "loop", "block", "crash", "sockets")
+KINDS = {
+    "supervisor": (*HARMLESS, "stop"),
+    "forkserver": LETHAL[:2],
+    "worker": (*LETHAL, *HARMLESS, "stop", *ORDERS),
+    **dict.fromkeys(("server", "standby"), LETHAL + HARMLESS),
+}
 """What happens to a process, by its role. Forkserver 0 is that of the workers, forkserver 1 that of the servers: its forks die with it."""
 PLACES = ("one host", "apart", "replicas", "full disk", "no reader")
 DISK_BYTES = 96 << 10
@@ -69,12 +78,14 @@ class Fault:
     """How long its pauses are, from 0 to 1."""
     again: Callable[[], int | None] = lambda: None
     """Finds the process that takes the place of this one."""
+    order: Path | None = None
+    """The file in which a worker finds what it has to do to itself."""
     at: float | None = None
     """When its effect was seen first; None: it was not."""
 
     @property
     def lethal(self) -> bool:
-        return self.kind in LETHAL
+        return self.kind in LETHAL + ORDERS
 
     def __str__(self) -> str:
         return f"{self.kind} {self.role} {self.number}" + (" (missed)" if self.at is None else "")
@@ -96,6 +107,11 @@ class Fault:
                 self.at = time.monotonic()
                 threading.Event().wait(2 * TIMEOUT_S * self.draw)  # declared dead meanwhile, or not
                 process.kill()
+            case "stop":
+                signalled(process, signal.SIGSTOP)
+                self.at = time.monotonic()
+                threading.Event().wait(2 * TIMEOUT_S * self.draw)
+                process.send_signal(signal.SIGCONT)
             case "kill while restarting":
                 signalled(process, signal.SIGKILL)
                 self.at, self.kind = time.monotonic(), "kill"  # if no other comes, since the job ends
@@ -113,7 +129,22 @@ class Fault:
                     reset(self.pid)
             case "no descriptors":
                 self._take_descriptors()
+            case order:
+                self._give(order)
         self.at = self.at or time.monotonic()
+
+    def _give(self, order: str) -> None:
+        """Give a worker an order, and wait until it has taken it."""
+        assert self.order is not None
+        hidden = self.order.with_name(f".{self.number}")
+        hidden.write_text(order)
+        hidden.rename(self.order)
+        deadline = time.monotonic() + 10.0
+        while self.order.exists():
+            if time.monotonic() > deadline:
+                self.order.unlink(missing_ok=True)
+                raise AssertionError(f"worker {self.number} does not take its order")
+            threading.Event().wait(0.01)
 
     def _take_descriptors(self) -> None:
         """Reset its connections where it can open nothing in their place for a while: all numbers below the limit are taken."""
@@ -143,6 +174,7 @@ class Expected:
         """Take what docs/failures.md says of deaths, for faults of one moment."""
         served = isinstance(policies.rule(rule), ServerRule)
         dead = {(fault.role, fault.number): fault for fault in faults if fault.lethal and fault.at is not None}
+        self.may += [".*"] if any(fault.kind in ENDS for fault in dead.values()) else []
         for (role, number), fault in dead.items():
             if (role, number) == ("forkserver", 1):  # servers may be its forks
                 self.may += [LOST] if place == "apart" else []
@@ -170,8 +202,8 @@ class Expected:
 class Trial:
     """One job of a rule and a place, and its faults, which are drawn from ``draw``."""
 
-    def __init__(self, rule: str, place: str, draw: random.Random, folder: Path) -> None:
-        self.rule, self.place, self._draw, self._folder = rule, place, draw, folder
+    def __init__(self, rule: str, place: str, draw: random.Random, folder: Path, faults: int = PER_JOB) -> None:
+        self.rule, self.place, self._draw, self._folder, self._faults = rule, place, draw, folder, faults
         self.done: list[Fault] = []
         self.problems: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -182,7 +214,8 @@ class Trial:
         more = ["--servers", str(self._servers)] if served else []
         more += ["--replicas", "1"] if place == "replicas" else []
         more += ["--checkpoint", str(folder / "disk" / "saved"), "--every", "1"] if place == "full disk" else []
-        limits = ("--timeout", f"{TIMEOUT_S:g}", "--max-restarts", "99", "--slow", "any=0.02", "--summary", str(folder / "summary.json"))
+        more += ["--timeout", f"{TIMEOUT_S:g}", "--progress-timeout", f"{PROGRESS_S:g}"]
+        limits = ("--max-restarts", "99", "--slow", "any=0.02", "--summary", str(folder / "summary.json"))
         script = (FAULTY, "--until", str(folder / "enough"), "--orders", str(folder))
         if place == "full disk":
             (folder / "journal.jsonl").symlink_to(folder / "disk" / "journal.jsonl")
@@ -208,7 +241,7 @@ class Trial:
             if self._reader >= 0:
                 os.close(self._reader)
                 self._reader = -1
-            while len(self.done) < PER_JOB and self._job.process.poll() is None:
+            while len(self.done) < self._faults and self._job.process.poll() is None:
                 self._strike()
                 self._progress()
             (self._folder / "enough").touch()
@@ -235,13 +268,13 @@ class Trial:
     def _strike(self) -> None:
         """Hit one process, or two at the same moment."""
         found = self._found()
-        if len(self.done) < PER_JOB - 2:  # only at last: each process after its death imports PyTorch for itself
+        if len(self.done) < self._faults - 2:  # only at last: each process after its death imports PyTorch for itself
             found = {who: pid for who, pid in found.items() if who[0] != "forkserver"}
         faults = []
         for role, number in self._draw.sample(sorted(found), min(len(found), self._draw.choice([1, 2, 2]))):
             kind = self._draw.choice(KINDS[role])
             again = lambda who=(role, number): self._found().get(who)  # noqa: E731
-            faults.append(Fault(kind, role, number, found[role, number], self._draw.random(), again))
+            faults.append(Fault(kind, role, number, found[role, number], self._draw.random(), again, self._folder / str(number)))
         start = threading.Barrier(len(faults))
         threads = [threading.Thread(target=fault.happen, args=(start,)) for fault in faults]
         for thread in threads:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.job import Faulty, signalled
-from tests.faults.loop import Trial
+from tests.faults.mixed import Trial, folder_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
@@ -142,8 +142,9 @@ def idle(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def test_a_few_faults_of_the_loop(tmp_path: Path) -> None:
-    """The rest by hand: ``python -m tests.faults.loop --faults 300 --seed 1``."""
-    trial = Trial("solo", ["kill two", "sockets", "kill all"], random.Random(0), tmp_path)
-    trial.run()
-    assert trial.problems == []
+def test_a_few_mixed_faults() -> None:
+    """The rest by hand: ``python -m tests.faults.mixed --faults 300 --seed 1``."""
+    with folder_of("one host") as folder:
+        trial = Trial("solo", "one host", random.Random(0), folder, faults=3)
+        trial.run()
+    assert trial.problems == [] and len(trial.done) >= 3
