@@ -19,11 +19,14 @@ from offbeat.core.effects import EpochEnded, Fold, Part, Release, Settle, Source
 from offbeat.core.events import Heard, Joined, LeaseWanted, Pushed
 from offbeat.core.policy import Plan
 from offbeat.errors import ConfigurationError
+from offbeat.journal.compression import packer
 from offbeat.journal.file import BLOCK_NBYTES, FLUSH_S, WAITING_MAX, Journal, read, seal
 from offbeat.journal.records import FORMAT, UNRECORDED, Record, end_record, job_record, metrics_record, process_record, record
 from offbeat.types import Fate
 
 PAGE = Path(__file__).parents[2] / "docs" / "journal-records.md"
+SUFFIXES = ("", ".zst", ".gz")
+"""Of a plain journal, and of compressed ones."""
 
 
 class Clock:
@@ -170,8 +173,9 @@ def test_without_a_path_only_the_listeners_hear() -> None:
     journal.close()
 
 
-def test_lines_wait_for_a_second_or_a_block(tmp_path: Path) -> None:
-    path, clock = tmp_path / "run.jsonl", Clock()
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_lines_wait_for_a_second_or_a_block(tmp_path: Path, suffix: str) -> None:
+    path, clock = tmp_path / f"run.jsonl{suffix}", Clock()
     journal = Journal(path, now=clock)
     journal.write(job())
     assert len(list(read(path))) == 1, "the head goes at once"
@@ -240,13 +244,15 @@ def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
         list(read(tmp_path / "none.jsonl"))
 
 
-def test_only_a_journal_is_replaced(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import torch\n")
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_only_a_journal_is_replaced(tmp_path: Path, suffix: str) -> None:
+    other = tmp_path / f"train.py{suffix}"
+    content = packer(other)(b"import torch\n")
+    other.write_bytes(content)
     with pytest.raises(ConfigurationError, match="left as it is"):
-        Journal(script, now=Clock())
-    assert script.read_text() == "import torch\n"
-    path = tmp_path / "run.jsonl"
+        Journal(other, now=Clock())
+    assert other.read_bytes() == content
+    path = tmp_path / f"run.jsonl{suffix}"
     for workers in (2, 3):
         journal = Journal(path, now=Clock())
         journal.write(job(workers))

@@ -11,7 +11,7 @@ from offbeat.core.policy import ObsoleteWork, ServerRule, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_run import Run
-from offbeat.policies.fresh import FirstFresh, number
+from offbeat.policies.fresh import FirstFresh, number, yes_or_no
 
 
 def _drawn(workers: int) -> dict[str, Sequence[Any]]:
@@ -183,8 +183,7 @@ def _check_settings(rule: BDBW | DBW) -> None:
         number(owner, "beta", rule.beta, least=1.0)
     whole_number(owner, "k_min", rule.k_min, least=1)
     whole_number(owner, "warm_up", rule.warm_up, least=1)
-    if not isinstance(rule.censored, bool):
-        raise ConfigurationError(f"{owner}(censored={rule.censored!r}): censored must be True or False")
+    yes_or_no(owner, "censored", rule.censored)
 
 
 def _check_workers(rule: BDBW | DBW, workers: int) -> None:

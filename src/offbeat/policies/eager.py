@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.allreduce.policy import RoundRule, RoundView
 from offbeat.core.policy import short_spelling, whole_number
 from offbeat.errors import ConfigurationError
+from offbeat.policies.fresh import is_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +18,9 @@ class Partial(RoundRule):
 
     Their formulas are those of batches of one size. Of unequal batches each sample has one weight: `core.allreduce.rounds`.
     """
+
+    ranks: ClassVar[str | None] = None
+    """The setting that is a number of ranks, from 1 to the number of workers; None: the rule has none."""
 
     staleness: int | None = None
     """The most rounds between the version that a gradient was computed from and the one onto which it is folded: a round waits for a rank
@@ -42,9 +46,16 @@ class Partial(RoundRule):
                     f"{owner}(model_sync_every={self.model_sync_every}): with delivery=replay the replicas are equal already; "
                     "leave it out, or set delivery=latest"
                 )
-        clip: Any = self.carry_clip
-        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0.0 < clip < float("inf")):
+        clip = self.carry_clip
+        if clip is not None and not (is_number(clip) and 0.0 < clip < float("inf")):
             raise ConfigurationError(f"{owner}(carry_clip={clip!r}): carry_clip must be a number above 0")
+        if self.ranks is not None:
+            whole_number(owner, self.ranks, getattr(self, self.ranks), least=1)
+
+    def check(self, workers: int) -> None:
+        if self.ranks is not None and (number := getattr(self, self.ranks)) > workers:
+            advice = f"{self.ranks} must be at most {workers}"
+            raise ConfigurationError(f"{self.called()}({self.ranks}={number}) with {workers} workers: {advice}")
 
     @property
     def spelling(self) -> str:
@@ -128,17 +139,10 @@ class FirstOf(Partial):
     )
 
     word = "first_of"
+    ranks = "m"
 
     m: int
     """How many ranks are drawn, at least 1; all living ranks if there are fewer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number(self.called(), "m", self.m, least=1)
-
-    def check(self, workers: int) -> None:
-        super().check(workers)
-        _at_most(self.called(), "m", self.m, workers)
 
     def closes(self, view: RoundView) -> bool:
         return view.arrivals_of(view.drawn(self.m)) > 0
@@ -159,17 +163,10 @@ class AllOf(Partial):
     )
 
     word = "all_of"
+    ranks = "m"
 
     m: int
     """How many ranks are drawn, at least 1; all living ranks if there are fewer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number(self.called(), "m", self.m, least=1)
-
-    def check(self, workers: int) -> None:
-        super().check(workers)
-        _at_most(self.called(), "m", self.m, workers)
 
     def closes(self, view: RoundView) -> bool:
         drawn = view.drawn(self.m)
@@ -191,17 +188,10 @@ class Quorum(Partial):
     )
 
     word = "quorum"
+    ranks = "q"
 
     q: int
     """The number of arrivals, at least 1; all living ranks if there are fewer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole_number(self.called(), "q", self.q, least=1)
-
-    def check(self, workers: int) -> None:
-        super().check(workers)
-        _at_most(self.called(), "q", self.q, workers)
 
     def closes(self, view: RoundView) -> bool:
         return view.arrivals >= min(self.q, view.actives)
@@ -226,8 +216,3 @@ class Full(Partial):
 
     def closes(self, view: RoundView) -> bool:
         return view.arrivals == view.actives
-
-
-def _at_most(owner: str, name: str, value: int, workers: int) -> None:
-    if value > workers:
-        raise ConfigurationError(f"{owner}({name}={value}) with {workers} workers: {name} must be at most {workers}")

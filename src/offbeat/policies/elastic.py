@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, ServerRule, View, whole_number
 from offbeat.errors import ConfigurationError
+from offbeat.policies.fresh import is_number, one_of, yes_or_no
 from offbeat.policies.prediction import averaged, meet
 from offbeat.policies.superstep import Superstep
 from offbeat.policies.zipline import OBJECTIVES, Objective, Times, ZipLine, zipline
@@ -96,15 +97,12 @@ class ElasticBSP(ServerRule):
     def __post_init__(self) -> None:
         for name, value, least in (("R", self.R, 1), ("history", self.history, 1), ("monitor", self.monitor, 0)):
             whole_number("elastic", name, value, least=least)
-        grace: Any = self.grace
-        if isinstance(grace, bool) or not isinstance(grace, int | float) or not grace > 0.0:
+        if not is_number(self.grace) or not self.grace > 0.0:
             raise ConfigurationError(f"elastic(grace={self.grace!r}): grace must be a number of intervals above 0; inf: never plan anew")
-        words = (("mode", self.mode, MODES), ("weighting", self.weighting, WEIGHTINGS), ("objective", self.objective, OBJECTIVES))
-        for name, word, known in words:
-            if word not in known:
-                raise ConfigurationError(f"elastic({name}={word!r}): {name} must be one of {', '.join(known)}")
-        if not isinstance(self.length_penalty, bool):
-            raise ConfigurationError(f"elastic(length_penalty={self.length_penalty!r}): length_penalty must be True or False")
+        one_of("elastic", "mode", self.mode, MODES)
+        one_of("elastic", "weighting", self.weighting, WEIGHTINGS)
+        one_of("elastic", "objective", self.objective, OBJECTIVES)
+        yes_or_no("elastic", "length_penalty", self.length_penalty)
         if self.mode == "async" and self.weighting == "workers":
             raise ConfigurationError(
                 "elastic(mode='async', weighting='workers'): each gradient is folded by itself; weighting needs mode='bulk' or mode='local'"

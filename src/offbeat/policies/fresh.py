@@ -92,12 +92,25 @@ def number(owner: str, name: str, value: Any, *, above: float | None = None, lea
     """
     bounds = (("above", above), ("at least", least), ("at most", most))
     limits = " and ".join(f"{words} {limit:g}" for words, limit in bounds if limit is not None)
-    right = isinstance(value, int | float) and not isinstance(value, bool)
-    if right:
-        right = (above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)
-        right = right and abs(value) < float("inf")
+    right = is_number(value) and abs(value) < float("inf")
+    right = right and (above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)
     if not right:
         raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a number, {limits}")
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a setting is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def yes_or_no(owner: str, name: str, value: Any) -> None:
+    """Check that a setting is True or False.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be True or False")
 
 
 def one_of(owner: str, name: str, value: Any, known: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from offbeat.core.about import About, Row
 from offbeat.core.gossip.push_sum import Exchange, GossipRule
 from offbeat.core.gossip.topology import KINDS, Graph, Kind
 from offbeat.core.policy import short_spelling, whole_number
-from offbeat.errors import ConfigurationError
+from offbeat.policies.fresh import one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +94,7 @@ class SGP(GossipRule):
     def __post_init__(self) -> None:
         whole_number("sgp", "out_degree", self.out_degree, least=1)
         whole_number("sgp", "overlap", self.overlap, least=0)
-        if self.graph not in KINDS:
-            raise ConfigurationError(f"sgp(graph={self.graph!r}): graph must be one of {', '.join(KINDS)}")
+        one_of("sgp", "graph", self.graph, KINDS)
 
     @property
     def edges(self) -> Graph:

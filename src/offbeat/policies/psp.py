@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.block_cache import Blocks
 from offbeat.core.policy import Contribution, Decision, ObsoleteWork, ServerRule, View, whole_number
 from offbeat.errors import ConfigurationError
+from offbeat.policies.fresh import is_number, one_of, yes_or_no
 from offbeat.types import Seconds
 
 
@@ -82,17 +83,15 @@ class PSP(ServerRule):
 
     def __post_init__(self) -> None:
         whole_number("psp", "c", self.c, least=1)
-        if not _number(self.b) or not 0.0 < self.b <= 1.0:
+        if not is_number(self.b) or not 0.0 < self.b <= 1.0:
             raise ConfigurationError(f"psp(b={self.b!r}): b must be a fraction of the blocks, more than 0 and at most 1, such as b=0.9")
         for name in ("tau1", "tau2", "tau_max"):
             value = getattr(self, name)
-            if (value is not None or name != "tau_max") and not (_number(value) and 0.0 <= value < inf):
+            if (value is not None or name != "tau_max") and not (is_number(value) and 0.0 <= value < inf):
                 raise ConfigurationError(f"psp({name}={value!r}): {name} must be a time in seconds, at least 0")
-        for name, words in (("future", ("accept", "hold", "drop")), ("scaling", ("linear", "none"))):
-            if getattr(self, name) not in words:
-                raise ConfigurationError(f"psp({name}={getattr(self, name)!r}): {name} must be one of {', '.join(words)}")
-        if not isinstance(self.interrupt, bool):
-            raise ConfigurationError(f"psp(interrupt={self.interrupt!r}): interrupt must be True or False")
+        one_of("psp", "future", self.future, ("accept", "hold", "drop"))
+        one_of("psp", "scaling", self.scaling, ("linear", "none"))
+        yes_or_no("psp", "interrupt", self.interrupt)
         if self.max_skew is not None:
             whole_number("psp", "max_skew", self.max_skew, least=0)
 
@@ -170,7 +169,3 @@ class PSP(ServerRule):
             return enough
         last = counted[0].arrived + self.tau_max
         return last if enough is None else min(enough, last)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, ServerRule, View
 from offbeat.errors import ConfigurationError
 from offbeat.policies.allocation import Budget
-from offbeat.policies.fresh import one_of
+from offbeat.policies.fresh import is_number, one_of
 from offbeat.types import Version, WorkerId
 
 INTERVAL = 50
@@ -54,7 +54,7 @@ class AveragedRounds(ServerRule):
             ConfigurationError: it is not; the message says ``what`` it must be.
         """
         value: Any = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+        if not is_number(value) or not holds(value):
             raise ConfigurationError(f"{self.called()}({name}={value!r}): {name} must be {what}")
 
     @property
