@@ -17,8 +17,8 @@ from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.rank_log import Fenced
 from offbeat.errors import ProtocolError
 from offbeat.policies import ADPSGD, DPSGD, SGP
+from offbeat.runtime.allreduce.multi_host import connected_rank
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
-from offbeat.runtime.gossip import multi_host
 from offbeat.runtime.gossip.exchange import Exchanged, Wait
 from offbeat.runtime.gossip.multi_host import MultiHostGossip
 from offbeat.runtime.gossip.sequenced import SequencedGossip
@@ -36,7 +36,7 @@ class Line:
     failure, ended = None, False
 
     def __init__(self, network: Network, rank: WorkerId) -> None:
-        self.network, self.rank, self.at = network, rank, network.process
+        self.network, self.rank, self.peer = network, rank, rank
 
     def send(self, *words: Any) -> None:
         if isinstance(words[0], int):  # a rank's
@@ -64,7 +64,6 @@ class Network:
 
     def __init__(self, rule: GossipRule, ranks: int, draws: Random) -> None:
         self.rule, self.draws, self.count = rule, draws, ranks
-        self.process = 0
         self.queues: dict[tuple[int, int], deque[Message | None]] = {}
         self.server = SequencedGossip(rule, ranks, lambda: 0.0, 3)
         self.ranks: dict[WorkerId, MultiHostGossip] = {}
@@ -157,7 +156,7 @@ class Network:
 
 @pytest.fixture(autouse=True)
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multi_host, "PeerConnections", lambda *parts: None)
+    monkeypatch.setattr(connected_rank, "PeerConnections", lambda *parts: None)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.exchange != "pair"], ids=lambda rule: rule.spelling)

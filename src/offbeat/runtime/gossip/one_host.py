@@ -362,7 +362,7 @@ class OneHostGossip(GossipRank):
         assert self.rank is not None, "attach(block, rank=...) is needed for this call: it was attached without a rank"
         return self.rank
 
-    def _look_after(self) -> None:
+    def _check(self) -> None:
         self._memory.read(lambda state: state.check(self._mine(), self._process))
 
     def _ask(self, request: Request, *arguments: bool) -> Generator[Wait, None, Any]:
