@@ -17,7 +17,7 @@ from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.rank_log import Fenced
 from offbeat.errors import ProtocolError
 from offbeat.policies import ADPSGD, DPSGD, SGP
-from offbeat.runtime.allreduce.multi_host import connected_rank
+from offbeat.runtime.allreduce.multi_host import connections
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.gossip.exchange import Exchanged, Wait
 from offbeat.runtime.gossip.multi_host import MultiHostGossip
@@ -156,7 +156,7 @@ class Network:
 
 @pytest.fixture(autouse=True)
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connected_rank, "PeerConnections", lambda *parts: None)
+    monkeypatch.setattr(connections, "PeerConnections", lambda *parts: None)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.exchange != "pair"], ids=lambda rule: rule.spelling)

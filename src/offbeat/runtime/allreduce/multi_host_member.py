@@ -8,8 +8,7 @@ from typing import Any
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import ModelMeans, means_numel
-from offbeat.runtime.allreduce.multi_host.connected_rank import ConnectedRank
-from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
+from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, SequencerCall
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.allreduce.round_member import RoundMember
 from offbeat.runtime.ranks.member import LOOK_S

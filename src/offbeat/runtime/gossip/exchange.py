@@ -53,7 +53,7 @@ class GossipRank(ABC):
         rank: which one.
     """
 
-    def __init__(self, rule: GossipRule, numel: int, dtype: torch.dtype, rank: WorkerId | None) -> None:
+    def __init__(self, rule: GossipRule, numel: int, dtype: torch.dtype, rank: WorkerId) -> None:
         self.rule, self.rank = rule, rank
         self.model = torch.zeros(numel, dtype=dtype, device="cpu")
         """The parameters that this rank computes with, shape (numel,); private, and always the same memory."""

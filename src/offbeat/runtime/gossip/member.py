@@ -108,7 +108,7 @@ class OneHostGossipMember(GossipMember):
         super().__init__(*others)
 
     def _make(self) -> GossipRank:
-        return OneHostGossip.attach(self._memory[0], self._rank)
+        return OneHostGossip(self._memory[0], self._rank)
 
     def close(self) -> None:
         super().close()

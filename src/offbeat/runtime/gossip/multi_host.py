@@ -21,8 +21,7 @@ import torch
 from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Mixture
 from offbeat.core.gossip.table import Request, Stepped, slots_of
 from offbeat.errors import ProtocolError
-from offbeat.runtime.allreduce.multi_host.connected_rank import ConnectedRank
-from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
+from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, SequencerCall
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.gossip.exchange import GossipRank, Wait
 from offbeat.runtime.gossip.messages import answered, kinds_of

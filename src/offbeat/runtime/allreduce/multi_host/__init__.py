@@ -5,7 +5,7 @@ Who calls whom, in a rank::
     multi_host_member.py
           |
           v
-    rounds.py  MultiHostRounds     what a rank's step calls: send, arrive, wait, results; connected_rank.py: a lock and a thread
+    rounds.py  MultiHostRounds     what a rank's step calls: send, arrive, wait, results; a lock and a thread
           |                  |
           v                  v
     node.py  Node          connections.py  PeerConnections

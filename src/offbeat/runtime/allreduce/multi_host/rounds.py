@@ -16,8 +16,7 @@ from offbeat.core.allreduce.commands import Answer
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.rounds import Arrival
 from offbeat.errors import ConfigurationError, JobError
-from offbeat.runtime.allreduce.multi_host.connected_rank import ConnectedRank
-from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
+from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, SequencerCall
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.node import Node
