@@ -25,11 +25,9 @@ from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, Sequ
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.gossip.exchange import GossipRank, Wait
 from offbeat.runtime.gossip.messages import answered, kinds_of
+from offbeat.runtime.ranks.member import LOOK_S
 from offbeat.transport.base import Hub, Message
 from offbeat.types import Clock, Seconds, WorkerId
-
-LOOK_S: Seconds = 0.05
-"""How often a rank that waits does what else it has to do, in seconds."""
 
 
 class MultiHostGossip(ConnectedRank, GossipRank):

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from offbeat.core.effects import Effect, Source, WrittenOff
+from offbeat.core.effects import Effect, WrittenOff
 from offbeat.core.events import Event, Pushed
-from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Loss
+from offbeat.core.gossip.ledger import sources_of
+from offbeat.core.gossip.push_sum import GossipRule, Loss
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup, MultiHostPlane
@@ -154,7 +155,7 @@ class MultiHostGossipGroup(MultiHostGroup):
         found, self._rounds.missed = self._rounds.missed, []
         reason = "its sender is gone"
         return [
-            WrittenOff(rank, incarnations.get(rank, NOT_JOINED), sum(m.mass for m in messages), _sources(messages), reason)
+            WrittenOff(rank, incarnations.get(rank, NOT_JOINED), sum(m.mass for m in messages), sources_of(messages), reason)
             for rank, messages in found
         ]
 
@@ -162,11 +163,7 @@ class MultiHostGossipGroup(MultiHostGroup):
 def _written_off(policy: GossipRule, rank: WorkerId, incarnation: Incarnation, loss: Loss) -> tuple[Effect, ...]:
     if policy.exchange != "push":
         return ()
-    return (WrittenOff(rank, incarnation, loss.mass, _sources(loss.messages), "its replica is gone with it"),)
-
-
-def _sources(messages: Sequence[GossipMessage]) -> tuple[Source, ...]:
-    return tuple(Source(message.sender, message.steps, message.weight) for message in messages)
+    return (WrittenOff(rank, incarnation, loss.mass, sources_of(loss.messages), "its replica is gone with it"),)
 
 
 class GossipPlane(RankPlane):

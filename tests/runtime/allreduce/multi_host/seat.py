@@ -10,9 +10,9 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
-from offbeat.runtime.allreduce.multi_host.rounds import slots_of
 from offbeat.runtime.allreduce.multi_host.sequenced_rounds import SequencedRounds
 from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup
+from offbeat.runtime.allreduce.one_host.layout import slots_of
 from offbeat.runtime.job.messages import ROUNDS
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.types import Incarnation, Version, WorkerId

@@ -21,18 +21,10 @@ from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
+from offbeat.runtime.allreduce.one_host.layout import slots_of
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.transport.base import Address, Hub, Message
-from offbeat.transport.shm import available_nbytes
 from offbeat.types import Seconds, Version, WorkerId
-
-_UNBOUNDED_SLOTS, _SPARE_SLOTS = 256, 4
-
-
-def slots_of(rule: RoundRule, nbytes: int) -> int:
-    """Return how many results to keep: as many as the rule's staleness needs, in at most a quarter of this machine's memory."""
-    wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
-    return min(wanted, max(2, (available_nbytes() or 1 << 30) // 4 // max(1, nbytes)))
 
 
 class MultiHostRounds(ConnectedRank):
