@@ -24,7 +24,7 @@ class StubGossip(StubRank):
     """For whom it waits, the first of them."""
 
     def attach(self) -> None:
-        self._gossip = OneHostGossip.attach(self.memory[0], self.number)
+        self._gossip = OneHostGossip(self.memory[0], self.number)
 
     def begin(self) -> None:
         self._gossip.begin(self.parameters)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
 
 from offbeat.errors import OffbeatError
-from offbeat.types import Version, WorkerId
+from offbeat.types import Seconds, Version, WorkerId
 
 
 class Fenced(OffbeatError):
@@ -51,3 +53,30 @@ class Entry(NamedTuple):
     """True if the event closed a round."""
     at_ns: int
     """By the host's monotonic clock."""
+
+
+class RankLog:
+    """Keep the log where one process decides for the ranks of several hosts.
+
+    Args:
+        now: the job's clock, by which entries are dated.
+    """
+
+    def __init__(self, now: Callable[[], Seconds]) -> None:
+        self._now = now
+        self._kept: deque[Entry] = deque()
+        self.count = 0
+        """How many entries the log has had."""
+
+    def write(
+        self, kind: EntryKind, rank: WorkerId, version: Version, buffer: int | None = None, number: Version = 0, closed: bool = False
+    ) -> None:
+        """Append an entry; for the arguments see `Entry`."""
+        self._kept.append(Entry(self.count, kind, rank, version, buffer, number, closed, round(self._now() * 1e9)))
+        self.count += 1
+
+    def follow(self, start: int) -> list[Entry]:
+        """Return the log from entry ``start`` on, and forget earlier entries."""
+        while self._kept and self._kept[0].seq < start:
+            self._kept.popleft()
+        return list(self._kept)

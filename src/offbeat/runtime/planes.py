@@ -14,8 +14,8 @@ from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import means_numel
-from offbeat.runtime.allreduce.multi_host.rounds import slots_of
 from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup, MultiHostPlane
+from offbeat.runtime.allreduce.one_host.layout import slots_of
 from offbeat.runtime.allreduce.one_host_plane import OneHostGroup, OneHostPlane
 from offbeat.runtime.gossip.plane import (
     GossipGroup,

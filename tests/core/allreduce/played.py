@@ -151,6 +151,6 @@ def _waiting(passages: Sequence[Passage]) -> list[tuple[int, int]]:
         for index, operation in enumerate(passage.program.operations):
             moves = operation.kind in (OperationKind.SEND, OperationKind.RECEIVE)
             optional = index == passage.program.trigger or (moves and operation.span is None)
-            if not passage.fired(index) and not optional:
+            if passage._consumed[index] != 2 and not optional:
                 waiting.append((rank, index))
     return waiting

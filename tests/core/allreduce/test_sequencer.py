@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from offbeat.core.allreduce.sequencer import Sequencer
-from offbeat.core.rank_log import EntryKind
+from offbeat.core.rank_log import EntryKind, RankLog
 from offbeat.policies import rule_of
 from offbeat.policies.eager import Majority
 
@@ -11,8 +11,9 @@ from offbeat.policies.eager import Majority
 def test_a_gradient_that_goes_with_the_rank_whose_end_closes_its_round_was_for_that_round() -> None:
     closed = 0
     for seed in range(20):
-        sequencer = Sequencer(rule_of(Majority, "majority"), ["a", "b", "c"], clock_ns=lambda: 0, seed=seed)
-        sequencer.begin([0, 1, 2])
+        log = RankLog(lambda: 0.0)
+        sequencer = Sequencer(rule_of(Majority, "majority"), 3, log, seed=seed)
+        sequencer.begin({0: "a", 1: "b", 2: "c"})
         for rank in (0, 1):
             sequencer.arrive(rank, 0)
         if sequencer.number == 0:
@@ -24,7 +25,7 @@ def test_a_gradient_that_goes_with_the_rank_whose_end_closes_its_round_was_for_t
         if sequencer.number > 1:
             continue  # rank 2 is not drawn
         sequencer.leave(2)
-        entries = sequencer.follow(0)
+        entries = log.follow(0)
         (left,) = (entry for entry in entries if entry.kind is EntryKind.LEAVE)
         (lost,) = (entry for entry in entries if entry.kind is EntryKind.LOST)
         assert left.closed and left.number == 1 and sequencer.number == 2

@@ -12,14 +12,15 @@ from tests.rank_processes import Ranks, open_block, until
 from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
 from tests.support.threads import together
 
-from offbeat.core.effects import Release
+from offbeat.core.effects import Release, WrittenOff
 from offbeat.core.events import Pushed
 from offbeat.core.gossip.ledger import GossipLedger
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.rank_log import EntryKind, Fenced
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.policies import ADPSGD, DPSGD, SGP, rule
-from offbeat.runtime.gossip.one_host import OneHostGossip
+from offbeat.runtime.gossip.one_host import GossipMemory, GossipState, OneHostGossip
+from offbeat.runtime.gossip.plane import GossipGroup
 from offbeat.transport.shm import AVAILABLE, MemoryBlock
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="shared memory is Linux's")
@@ -27,13 +28,23 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="shared memory is Linux's"
 RULES = (DPSGD(), SGP(), SGP(out_degree=2, overlap=1), SGP(graph="ring"), SGP(graph="bipartite_exponential"), ADPSGD())
 
 
-def job(policy: GossipRule, ranks: int, dtype: torch.dtype = torch.float64) -> tuple[OneHostGossip, list[OneHostGossip]]:
-    host = OneHostGossip.create(policy, ranks, NUMEL, dtype=dtype, seed=3)
-    mine = [OneHostGossip.attach(host.block, rank) for rank in range(ranks)]
+def job(policy: GossipRule, ranks: int) -> tuple[GossipGroup, list[OneHostGossip]]:
+    host = GossipGroup(GossipMemory.create(policy, ranks, NUMEL, dtype=torch.float64, seed=3))
+    mine = [OneHostGossip(host.memory[0], rank) for rank in range(ranks)]
+    host.begin(range(ranks))
     for number, rank in enumerate(mine):
-        host.enter(number)
-        rank.begin(torch.full((NUMEL,), float(number), dtype=dtype))
+        rank.begin(torch.full((NUMEL,), float(number), dtype=torch.float64))
     return host, mine
+
+
+def masses(host: GossipGroup) -> tuple[float, float, float, float]:
+    """Of all ranks, of messages under way, what is lost, and what has entered."""
+
+    def read(state: GossipState) -> tuple[float, float, float, float]:
+        gossip = state.gossip
+        return sum(map(gossip.mass, gossip.present)), gossip.in_flight(), gossip.lost, gossip.entered
+
+    return host._gossip.read(read)
 
 
 @pytest.mark.parametrize("policy", RULES, ids=lambda policy: policy.spelling)
@@ -55,12 +66,12 @@ def test_threads_come_to_what_the_pure_machine_says(policy: GossipRule, count: i
         return
     models = torch.stack([rank.model.clone() for rank in ranks])
     torch.testing.assert_close(models, lockstep(policy, count), rtol=1e-9, atol=1e-9)
-    there, flying, lost, entered = host.masses()
+    there, flying, lost, entered = masses(host)
     assert there + flying == pytest.approx(count) and (lost, entered) == (0.0, count)
     for number, rank in enumerate(ranks):
         host.pause(number)
         rank.catch_up()
-    there, flying, lost, entered = host.masses()
+    there, flying, lost, entered = masses(host)
     assert there == pytest.approx(count) and (policy.exchange != "push" or flying == 0.0)
     total = torch.stack([rank._own for rank in ranks]).sum(dim=0)
     assert total.tolist() == pytest.approx([produced] * NUMEL)
@@ -76,7 +87,7 @@ def test_a_follower_comes_to_the_same_decisions(policy: GossipRule) -> None:
         for step in range(1, STEPS + 1 if rank != 3 or not leaves else 11):
             ranks[rank].step(moved(rank, step), timeout_s=30.0)
         if rank == 3 and leaves:
-            host.leave(3)
+            host.leave(3, 1)
 
     together(5, work)
     entries = host.follow(0)
@@ -95,7 +106,7 @@ def test_a_follower_comes_to_the_same_decisions(policy: GossipRule) -> None:
         replicas.follow(effects)
         versions.update({effect.worker: effect.version for effect in effects if isinstance(effect, Release)})
     assert ledger.version == 4 * STEPS + (10 if leaves else STEPS) and not ledger.waiting
-    assert ledger.gossip.words() == pytest.approx(host._memory.read(lambda state: state.gossip.words()))
+    assert ledger.gossip.words() == pytest.approx(host._gossip.read(lambda state: state.gossip.words()))
 
 
 def test_nobody_gets_further_ahead_than_there_are_slots() -> None:
@@ -120,20 +131,20 @@ def test_the_dead_are_waited_for_no_more_and_may_come_back() -> None:
         for step in range(1, STEPS + 1 if rank < 2 else 2):
             ranks[rank].step(moved(rank, step), timeout_s=30.0)
         if rank == 2:
-            loss = host.leave(2)
-            assert loss is not None and loss.mass > 0.0 and host.leave(2) is None
+            (lost,) = host.leave(2, 1)
+            assert isinstance(lost, WrittenOff) and lost.mass > 0.0 and host.leave(2, 1) == ()
 
     together(3, work)
-    there, flying, lost, entered = host.masses()
+    there, flying, lost, entered = masses(host)
     assert there + flying + lost == pytest.approx(entered) and lost > 0.0
     with pytest.raises(Fenced, match="declared dead"):
         ranks[2].step(None)
-    again = OneHostGossip.attach(host.block, 2)
+    again = OneHostGossip(host.memory[0], 2)
     with pytest.raises(Fenced, match="rank 2 does not take part"):
         again.begin(ranks[0].model)
-    host.enter(2)
+    host.enter(2, 0)
     again.begin(ranks[0].model)
-    assert host.masses()[3] == 4.0 and torch.equal(again.model, ranks[0].model)
+    assert masses(host)[3] == 4.0 and torch.equal(again.model, ranks[0].model)
     with pytest.raises(Fenced):
         ranks[2].step(None)
 
@@ -147,7 +158,7 @@ def test_who_is_idle_is_no_neighbour() -> None:
     ranks[2].step(None, timeout_s=5.0)
     ranks[1].resume()
     assert set(ranks[1].step(None, timeout_s=5.0).sources) == {0, 2}
-    assert host._memory.read(lambda state: state.gossip.steps(1)) == 2, "it was set forward to the slowest"
+    assert host._gossip.read(lambda state: state.gossip.steps(1)) == 2, "it was set forward to the slowest"
 
 
 @pytest.mark.parametrize("policy", RULES, ids=lambda policy: policy.spelling)
@@ -155,44 +166,44 @@ def test_others_let_a_rank_rest_and_it_mixes_what_was_on_its_way(policy: GossipR
     host, ranks = job(policy, 3)
     together(3, lambda rank: [ranks[rank].step(moved(rank, step), timeout_s=30.0) for step in range(1, 4)])
     host.pause(1)
-    assert host._memory.read(lambda state: state.gossip.active) == (0, 2)
+    assert host._gossip.read(lambda state: state.gossip.active) == (0, 2)
     ranks[1].catch_up()
-    there, flying, _, _ = host.masses()
+    there, flying, _, _ = masses(host)
     assert there + flying == pytest.approx(3.0)
     together(3, lambda rank: [ranks[rank].step(None, timeout_s=30.0) for _ in range(0 if rank == 1 else 5)])
-    assert host._memory.read(lambda state: state.gossip.pending(1).messages) == ()
+    assert host._gossip.read(lambda state: state.gossip.pending(1).messages) == ()
     host.resume(1)
     together(3, lambda rank: [ranks[rank].step(None, timeout_s=30.0) for _ in range(5)])
-    assert host._memory.read(lambda state: state.gossip.active) == (0, 1, 2) and host.steps == 3 * 3 + 2 * 5 + 3 * 5
+    assert host._gossip.read(lambda state: state.gossip.active) == (0, 1, 2) and ranks[0].steps == 3 * 3 + 2 * 5 + 3 * 5
 
 
 @pytest.mark.parametrize("policy", [DPSGD(), ADPSGD()], ids=lambda policy: policy.spelling)
 def test_nobody_mixes_with_one_that_has_entered_and_not_begun(policy: GossipRule) -> None:
-    host = OneHostGossip.create(policy, 2, NUMEL, dtype=torch.float64)
-    mine = OneHostGossip.attach(host.block, 1)
-    host.enter(0)
-    host.enter(1)
+    memory = GossipMemory.create(policy, 2, NUMEL, dtype=torch.float64)
+    mine = OneHostGossip(memory.block, 1)
+    memory.enter(0)
+    memory.enter(1)
     mine.begin(torch.ones(NUMEL, dtype=torch.float64))
     if policy.exchange == "pair":
         assert mine.step(None).sources == ()
         return
     stepping = mine.stepping(None)
     assert next(stepping).what == "the parameters of rank 0"
-    OneHostGossip.attach(host.block, 0).begin(torch.zeros(NUMEL, dtype=torch.float64))
+    OneHostGossip(memory.block, 0).begin(torch.zeros(NUMEL, dtype=torch.float64))
     assert mine._run(stepping, timeout_s=5.0).sources == (0,)
 
 
 def test_what_does_not_belong_here_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"torch\.float16 cannot be used for gossip"):
-        OneHostGossip.create(SGP(), 2, 3, dtype=torch.float16)
+        GossipMemory.create(SGP(), 2, 3, dtype=torch.float16)
     with pytest.raises(ProtocolError, match="a block for gossip begins with"):
-        OneHostGossip.attach(MemoryBlock.allocate(4096, "nothing"))
-    assert OneHostGossip.attach(OneHostGossip.create(SGP(), 2, 3).block).rule == SGP()
+        GossipMemory(MemoryBlock.allocate(4096, "nothing"))
+    assert GossipMemory(GossipMemory.create(SGP(), 2, 3).block).rule == SGP()
 
 
 def go_on(rank: int, where: str, pipe: Connection) -> None:
     """Make steps until killed."""
-    gossip = OneHostGossip.attach(open_block(where), rank)
+    gossip = OneHostGossip(open_block(where), rank)
     gossip.begin(torch.zeros(NUMEL))
     while True:
         gossip.step(-0.1 * (gossip.model - rank))
@@ -203,22 +214,22 @@ def go_on(rank: int, where: str, pipe: Connection) -> None:
 def test_a_killed_process_stops_nobody(sync: str) -> None:
     policy = rule(sync)
     assert isinstance(policy, GossipRule)
-    host = OneHostGossip.create(policy, 3, NUMEL, seed=1)
-    assert isinstance(host.block, MemoryBlock)
-    for rank in range(3):
-        host.enter(rank)
+    memory = GossipMemory.create(policy, 3, NUMEL, seed=1)
+    host, block = GossipGroup(memory), memory.block
+    assert isinstance(block, MemoryBlock)
+    host.begin(range(3))
 
     def steps(rank: int) -> int:
-        return host._memory.read(lambda state: state.gossip.steps(rank) if rank in state.gossip.present else -1)
+        return host._gossip.read(lambda state: state.gossip.steps(rank) if rank in state.gossip.present else -1)
 
-    with Ranks(host.block, go_on, ranks=range(3)) as ranks:
+    with Ranks(block, go_on, ranks=range(3)) as ranks:
         until(lambda: min(map(steps, range(3))) > 20)
         ranks.kill(1)
-        host.leave(1)
+        host.leave(1, 1)
         before = steps(0), steps(2)
         until(lambda: steps(0) > before[0] + 3 and steps(2) > before[1] + 3, timeout_s=1.0)
-        host.enter(1)
+        host.enter(1, 0)
         ranks.start(1)
         until(lambda: steps(1) > before[0] + 20)
-        there, flying, lost, entered = host.masses()
+        there, flying, lost, entered = masses(host)
         assert entered == 4.0 and (policy.exchange != "push" or there + flying + lost == pytest.approx(entered))

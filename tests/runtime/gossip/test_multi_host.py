@@ -11,14 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests import malformed
 from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
 
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.rank_log import Fenced
 from offbeat.errors import ProtocolError
 from offbeat.policies import ADPSGD, DPSGD, SGP
+from offbeat.runtime.allreduce.multi_host import connections
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
-from offbeat.runtime.gossip import multi_host
 from offbeat.runtime.gossip.exchange import Exchanged, Wait
 from offbeat.runtime.gossip.multi_host import MultiHostGossip
 from offbeat.runtime.gossip.sequenced import SequencedGossip
@@ -36,7 +37,7 @@ class Line:
     failure, ended = None, False
 
     def __init__(self, network: Network, rank: WorkerId) -> None:
-        self.network, self.rank, self.at = network, rank, network.process
+        self.network, self.rank, self.peer = network, rank, rank
 
     def send(self, *words: Any) -> None:
         if isinstance(words[0], int):  # a rank's
@@ -64,7 +65,6 @@ class Network:
 
     def __init__(self, rule: GossipRule, ranks: int, draws: Random) -> None:
         self.rule, self.draws, self.count = rule, draws, ranks
-        self.process = 0
         self.queues: dict[tuple[int, int], deque[Message | None]] = {}
         self.server = SequencedGossip(rule, ranks, lambda: 0.0, 3)
         self.ranks: dict[WorkerId, MultiHostGossip] = {}
@@ -127,6 +127,15 @@ class Network:
             del self.work[rank]
             self.made[rank] += 1
 
+    def goes_on(self) -> bool:
+        """Whether all that live can make steps."""
+        before = dict(self.made)
+        for _ in range(40):
+            for rank in self.ranks:
+                self.step(rank)
+            self.deliver_all()
+        return all(self.made[rank] > before[rank] + 5 for rank in self.ranks)
+
     def kill(self, rank: WorkerId) -> None:
         """Its messages to other ranks come up to some point; what it has asked server 0 for may be lost."""
         del self.ranks[rank]
@@ -157,7 +166,7 @@ class Network:
 
 @pytest.fixture(autouse=True)
 def _no_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(multi_host, "PeerConnections", lambda *parts: None)
+    monkeypatch.setattr(connections, "PeerConnections", lambda *parts: None)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule.exchange != "pair"], ids=lambda rule: rule.spelling)
@@ -204,12 +213,38 @@ def test_whoever_dies_nobody_waits_and_what_is_lost_biases_nothing(seed: int, ru
         assert abs(masses - table.gossip.entered) < 1e-9
     for rank in list(network.unnoticed):
         network.notice(rank)
-    before = dict(network.made)
-    for _ in range(40):
-        for rank in network.ranks:
-            network.step(rank)
-        network.deliver_all()
-    assert all(network.made[rank] > before[rank] + 5 for rank in network.ranks), "all that live go on"
+    assert network.goes_on()
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 1 << 32), rule=st.sampled_from(RULES))
+def test_whatever_a_rank_says_the_others_go_on_without_it(seed: int, rule: GossipRule) -> None:
+    """Rank 2 sends mutations of every message. What server 0 refuses has changed nothing, and no process comes to an end with it."""
+    draws = Random(seed)
+    network, intruder = Network(rule, 3, draws), WorkerId(2)
+    for rank in range(3):
+        network.begin(WorkerId(rank), torch.ones(NUMEL, dtype=torch.float64))
+    examples = {**malformed.TO_TABLE, **malformed.FROM_TABLE, **malformed.BETWEEN_GOSSIPS}
+    refused = 0
+    while refused < 20:
+        network.step(WorkerId(draws.randrange(2)))
+        network.deliver()
+        kind = draws.choice(list(examples))
+        header = malformed.mutated({"k": kind, **examples[kind]}, draw=draws, times=draws.choice([1, 1, 2]))
+        message = Message(header, memoryview(bytearray(draws.choice([0, 0, 8, 8 * NUMEL]))), ())
+        at, before = draws.choice([SEQUENCER, WorkerId(0), WorkerId(1)]), network.server.table.words()
+        try:
+            if at == SEQUENCER:
+                network.server.on_message(intruder, message)
+            else:
+                with network.ranks[at]._lock:
+                    network.ranks[at]._on_message(intruder, message)
+        except ProtocolError:
+            assert network.server.table.words() == before
+            refused += 1
+    network.kill(intruder)
+    network.notice(intruder)
+    assert network.goes_on()
 
 
 def test_who_breaks_the_protocol_is_told_so_and_who_is_out_is_fenced() -> None:

@@ -13,7 +13,7 @@ from tests.support.hand_driven_coordinator import Worker, coordinator
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.runtime.allreduce.one_host_plane import OneHostGroup
-from offbeat.runtime.gossip.one_host import OneHostGossip
+from offbeat.runtime.gossip.one_host import GossipMemory, OneHostGossip
 from offbeat.runtime.gossip.plane import GossipGroup
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.ranks.plane import RankPlane
@@ -86,7 +86,7 @@ def test_a_process_that_dies_while_the_end_of_its_predecessor_is_unread_leaves_n
         rank.say("initial", 0.2, number=rank.number, provided=True, replica=[], **{"from": 0})
     side = host.first.driver.live_plane
     assert isinstance(side, RankPlane)
-    processes = [OneHostGossip.attach(side.memory[0], number) for number in range(3)]
+    processes = [OneHostGossip(side.memory[0], number) for number in range(3)]
     for process in processes:
         process.begin(torch.zeros(4))
     next(processes[1].stepping(torch.ones(4)), None)
@@ -121,13 +121,13 @@ def _answer(ranks: list[Worker], memory: SharedMemory, answered: set[tuple[int, 
         for request in source.line.got("donate"):
             if (source.number, request["number"]) not in answered:
                 answered.add((source.number, request["number"]))
-                OneHostGossip.attach(memory, None).admit(2, request["ticket"][0])
+                GossipMemory(memory).admit(2, request["ticket"][0])
                 fields = {"to": 2, "number": request["number"], "failed": None, "replica": [], "from": 0}
                 source.say("donation", 0.65, **fields)
 
 
-def _attached(sync: str, block: SharedMemory, rank: WorkerId | None = None) -> OneHostRounds | OneHostGossip:
-    return OneHostGossip.attach(block, rank) if rule(sync).family == "gossip" else OneHostRounds.attach(block, rank)
+def _attached(sync: str, block: SharedMemory, rank: WorkerId | None = None) -> OneHostRounds | GossipMemory:
+    return GossipMemory(block) if rule(sync).family == "gossip" else OneHostRounds.attach(block, rank)
 
 
 def _admission(sync: str, memory: tuple[SharedMemory, ...], asked: list[dict[str, Any]]) -> Callable[[], None]:
@@ -138,7 +138,7 @@ def _admission(sync: str, memory: tuple[SharedMemory, ...], asked: list[dict[str
 
     def admit() -> None:
         for number, (group, ticket) in enumerate(zip(groups, request["ticket"], strict=True)):
-            if isinstance(group, OneHostGossip):
+            if isinstance(group, GossipMemory):
                 group.admit(2, ticket)
             else:
                 group.admit(2, 0, ticket, pause=number == 0)

@@ -28,7 +28,7 @@ def test_a_step_with_a_gradient_counts_and_one_without_is_rejected(sync: str, co
     assert isinstance(side, RankPlane)
     for rank in ranks:
         rank.say("initial", 0.1, number=rank.number, provided=True, replica=[], **{"from": 0})
-    processes = [OneHostGossip.attach(side.memory[0], number) for number in range(2)]
+    processes = [OneHostGossip(side.memory[0], number) for number in range(2)]
     for process in processes:
         process.begin(torch.zeros(4))
     next(processes[1].stepping(torch.ones(4) if computed else None), None)

@@ -145,10 +145,6 @@ class Passage:
         """Return True if the rank has its result. It may still have to send to other ranks: go on until `take` returns None."""
         return self._consumed[self.program.done] == 2
 
-    def fired(self, index: int) -> bool:
-        """Return True if this operation has fired."""
-        return self._consumed[index] == 2
-
     def trigger(self) -> None:
         """Fire the operation that starts the activation. Any number of ranks may do so, also after it has been started elsewhere."""
         assert self.program.trigger is not None, "this program has nothing to trigger"

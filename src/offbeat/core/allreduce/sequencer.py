@@ -13,8 +13,7 @@ every result that it may have.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -23,11 +22,8 @@ from offbeat.core.allreduce.commands import Allocate, Answer, Exclude, Order, Pr
 from offbeat.core.allreduce.policy import ABSENT, RoundRule
 from offbeat.core.allreduce.rounds import RoundPart, Rounds
 from offbeat.core.allreduce.view_change import ViewChange
-from offbeat.core.rank_log import Entry, EntryKind, Fenced, TooOld
+from offbeat.core.rank_log import EntryKind, Fenced, RankLog, TooOld
 from offbeat.types import NO_WORKER, Version, WorkerId, worker_ids
-
-LOG_ENTRIES = 1 << 14
-"""Entries kept in the log if `Sequencer.follow` is never called."""
 
 
 class _Sent(NamedTuple):
@@ -69,15 +65,14 @@ class Sequencer:
 
     Args:
         rule: decides when a round closes.
-        hosts: the name of each rank's host; ranks of one host share memory.
-        clock_ns: gives the time of a log entry, in nanoseconds.
+        ranks: the greatest number of ranks.
+        log: receives what happens.
         seed: seed of the rule's draws.
         slots: how many results are kept for ranks that are behind; None: all.
-        followed: whether `follow` will be called; log entries are then kept until `follow` has returned them.
 
     >>> from offbeat.policies import rule
-    >>> sequencer = Sequencer(rule("solo"), ["a", "b"], clock_ns=lambda: 0)
-    >>> sequencer.begin([0, 1])
+    >>> sequencer = Sequencer(rule("solo"), 2, RankLog(lambda: 0.0))
+    >>> sequencer.begin({0: "a", 1: "b"})
     >>> start, answer = sequencer.arrive(1, 0)
     >>> start.parts, start.divisor, start.leaders
     (((1, 1, 0, 1.0),), 2, (0, 1))
@@ -85,22 +80,11 @@ class Sequencer:
     Answer(rank=1, number=0, late=False, closed=True, through=1)
     """
 
-    def __init__(
-        self,
-        rule: RoundRule,
-        hosts: Sequence[str],
-        *,
-        clock_ns: Callable[[], int],
-        seed: int = 0,
-        slots: int | None = None,
-        followed: bool = False,
-    ) -> None:
-        self._rounds = Rounds(rule, len(hosts), seed, slots=slots)
-        self._hosts = list(hosts)
-        self._clock_ns = clock_ns
-        self._followed = followed
-        self._log: deque[Entry] = deque(maxlen=None if followed else LOG_ENTRIES)
-        self._seq = 0
+    def __init__(self, rule: RoundRule, ranks: int, log: RankLog, *, seed: int = 0, slots: int | None = None) -> None:
+        self._rounds = Rounds(rule, ranks, seed, slots=slots)
+        self._log = log
+        self._hosts = [f"rank {rank}" for rank in worker_ids(ranks)]
+        """The name of each rank's host; ranks of one host share memory. A rank that has not come yet is alone on its host."""
         self._pending: dict[RoundPart, _Sent] = {}
         self._going: dict[Version, _Going] = {}
         self._change: ViewChange | None = None
@@ -118,35 +102,20 @@ class Sequencer:
         return self._rounds.number
 
     @property
-    def entries(self) -> int:
-        """Return how many entries the log has had."""
-        return self._seq
-
-    @property
     def present(self) -> tuple[WorkerId, ...]:
         """Return the ranks that take part, in the order in which they entered."""
         return tuple(self._present)
-
-    @property
-    def leaders(self) -> tuple[WorkerId, ...]:
-        """Return each host's leader, the rank that entered there first, in ascending order."""
-        return tuple(sorted(self._leader_of().values()))
 
     def refuses(self, rank: WorkerId, buffer: int | None = None) -> str | None:
         """Return why a rank that takes part cannot arrive with this buffer, or catch up, now; None if it can."""
         return self._rounds.refuses(rank, buffer)
 
-    def follow(self, start: int) -> list[Entry]:
-        """Return the log from entry ``start`` on, as far as it is kept, and forget earlier entries if the log is followed."""
-        while self._followed and self._log and self._log[0].seq < start:
-            self._log.popleft()
-        return [entry for entry in self._log if entry.seq >= start]
-
     # What happened. Each method returns the orders to send.
 
-    def begin(self, ranks: Iterable[WorkerId]) -> None:
-        """Enter the ranks that the job starts with, at version 0."""
-        for rank in ranks:
+    def begin(self, hosts: Mapping[WorkerId, str]) -> None:
+        """Enter the ranks that the job starts with, at version 0; by rank: the name of its host."""
+        for rank in sorted(hosts):
+            self._hosts[rank] = hosts[rank]
             self._rounds.enter(rank, 0)
             self._present.append(rank)
             self._came_with[rank] = 0
@@ -212,7 +181,7 @@ class Sequencer:
         self._wrote(EntryKind.RESUME, rank, version)
         return [Answer(rank, self.number, True, False, version)] if asks else []
 
-    def enter(self, rank: WorkerId, version: Version, host: str | None = None) -> list[Order]:
+    def enter(self, rank: WorkerId, version: Version, host: str) -> list[Order]:
         """Admit a rank that holds the parameters of ``version``.
 
         It begins with an `Answer`, for which it asks with `catch_up` once it has the parameters of its last admission, and which comes when
@@ -222,7 +191,7 @@ class Sequencer:
         Args:
             rank: does not take part yet; or has not begun, since the rank that admitted it died before the parameters for it had come.
             version: the version of its parameters.
-            host: the name of its host; None: as before.
+            host: the name of its host.
 
         Raises:
             TooOld: results that the rank would have to apply are gone; it must come with newer parameters.
@@ -236,8 +205,7 @@ class Sequencer:
         self._lose([rank], self.number)
         for going in self._going.values():
             going.gone.add(rank)
-        if host is not None:
-            self._hosts[rank] = host
+        self._hosts[rank] = host
         self._rounds.enter(rank, version)
         if not again:
             self._present.append(rank)
@@ -318,8 +286,7 @@ class Sequencer:
         return [Answer(rank, self.number, True, False, parting.through) for rank, parting in ready.items()]
 
     def _wrote(self, kind: EntryKind, rank: WorkerId, version: Version, closed: bool = False, buffer: int | None = None) -> None:
-        self._log.append(Entry(self._seq, kind, rank, version, buffer, self.number - closed, closed, self._clock_ns()))
-        self._seq += 1
+        self._log.write(kind, rank, version, buffer, self.number - closed, closed)
 
     def _check(self, rank: WorkerId) -> None:
         if self._rounds.state(rank) == ABSENT:

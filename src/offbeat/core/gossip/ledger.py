@@ -171,7 +171,7 @@ class GossipLedger(BaseLedger):
         self._release(worker, f"has what {count} neighbours have sent")
 
     def _mix(self, worker: WorkerId, mixture: Mixture) -> None:
-        standing, sources = self._standings[worker], _sources(mixture.messages)
+        standing, sources = self._standings[worker], sources_of(mixture.messages)
         self._effects.append(Mix(worker, standing.incarnation, standing.clock, mixture.own, sources, mixture.mass))
 
     def _average_pair(self, worker: WorkerId, c: Contribution | None) -> None:
@@ -209,7 +209,7 @@ class GossipLedger(BaseLedger):
         loss = self.gossip.leave(worker)
         if loss is not None and self.exchange == "push":
             standing = self._standings[worker]
-            self._effects.append(WrittenOff(worker, standing.incarnation, loss.mass, _sources(loss.messages), reason))
+            self._effects.append(WrittenOff(worker, standing.incarnation, loss.mass, sources_of(loss.messages), reason))
 
 
 class FollowedGossipLedger(GossipLedger):
@@ -255,5 +255,6 @@ class FollowedGossipLedger(GossipLedger):
         return self._flush()
 
 
-def _sources(messages: Iterable[GossipMessage]) -> tuple[Source, ...]:
+def sources_of(messages: Iterable[GossipMessage]) -> tuple[Source, ...]:
+    """Return what effects say of these messages."""
     return tuple(Source(message.sender, message.steps, message.weight) for message in messages)

@@ -13,10 +13,9 @@ import torch
 
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
+from offbeat.runtime.ranks.member import LOOK_S
 from offbeat.runtime.ranks.replica import Replica
-from offbeat.types import Seconds, Version, WorkerId
-
-LOOK_S: Seconds = 0.05
+from offbeat.types import Version, WorkerId
 
 
 def means_numel(size: int) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import ModelMeans, means_numel
-from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
+from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, SequencerCall
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.allreduce.round_member import RoundMember
 from offbeat.runtime.ranks.member import LOOK_S
@@ -17,28 +17,17 @@ from offbeat.transport.base import Address, Hub
 from offbeat.types import Version, WorkerId
 
 
-class Meets(Protocol):
-    """Connect to the other ranks."""
-
-    def listen(self, host: str | None = None, port: int = 0) -> Address:
-        """Accept connections of the other processes. Returns the address for them."""
-
-    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float | None, *, later: bool) -> None:
-        """Connect to server 0 and to the other ranks. Unless ``later``, the job begins, with the ranks in ``addresses``."""
-
-    def close(self) -> None:
-        """Close all connections."""
-
-
 class Meeting:
     """What a rank does to know the other ranks before it takes part, for each of its rounds, or for its gossip."""
 
-    _all_rounds: Sequence[Meets]
+    _all_rounds: Sequence[ConnectedRank] = ()
     _addresses: list[Address]
     _is_connected = _later = False
 
-    def _listen(self, all_rounds: Sequence[Meets], interface: str) -> None:
-        """Listen on new sockets for the other processes."""
+    def _listen(self, all_rounds: Sequence[ConnectedRank], interface: str) -> None:
+        """Listen on new sockets for the other processes, and close those of before."""
+        for rounds in self._all_rounds:
+            rounds.close()
         self._all_rounds, self._is_connected, self._later = all_rounds, False, False
         self._addresses = [rounds.listen(interface) for rounds in all_rounds]
 
@@ -80,7 +69,7 @@ class MultiHostMember(Meeting, RoundMember):
 
     others_decide = True
     _rounds: MultiHostRounds
-    _all_rounds: list[MultiHostRounds]
+    _all_rounds: Sequence[MultiHostRounds] = ()
 
     def __init__(
         self,
@@ -96,21 +85,18 @@ class MultiHostMember(Meeting, RoundMember):
     ) -> None:
         self._ranks, self._slots = welcome["ranks"], welcome["slots"]
         self._hub, self._interface, self._call = hub, interface, call
-        self._all_rounds = []
         super().__init__(rank, policy, replica, hear, voided)
 
     def attach(self) -> None:
         """Listen on new sockets for the other processes."""
-        for rounds in self._all_rounds:
-            rounds.close()
         replica, every = self._replica, self._policy.model_sync_every
-        self._all_rounds = [self._make_rounds(self._policy, replica.numel, 0)]
+        all_rounds = [self._make_rounds(self._policy, replica.numel, 0)]
         self._means = None
         if every is not None:
-            self._all_rounds.append(self._make_rounds(Full(), means_numel(replica.size), 1))
-            self._means = ModelMeans(self._all_rounds[1], self._rank, every, replica, self._hear)
-        self._rounds = self._all_rounds[0]
-        self._listen(self._all_rounds, self._interface)
+            all_rounds.append(self._make_rounds(Full(), means_numel(replica.size), 1))
+            self._means = ModelMeans(all_rounds[1], self._rank, every, replica, self._hear)
+        self._rounds = all_rounds[0]
+        self._listen(all_rounds, self._interface)
 
     def _make_rounds(self, rule: RoundRule, numel: int, index: int) -> MultiHostRounds:
         return MultiHostRounds(
@@ -126,7 +112,7 @@ class MultiHostMember(Meeting, RoundMember):
 
     def pull(self) -> None:
         """Apply the results of all rounds that are closed by now, including those still being summed."""
-        self._apply(self._all_rounds[0].catch_up(newest=True))
+        self._apply(self._rounds.catch_up(newest=True))
 
     def part(self) -> None:
         """Wait until the other ranks can do without this rank, which is about to leave, and apply the results that come."""

@@ -23,9 +23,6 @@ from offbeat.runtime.ranks.plane import RankPlane
 from offbeat.transport.base import Address, Connection, Hub, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
-EVERYTHING = 1 << 62
-"""A log entry that never comes: `follow` from here forgets all entries."""
-
 
 def interface_of(hub: Hub) -> str:
     """Return the network interface on which this hub listens."""
@@ -70,7 +67,7 @@ class MultiHostGroup(Group):
     @property
     def entries(self) -> int:
         """Return how many entries the log has had."""
-        return self._rounds.entries
+        return self._rounds.log.count
 
     def introduce(self, rank: WorkerId, addresses: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Note where a rank's process listens. Returns, for each of the rounds, number and address of each peer to connect to."""
@@ -90,8 +87,8 @@ class MultiHostGroup(Group):
     def follow(self, start: int) -> list[Entry]:
         """Return the log from entry ``start`` on."""
         for rounds in self._all_rounds[1:]:
-            rounds.follow(EVERYTHING)
-        return self._rounds.follow(start)
+            rounds.log.follow(rounds.log.count)
+        return self._rounds.log.follow(start)
 
     def measured(self, seconds: Seconds) -> Seconds:
         """Return 0: the log's entries have the job's own times, which the next process of the coordinator will know, too."""
@@ -115,7 +112,7 @@ class MultiHostGroup(Group):
         for rounds in self._all_rounds[1:]:
             rounds.forget(rank)
             if not rounds.present(rank):
-                rounds.enter(rank, rounds.number)
+                rounds.enter(rank, None)
 
     def ticket(self, rank: WorkerId) -> list[int]:
         """Return numbers that authorise another rank to admit `rank`'s current process, one for each of the rounds."""
@@ -130,7 +127,7 @@ class MultiHostGroup(Group):
         self._contacts.pop(rank, None)
         for rounds in self._all_rounds:
             rounds.forget(rank)
-        if self._begun and not self._rounds.present(rank):
+        if not self._rounds.present(rank):
             for rounds in self._all_rounds[1:]:
                 rounds.order(rank, "leave")  # of its two admissions one may have come
 
@@ -163,6 +160,8 @@ class MultiHostGroup(Group):
                 f"{connection.peer} sent 'rounds' with index = {index} and worker = {rank} (expected less than {len(self._all_rounds)} "
                 f"and {self.ranks})"
             )
+        if not self._begun:
+            raise ProtocolError(f"rank {rank} sent 'rounds' before the rounds have begun (expected after its first release)")
         self._all_rounds[index].connect(rank, connection)
         present = {at: of for at, of in self._at.items() if self._all_rounds[of[0]].has(of[1], at)}
         self._at = {**present, connection: (index, rank)}

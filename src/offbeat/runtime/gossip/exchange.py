@@ -53,7 +53,7 @@ class GossipRank(ABC):
         rank: which one.
     """
 
-    def __init__(self, rule: GossipRule, numel: int, dtype: torch.dtype, rank: WorkerId | None) -> None:
+    def __init__(self, rule: GossipRule, numel: int, dtype: torch.dtype, rank: WorkerId) -> None:
         self.rule, self.rank = rule, rank
         self.model = torch.zeros(numel, dtype=dtype, device="cpu")
         """The parameters that this rank computes with, shape (numel,); private, and always the same memory."""
@@ -88,7 +88,7 @@ class GossipRank(ABC):
             Fenced: this rank does not take part any more.
         """
         if self.rule.exchange != "push":
-            self._look_after()
+            self._check()
             return False
         sources, mass = self._run(self._mix("rest"))
         if sources:
@@ -184,7 +184,7 @@ class GossipRank(ABC):
         """Average with the partner, if there is one and it can be reached, then add ``moved``. Sets ``model``. Returns False if alone."""
 
     @abstractmethod
-    def _look_after(self) -> None:
+    def _check(self) -> None:
         """Raise `Fenced` if this rank does not take part any more."""
 
     @abstractmethod

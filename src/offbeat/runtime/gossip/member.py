@@ -108,7 +108,7 @@ class OneHostGossipMember(GossipMember):
         super().__init__(*others)
 
     def _make(self) -> GossipRank:
-        return OneHostGossip.attach(self._memory[0], self._rank)
+        return OneHostGossip(self._memory[0], self._rank)
 
     def close(self) -> None:
         super().close()
@@ -131,12 +131,9 @@ class MultiHostGossipMember(Meeting, GossipMember):
 
     def __init__(self, ranks: int, policy: GossipRule, hub: Hub, interface: str, call: SequencerCall, *others: Any) -> None:
         self._ranks, self._policy, self._hub, self._interface, self._call = ranks, policy, hub, interface, call
-        self._all_rounds = []
         super().__init__(*others)
 
     def _make(self) -> GossipRank:
-        for gossip in self._all_rounds:
-            gossip.close()
         size, dtype, hub = self._replica.size, self._replica.dtype, self._hub.another()
         made = MultiHostGossip(self._policy, self._ranks, size, rank=self._rank, hub=hub, call=self._call, dtype=dtype)
         self._listen([made], self._interface)

@@ -12,7 +12,6 @@ connection of two living ranks breaks, the two exchange nothing until one of the
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -21,21 +20,17 @@ import torch
 
 from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Mixture
 from offbeat.core.gossip.table import Request, Stepped, slots_of
-from offbeat.core.rank_log import Fenced
-from offbeat.errors import JobError, ProtocolError
-from offbeat.runtime.allreduce.multi_host.connections import PeerConnections, SequencerCall
+from offbeat.errors import ProtocolError
+from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, SequencerCall
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
-from offbeat.runtime.allreduce.multi_host.rounds import SequencerLost
 from offbeat.runtime.gossip.exchange import GossipRank, Wait
 from offbeat.runtime.gossip.messages import answered, kinds_of
-from offbeat.transport.base import Address, Hub, Message
+from offbeat.runtime.ranks.member import LOOK_S
+from offbeat.transport.base import Hub, Message
 from offbeat.types import Clock, Seconds, WorkerId
 
-LOOK_S: Seconds = 0.05
-"""How often a rank that waits does what else it has to do, in seconds."""
 
-
-class MultiHostGossip(GossipRank):
+class MultiHostGossip(ConnectedRank, GossipRank):
     """Take part in the gossip of a job whose ranks are on several hosts, after `listen` and `connect`.
 
     Args:
@@ -51,18 +46,13 @@ class MultiHostGossip(GossipRank):
     def __init__(
         self, rule: GossipRule, ranks: int, numel: int, *, rank: WorkerId, hub: Hub, call: SequencerCall, dtype: torch.dtype
     ) -> None:
-        super().__init__(rule, numel, dtype, rank)
-        self._call, self._slots = call, slots_of(rule)
-        self._lock = threading.Condition()
-        self._kinds = kinds_of(ranks)
-        self._connections = PeerConnections(
-            rank, hub, self._lock, self._on_message, self._on_connected, self._changed, lambda peer, header, nbytes: None
-        )
+        GossipRank.__init__(self, rule, numel, dtype, rank)
+        ConnectedRank.__init__(self, rank, hub, call)
+        self._slots, self._kinds = slots_of(rule), kinds_of(ranks)
         self._changes = 0
         """Counts what a rank that waits may wait for."""
         self._answers: list[Stepped] = []
         self._steps = 0
-        self._fenced: str | None = None
         self._kept: dict[Clock, torch.Tensor] = {}
         """This rank's parameters, by step."""
         self._wanted: list[tuple[WorkerId, Clock]] = []
@@ -75,19 +65,6 @@ class MultiHostGossip(GossipRank):
         """Ranks whose connection has ended."""
         self._averaged = 0
         """pair: how often others have averaged with this rank."""
-
-    def listen(self, host: str | None = None, port: int = 0) -> Address:
-        """Accept connections of the other processes. Returns the address for them."""
-        return self._connections.listen(host, port)
-
-    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: Seconds | None = None, *, later: bool = False) -> None:
-        """Connect to server 0 and to the other ranks. Unless ``later``, the job begins, with the ranks in ``addresses``.
-
-        Raises:
-            JobError: server 0 cannot be reached.
-        """
-        with self._lock:
-            self._connections.connect(addresses, self._call, later=later)
 
     @property
     def steps(self) -> Clock:
@@ -109,22 +86,7 @@ class MultiHostGossip(GossipRank):
         with self._lock:
             self._connections.send(SEQUENCER, {"k": "let", "rank": rank, "ticket": ticket})
 
-    def close(self) -> None:
-        self._connections.close()
-        with self._lock:
-            self._lock.notify_all()
-
     # A rank's step.
-
-    def _look_after(self) -> None:
-        if self._connections.failure is not None:
-            raise JobError(f"the communication thread of rank {self.rank} has failed") from self._connections.failure
-        if self._connections.ended:
-            raise JobError(f"rank {self.rank} has closed its connections and does not take part any more")
-        if self._fenced is not None:
-            raise Fenced(self._fenced)
-        if not self._connections.is_connected(SEQUENCER):
-            raise SequencerLost(f"rank {self.rank} has lost its connection to server 0")
 
     def _await(self, holds: Callable[[], bool], what: str) -> Generator[Wait, None, None]:
         """Wait until something holds, which is asked under the lock."""
@@ -132,13 +94,13 @@ class MultiHostGossip(GossipRank):
             with self._lock:
                 if holds():
                     return
-                self._look_after()
+                self._check()
                 told = self._changes
             yield Wait(told, what)
 
     def _asked(self, header: Mapping[str, Any], what: str = "server 0") -> Generator[Wait, None, Stepped]:
         with self._lock:
-            self._look_after()
+            self._check()
             self._answers.clear()
             self._got.clear()
             self._connections.send(SEQUENCER, header)
@@ -231,9 +193,12 @@ class MultiHostGossip(GossipRank):
 
     # Messages. All of this is called in the other thread, under the lock.
 
-    def _changed(self, *about: Any) -> None:
+    def _changed(self) -> None:
         self._changes += 1
         self._lock.notify_all()
+
+    def _on_cut(self, peer: WorkerId, reason: str) -> None:
+        self._changed()
 
     def _on_connected(self, peer: WorkerId) -> None:
         self._ended.discard(peer)
@@ -266,8 +231,7 @@ class MultiHostGossip(GossipRank):
             if self._kept and self.rule.exchange == "average":
                 self._keep(header["n"])
         else:
-            self._fenced = header["why"]
-            self._connections.drop(SEQUENCER)
+            self._fence(header["why"])
 
     def _on_peer(self, peer: WorkerId, kind: str, steps: Clock, payload: Any) -> None:
         if kind == "want":

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Loss, Mixture
+from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Mixture
 from offbeat.core.gossip.table import GossipTable, Request, Stepped, slots_of
-from offbeat.core.rank_log import Entry
 from offbeat.policies import rule_of
 from offbeat.runtime.gossip.exchange import GossipRank, Wait
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES, SharedLayout, lock_row, log_entries
@@ -83,9 +82,9 @@ class GossipMemory(SharedState[GossipState]):
     """The shared state of one job's gossip, and the ranks' vectors.
 
     Args:
-        block: the memory; it must outlive this object.
-        rule, layout: of a new block, which is initialised. Without a layout another process has made the block; its rule is needed if it is
-            one of the user's own.
+        block: the memory; it is closed with this object.
+        rule: what the block was created with, if that is a rule of the user's own; None: the one that the block names.
+        layout: of a new block, which is initialised; None: another process has made the block.
 
     Raises:
         ProtocolError: the block is not one for gossip.
@@ -98,7 +97,7 @@ class GossipMemory(SharedState[GossipState]):
             layout, spelled = GossipLayout.read(block.view)
             rule = rule_of(GossipRule, spelled) if rule is None else rule  # type: ignore[type-abstract]
         assert rule is not None
-        self.layout, self.rule = layout, rule
+        self.block, self.layout, self.rule = block, layout, rule
         memory = layout.parts(block.view)
         super().__init__(memory, layout, partial(GossipState, layout=layout, rule=rule), fresh=fresh)
         self.vector_locks = lock_row(memory["vector_locks"], layout.ranks, fresh=fresh)
@@ -111,6 +110,45 @@ class GossipMemory(SharedState[GossipState]):
             self._copies[0].save()
             layout.write(block.view, rule.spelling)
 
+    @classmethod
+    def create(
+        cls,
+        rule: GossipRule,
+        ranks: int,
+        numel: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        followed: bool = False,
+    ) -> GossipMemory:
+        """Allocate the memory of a job in which no rank takes part yet. Other processes use the attribute ``block``.
+
+        Args:
+            rule: decides which ranks exchange parameters.
+            ranks: the greatest number of ranks, numbered from 0.
+            numel: parameters of the model.
+            dtype: float32 or float64.
+            seed: seed of the rule's draws.
+            followed: True if the coordinator will call `follow`; ranks then wait for it rather than overflow the log.
+
+        Raises:
+            ConfigurationError: the rule is too long to spell, the dtype is not supported, or there is not enough memory.
+        """
+        GossipLayout.check(dtype, rule.spelling)
+        slots = slots_of(rule)
+        layout = GossipLayout(
+            ranks=ranks,
+            numel=numel,
+            dtype_index=VECTOR_DTYPES.index(dtype),
+            slots=slots,
+            log_entries=log_entries(ranks),
+            seed=seed,
+            followed=int(followed),
+            messages=ranks * slots * min(rule.edges.degree, ranks) if rule.exchange == "push" else 0,
+        )
+        block = MemoryBlock.allocate(layout.offsets()["end"], "gossip")
+        return cls(block, rule, layout)
+
     def _update(self, new: GossipState, newest: GossipState) -> None:
         new.load(newest)
 
@@ -121,6 +159,49 @@ class GossipMemory(SharedState[GossipState]):
     def read(self, what: Callable[[GossipState], T]) -> T:
         """Read the state at one moment, under the lock: a half-overwritten copy cannot be loaded."""
         return self.hold(lambda newest: what(newest.load(newest)))
+
+    # Who takes part. The coordinator and the ranks change it.
+
+    def present(self, rank: WorkerId) -> bool:
+        """Return True if a rank takes part."""
+        return self.read(lambda state: state.present(rank))
+
+    def enter(self, rank: WorkerId) -> None:
+        """Let a rank take part; its process must then call `OneHostGossip.begin`. The parameters of an earlier process are lost."""
+
+        def enter(state: GossipState) -> None:
+            state.enter(rank)
+            self._empty(rank)
+
+        self.change(enter)
+
+    def admit(self, rank: WorkerId, ticket: int) -> None:
+        """Let a rank take part on the word of another one, unless the ticket is void. No rank waits for it before its `resume`."""
+
+        def admit(state: GossipState) -> None:
+            if state.admit(rank, ticket):
+                self._empty(rank)
+
+        self.change(admit)
+
+    def _empty(self, rank: WorkerId) -> None:
+        """Mark a rank's slots as empty, since an earlier process has written them."""
+        if self.rule.exchange != "push":  # with "push", messages stay in their slots until they are read
+            self._stamps[rank] = _BEING_WRITTEN
+
+    def resume(self, rank: WorkerId, process: int | None = None) -> None:
+        """Let ranks wait for a rank again, on its own word if this is the number of its process."""
+
+        def resume(state: GossipState) -> None:
+            if process is not None:
+                state.check(rank, process)
+            raised = state.resume(rank)
+            if raised is not None and self.rule.exchange == "average":
+                self._restamp(rank, raised)
+
+        self.change(resume)
+
+    # Vectors.
 
     def vector(self, rank: WorkerId, slot: int) -> torch.Tensor:
         """Return a rank's vector, shape (numel,): a view."""
@@ -138,7 +219,7 @@ class GossipMemory(SharedState[GossipState]):
         self.hold(lambda _: self.events.change())
         self.events.wake(EVERYBODY)
 
-    def restamp(self, rank: WorkerId, steps: Clock) -> None:
+    def _restamp(self, rank: WorkerId, steps: Clock) -> None:
         """Let a rank's newest parameters count as those of ``steps``, which is later.
 
         The coordinator's process may die in here, before the change is complete: then the parameters still have their stamp, or that of the
@@ -165,183 +246,46 @@ class GossipMemory(SharedState[GossipState]):
         """Return True if a rank has written any vector."""
         return bool((self._stamps[rank] != _BEING_WRITTEN).any())
 
-    def forget(self, rank: WorkerId) -> None:
-        """Mark a rank's slots as empty, since an earlier process has written them."""
-        self._stamps[rank] = _BEING_WRITTEN
-
 
 class OneHostGossip(GossipRank):
-    """Access the gossip of one host from one process, as a rank, or (rank None) to change and read who takes part.
+    """Take part in the gossip of one host as one rank.
 
-    Made by `create` and `attach`.
+    Args:
+        block: the job's memory; closed with this object.
+        rank: which one.
 
     >>> from offbeat.policies import rule
-    >>> host = OneHostGossip.create(rule("adpsgd"), ranks=2, numel=2)
-    >>> ranks = [OneHostGossip.attach(host.block, rank) for rank in range(2)]
+    >>> memory = GossipMemory.create(rule("adpsgd"), ranks=2, numel=2)
+    >>> ranks = [OneHostGossip(memory.block, rank) for rank in range(2)]
     >>> for number, rank in enumerate(ranks):
-    ...     host.enter(number)
+    ...     memory.enter(number)
     ...     rank.begin(torch.tensor([1.0, 2.0]) * number)
     >>> ranks[1].step(torch.tensor([0.0, 1.0])).sources, ranks[1].model
     ((0,), tensor([0.5000, 2.0000]))
     """
 
-    def __init__(self, block: SharedMemory, memory: GossipMemory, rank: WorkerId | None) -> None:
-        super().__init__(memory.rule, memory.layout.numel if rank is not None else 0, memory.layout.dtype, rank)
-        self.block, self._memory = block, memory
+    def __init__(self, block: SharedMemory, rank: WorkerId) -> None:
+        self._memory = memory = GossipMemory(block)
+        super().__init__(memory.rule, memory.layout.numel, memory.layout.dtype, rank)
         self._process = 0
-
-    @classmethod
-    def create(
-        cls,
-        rule: GossipRule,
-        ranks: int,
-        numel: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-        followed: bool = False,
-    ) -> OneHostGossip:
-        """Allocate the shared memory of a job. Its ranks need the attribute ``block``.
-
-        Args:
-            rule: decides which ranks exchange parameters.
-            ranks: the greatest number of ranks, numbered from 0.
-            numel: parameters of the model.
-            dtype: float32 or float64.
-            seed: seed of the rule's draws.
-            followed: True if the coordinator will call `follow`; ranks then wait for it rather than overflow the log.
-
-        Raises:
-            ConfigurationError: the rule is too long to spell, the dtype is not supported, or there is not enough memory.
-        """
-        GossipLayout.check(dtype, rule.spelling)
-        slots = slots_of(rule)
-        layout = GossipLayout(
-            ranks=ranks,
-            numel=numel,
-            dtype_index=VECTOR_DTYPES.index(dtype),
-            slots=slots,
-            log_entries=log_entries(ranks),
-            seed=seed,
-            followed=int(followed),
-            messages=ranks * slots * min(rule.edges.degree, ranks) if rule.exchange == "push" else 0,
-        )
-        block = MemoryBlock.allocate(layout.offsets()["end"], "gossip")
-        return cls(block, GossipMemory(block, rule, layout), None)
-
-    @classmethod
-    def attach(cls, block: SharedMemory, rank: WorkerId | None = None, rule: GossipRule | None = None) -> OneHostGossip:
-        """Use a job's memory, as one of its ranks, or (``rank`` None) only to read and to report dead ranks.
-
-        Args:
-            block: the memory.
-            rank: which one.
-            rule: what the block was created with, if that is a rule of the user's own; None: the one that the block names.
-
-        Raises:
-            ProtocolError: the block is not one for gossip.
-        """
-        return cls(block, GossipMemory(block, rule), rank)
-
-    # Who takes part: called by the coordinator, and by ranks for others.
-
-    def present(self, rank: WorkerId) -> bool:
-        """Return True if a rank takes part."""
-        return self._memory.read(lambda state: state.present(rank))
 
     @property
     def steps(self) -> Clock:
         return self._memory.read(lambda state: state.steps)
 
-    def enter(self, rank: WorkerId) -> None:
-        """Let a rank take part; its process must then call `begin`. The parameters of an earlier process are lost."""
-
-        def enter(state: GossipState) -> None:
-            state.enter(rank)
-            self._emptied(rank)
-
-        self._memory.change(enter)
-
     def admit(self, rank: WorkerId, ticket: int) -> None:
-        def admit(state: GossipState) -> None:
-            if state.admit(rank, ticket):
-                self._emptied(rank)
+        self._memory.admit(rank, ticket)
 
-        self._memory.change(admit)
-
-    def _emptied(self, rank: WorkerId) -> None:
-        if self.rule.exchange != "push":  # with "push", messages stay in their slots until they are read
-            self._memory.forget(rank)
-
-    def ticket(self, rank: WorkerId) -> int:
-        """Return the number with which another rank may `admit` the rank's current process."""
-        return self._memory.read(lambda state: state.processes[rank])
-
-    def forget(self, rank: WorkerId) -> None:
-        """Void the ticket of a rank that does not take part: its process is gone."""
-        self._memory.change(GossipState.forget, rank)
-
-    def leave(self, rank: WorkerId | None = None, note: Callable[[Loss], None] | None = None) -> Loss | None:
-        """Remove a rank, by default this one, from the gossip. No rank waits for it any more, and its mass is written off.
-
-        Args:
-            rank: which one.
-            note: called with what is lost, under the lock and before the change is complete.
-
-        Returns:
-            What was lost with it; None if it did not take part.
-        """
-        gone, memory = self._mine() if rank is None else rank, self._memory
-
-        def leave(state: GossipState) -> Loss | None:
-            # It may have died between the count of its last step and the end of writing the parameters.
-            loss = state.leave(gone, lambda receiver, message: not memory.holds(gone, message.steps))
-            if loss is not None and note is not None:
-                note(loss)
-            return loss
-
-        return memory.change(leave)
-
-    def pause(self, rank: WorkerId) -> None:
-        """Let no rank wait for a rank, which has nothing to compute. Its process should call `catch_up` now and then."""
-        self._memory.change(GossipState.pause, rank)
-
-    def resume(self, rank: WorkerId | None = None) -> None:
-        back, memory = self._mine() if rank is None else rank, self._memory
-
-        def resume(state: GossipState) -> None:
-            if rank is None:
-                state.check(back, self._process)
-            raised = state.resume(back)
-            if raised is not None and self.rule.exchange == "average":
-                memory.restamp(back, raised)
-
-        memory.change(resume)
-
-    def masses(self) -> tuple[float, float, float, float]:
-        """push-sum: return the mass of all ranks, the mass of messages under way, the lost mass, and the mass that has entered."""
-
-        def masses(state: GossipState) -> tuple[float, float, float, float]:
-            gossip = state.gossip
-            return sum(map(gossip.mass, gossip.present)), gossip.in_flight(), gossip.lost, gossip.entered
-
-        return self._memory.read(masses)
-
-    def follow(self, start: int) -> list[Entry]:
-        """Return the log from entry ``start`` on. A rank's step is an arrival, whose version is the number of its steps after it.
-
-        A `GossipLedger` that gets the same events makes the same decisions, with one exception: messages under way while a rank leaves may
-        be mixed in a step sooner or later than the log says.
-        """
-        return self._memory.follow(start)
+    def resume(self) -> None:
+        self._memory.resume(self.rank, self._process)
 
     def close(self) -> None:
-        self.block.close()
+        self._memory.block.close()
 
     # A rank's step.
 
     def begin(self, parameters: torch.Tensor) -> None:
-        rank, memory = self._mine(), self._memory
+        rank, memory = self.rank, self._memory
         self.model.copy_(parameters.detach().reshape(-1))
         self._own.copy_(self.model)
 
@@ -358,15 +302,11 @@ class OneHostGossip(GossipRank):
         self._memory.make_room(self.meanwhile)
         return super().stepping(moved)
 
-    def _mine(self) -> WorkerId:
-        assert self.rank is not None, "attach(block, rank=...) is needed for this call: it was attached without a rank"
-        return self.rank
-
-    def _look_after(self) -> None:
-        self._memory.read(lambda state: state.check(self._mine(), self._process))
+    def _check(self) -> None:
+        self._memory.read(lambda state: state.check(self.rank, self._process))
 
     def _ask(self, request: Request, *arguments: bool) -> Generator[Wait, None, Any]:
-        rank, memory = self._mine(), self._memory
+        rank, memory = self.rank, self._memory
 
         def attempt(state: GossipState) -> Any:
             state.check(rank, self._process)
@@ -382,7 +322,7 @@ class OneHostGossip(GossipRank):
             yield Wait(told, found)
 
     def _took(self, mixture: Mixture, got: Sequence[GossipMessage]) -> None:
-        rank = self._mine()
+        rank = self.rank
 
         def took(state: GossipState) -> None:
             state.check(rank, self._process)
@@ -391,7 +331,7 @@ class OneHostGossip(GossipRank):
         self._memory.change(took)
 
     def _publish(self, steps: Clock) -> None:
-        self._memory.write(self._mine(), steps, self._own)
+        self._memory.write(self.rank, steps, self._own)
         self._memory.tell()
 
     def _add(self, message: GossipMessage, into: torch.Tensor) -> Generator[Wait, None, bool]:
@@ -400,7 +340,7 @@ class OneHostGossip(GossipRank):
             told = memory.events.value
             if memory.holds(sender, steps):
                 break
-            if memory.passed(sender, steps) or not self.present(sender):
+            if memory.passed(sender, steps) or not memory.present(sender):
                 return False
             yield Wait(told, f"the parameters of rank {sender}")
         into.add_(memory.vector(sender, steps % memory.layout.slots), alpha=message.weight)
@@ -422,7 +362,7 @@ class OneHostGossip(GossipRank):
                 lock.release()
 
     def _exchange(self, stepped: Stepped, moved: torch.Tensor | None) -> Generator[Wait, None, bool]:
-        rank, memory, partner = self._mine(), self._memory, stepped.partner
+        rank, memory, partner = self.rank, self._memory, stepped.partner
         mine = memory.vector(rank, 0)
         with self._hold(*({rank} if partner is None else {rank, partner})):
             found = partner is not None and memory.filled(partner)  # else the partner has entered and not called begin() yet

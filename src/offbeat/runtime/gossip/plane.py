@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from offbeat.core.effects import Effect, Source, WrittenOff
+from offbeat.core.effects import Effect, WrittenOff
 from offbeat.core.events import Event, Pushed
-from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Loss
+from offbeat.core.gossip.ledger import sources_of
+from offbeat.core.gossip.push_sum import GossipRule, Loss
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup, MultiHostPlane
-from offbeat.runtime.gossip.one_host import OneHostGossip
+from offbeat.runtime.gossip.one_host import GossipMemory, GossipState
 from offbeat.runtime.gossip.sequenced import SequencedGossip
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.plane import RankPlane
@@ -28,12 +29,11 @@ class GossipGroup(Group):
     """Hold the gossip of one job.
 
     Args:
-        policy: the job's rule.
         gossip: its memory.
     """
 
-    def __init__(self, policy: GossipRule, gossip: OneHostGossip) -> None:
-        self._policy, self._gossip = policy, gossip
+    def __init__(self, gossip: GossipMemory) -> None:
+        self._gossip = gossip
 
     @classmethod
     def create(cls, policy: GossipRule, ranks: int, size: int, dtype: torch.dtype, seed: int, survival: Survival) -> GossipGroup:
@@ -51,17 +51,17 @@ class GossipGroup(Group):
             ConfigurationError: there is not enough memory.
         """
 
-        def make() -> OneHostGossip:
-            return OneHostGossip.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
+        def make() -> GossipMemory:
+            return GossipMemory.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
 
-        return cls(policy, survival.once("gossip", make, lambda block: OneHostGossip.attach(block, None, policy)))
+        return cls(survival.once("gossip", make, lambda block: GossipMemory(block, policy)))
 
     def __getstate__(self) -> dict[str, Any]:
         """Have a snapshot of the server refer to the memory, which the next process attaches."""
-        return {"policy": self._policy, "memory": self._gossip.block}
+        return {"policy": self._gossip.rule, "memory": self._gossip.block}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._policy, self._gossip = state["policy"], OneHostGossip.attach(state["memory"], None, state["policy"])
+        self._gossip = GossipMemory(state["memory"], state["policy"])
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:
@@ -69,7 +69,11 @@ class GossipGroup(Group):
         return (self._gossip.block,)
 
     def follow(self, start: int) -> list[Entry]:
-        """Return the log from entry ``start`` on."""
+        """Return the log from entry ``start`` on. A rank's step is an arrival, whose version is the number of its steps after it.
+
+        A `GossipLedger` that gets the same events makes the same decisions, with one exception: messages under way while a rank leaves may
+        be mixed in a step sooner or later than the log says.
+        """
         return self._gossip.follow(start)
 
     def present(self, rank: WorkerId) -> bool:
@@ -88,31 +92,32 @@ class GossipGroup(Group):
 
     def ticket(self, rank: WorkerId) -> list[int]:
         """Return the number that authorises another rank to admit `rank`'s current process."""
-        return [self._gossip.ticket(rank)]
+        return [self._gossip.read(lambda state: state.processes[rank])]
 
     def forget(self, rank: WorkerId) -> None:
         """Withdraw the ticket of a rank that does not take part and whose process is gone."""
-        self._gossip.forget(rank)
+        self._gossip.change(GossipState.forget, rank)
 
     def leave(self, rank: WorkerId, incarnation: Incarnation, note: Note | None = None) -> tuple[Effect, ...]:
         """Remove a rank. Returns, for push-sum, the effect that writes off its mass and the messages for it.
 
-        ``note`` is called with these effects before the change is complete.
+        ``note`` is called with these effects, under the lock and before the change is complete.
         """
-        effects: tuple[Effect, ...] = ()
+        gossip = self._gossip
 
-        def lost(loss: Loss) -> None:
-            nonlocal effects
-            effects = _written_off(self._policy, rank, incarnation, loss)
+        def leave(state: GossipState) -> tuple[Effect, ...]:
+            # It may have died between the count of its last step and the end of writing the parameters.
+            loss = state.leave(rank, lambda receiver, message: not gossip.holds(rank, message.steps))
+            effects = () if loss is None else _written_off(gossip.rule, rank, incarnation, loss)
             if effects and note is not None:
                 note(effects)
+            return effects
 
-        self._gossip.leave(rank, lost)
-        return effects
+        return gossip.change(leave)
 
     def pause(self, rank: WorkerId) -> None:
-        """Let no rank wait for a rank, which has nothing to compute."""
-        self._gossip.pause(rank)
+        """Let no rank wait for a rank, which has nothing to compute. Its process should call `catch_up` now and then."""
+        self._gossip.change(GossipState.pause, rank)
 
     def resume(self, rank: WorkerId) -> None:
         """Let ranks wait for a rank again."""
@@ -120,7 +125,7 @@ class GossipGroup(Group):
 
     def close(self) -> None:
         """Release the memory at the end of the job."""
-        self._gossip.close()
+        self._gossip.block.close()
 
 
 class MultiHostGossipGroup(MultiHostGroup):
@@ -150,7 +155,7 @@ class MultiHostGossipGroup(MultiHostGroup):
         found, self._rounds.missed = self._rounds.missed, []
         reason = "its sender is gone"
         return [
-            WrittenOff(rank, incarnations.get(rank, NOT_JOINED), sum(m.mass for m in messages), _sources(messages), reason)
+            WrittenOff(rank, incarnations.get(rank, NOT_JOINED), sum(m.mass for m in messages), sources_of(messages), reason)
             for rank, messages in found
         ]
 
@@ -158,11 +163,7 @@ class MultiHostGossipGroup(MultiHostGroup):
 def _written_off(policy: GossipRule, rank: WorkerId, incarnation: Incarnation, loss: Loss) -> tuple[Effect, ...]:
     if policy.exchange != "push":
         return ()
-    return (WrittenOff(rank, incarnation, loss.mass, _sources(loss.messages), "its replica is gone with it"),)
-
-
-def _sources(messages: Sequence[GossipMessage]) -> tuple[Source, ...]:
-    return tuple(Source(message.sender, message.steps, message.weight) for message in messages)
+    return (WrittenOff(rank, incarnation, loss.mass, sources_of(loss.messages), "its replica is gone with it"),)
 
 
 class GossipPlane(RankPlane):

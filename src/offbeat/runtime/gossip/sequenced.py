@@ -11,18 +11,16 @@ A rank that has been given one says what it has got, and the others are written 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Loss, Mixture
-from offbeat.core.gossip.table import GossipTable
-from offbeat.core.rank_log import Entry, EntryKind
+from offbeat.core.gossip.table import GossipTable, slots_of
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.rank_calls import RankCalls
 from offbeat.runtime.gossip.messages import answer, kinds_of
 from offbeat.transport.schema import Kinds
-from offbeat.types import Clock, Seconds, Version, WorkerId
+from offbeat.types import Seconds, Version, WorkerId
 
 
 class SequencedGossip(RankCalls):
@@ -36,37 +34,29 @@ class SequencedGossip(RankCalls):
     """
 
     def __init__(self, rule: GossipRule, ranks: int, now: Callable[[], Seconds], seed: int) -> None:
-        self.table = GossipTable(rule, ranks, seed, self._note)
+        super().__init__(ranks, slots_of(rule), now)
+        self.table = GossipTable(rule, ranks, seed, self.log.write)
         self._asks: dict[WorkerId, Mapping[str, Any]] = {}
         """Requests that wait for other ranks."""
         self._given: dict[WorkerId, Mixture] = {}
         """By rank: what it was told to take, and has not taken yet."""
-        self._log: deque[Entry] = deque()
-        self._seq = 0
-        self._begun = False
         self._losses: dict[WorkerId, Loss] = {}
         """What has gone with ranks whose end the coordinator has not heard of."""
         self.missed: list[tuple[WorkerId, tuple[GossipMessage, ...]]] = []
         """Messages that ranks could not get, since the last look of the coordinator."""
-        super().__init__(ranks, self.table.slots, now)
 
     @property
     def _requests(self) -> Kinds:
         return kinds_of(self._ranks).requests
 
-    def _note(self, kind: EntryKind, rank: WorkerId, steps: Clock, buffer: int | None) -> None:
-        self._log.append(Entry(self._seq, kind, rank, steps, buffer, 0, False, self._clock_ns()))
-        self._seq += 1
-
     # What the coordinator decides.
 
     def begin(self, hosts: Mapping[WorkerId, str]) -> None:
-        self._begun = True
-        self._queued = {rank: [] for rank in hosts}
+        super().begin(hosts)
         for rank in sorted(hosts):
             self.table.enter(rank)
 
-    def enter(self, rank: WorkerId, version: Version) -> None:
+    def enter(self, rank: WorkerId, version: Version | None) -> None:
         self.table.enter(rank)
         self.forget(rank)
         self._answer()
@@ -102,28 +92,7 @@ class SequencedGossip(RankCalls):
     def _is_given(self, receiver: WorkerId, message: GossipMessage) -> bool:
         return receiver in self._given and message in self._given[receiver].messages
 
-    def _fence(self, rank: WorkerId, why: str) -> None:
-        self._send(rank, {"k": "fence", "why": why})
-        self._drop(rank)
-
     # What the coordinator sees.
-
-    @property
-    def begun(self) -> bool:
-        return self._begun
-
-    @property
-    def number(self) -> Version:
-        return self.table.steps
-
-    @property
-    def entries(self) -> int:
-        return self._seq
-
-    def follow(self, start: int) -> list[Entry]:
-        while self._log and self._log[0].seq < start:
-            self._log.popleft()
-        return list(self._log)
 
     def present(self, rank: WorkerId) -> bool:
         return self.table.present(rank)

@@ -121,7 +121,7 @@ def _train(rounds: MultiHostRounds, over: threading.Event, problems: list[str]) 
 
 def _goes_on(seat: Seat) -> bool:
     number = seat.number
-    return seat.wait_for(lambda: seat.group._rounds.number >= number + 3, TIMEOUT_S)
+    return seat.wait_for(lambda: seat.sequencer.number >= number + 3, TIMEOUT_S)
 
 
 def main() -> int:

@@ -98,8 +98,7 @@ class Network:
         assert isinstance(found, RoundRule)
         self.seat = SequencedRounds(found, len(hosts), slots, lambda: 0.0, seed=3)
         self.seat.begin(dict(enumerate(hosts)))
-        assert self.seat._sequencer is not None
-        self.sequencer = self.seat._sequencer
+        self.sequencer = self.seat.sequencer
         self.queues: dict[tuple[WorkerId, WorkerId], _Queue] = {}
         self.memories: dict[str, HostMemory] = {}
         self.nodes: dict[WorkerId, Node] = {}
@@ -197,12 +196,12 @@ class Network:
     def leave(self, number: WorkerId) -> None:
         """It may go, and goes."""
         rank = self.ranks[number]
-        before = len(self.sequencer.follow(0))
+        before = len(self.seat.log.follow(0))
         self.left.append(rank)
         for other in self.ranks.values():
             other.given = other.given or other.donor is rank
         self._end(number, 99)
-        entries = self.sequencer.follow(0)[before:]
+        entries = self.seat.log.follow(0)[before:]
         # With its last messages it may let a newcomer in, who takes over the buffers of the one before.
         taken_over = {entry.rank for entry in entries if entry.kind is EntryKind.ENTER}
         lost = [entry for entry in entries if entry.kind is EntryKind.LOST and entry.rank not in taken_over]
@@ -305,9 +304,9 @@ class Network:
             assert all(value in [torch.tensor(1.0) / living for living in range(1, len(self.hosts) + 1)] for value in values)
             included += result != 0
         assert included.max() <= 1.0, "a gradient is in two rounds"
-        arrived = sum(entry.kind is EntryKind.ARRIVE and entry.buffer is not None for entry in self.sequencer.follow(0))
+        arrived = sum(entry.kind is EntryKind.ARRIVE and entry.buffer is not None for entry in self.seat.log.follow(0))
         if there:
-            lost = sum(entry.kind is EntryKind.LOST for entry in self.sequencer.follow(0))
+            lost = sum(entry.kind is EntryKind.LOST for entry in self.seat.log.follow(0))
             assert int(included.sum()) + lost == arrived
 
 

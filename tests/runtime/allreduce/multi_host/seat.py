@@ -10,8 +10,9 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.connections import SequencerCall
-from offbeat.runtime.allreduce.multi_host.rounds import slots_of
+from offbeat.runtime.allreduce.multi_host.sequenced_rounds import SequencedRounds
 from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup
+from offbeat.runtime.allreduce.one_host.layout import slots_of
 from offbeat.runtime.job.messages import ROUNDS
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.types import Incarnation, Version, WorkerId
@@ -35,6 +36,9 @@ class Seat:
         self.address = hub.listen(host, 0)
         self.call = call_of(self.address)
         self.group = MultiHostGroup(rule, ranks, [slots_of(rule, nbytes)] * 2, 0, time.monotonic)
+        rounds = self.group._rounds
+        assert isinstance(rounds, SequencedRounds)
+        self.sequencer = rounds.sequencer
         self.lock = threading.Condition()
         """For whoever asks the group anything."""
         self._ranks: dict[Connection, WorkerId] = {}
@@ -52,7 +56,7 @@ class Seat:
     def number(self) -> Version:
         """Of the open round."""
         with self.lock:
-            return self.group._rounds.number
+            return self.sequencer.number
 
     @property
     def log(self) -> list[Entry]:

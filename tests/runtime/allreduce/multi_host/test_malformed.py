@@ -15,16 +15,22 @@ from tests.runtime.allreduce.multi_host.network import Network
 from tests.tiers import examples
 
 from offbeat.errors import ProtocolError
-from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER, kinds_of
+from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER, RoundKinds, kinds_of
+from offbeat.runtime.gossip.messages import kinds_of as gossip_kinds_of
 
 NOTHING = torch.empty(0)
 HOSTS = {"each alone": ["a", "b", "c"], "two together": ["a", "b", "b"], "all together": ["a", "a", "a"]}
 
 
-def test_every_kind_lets_its_example_pass_and_names_what_does_not_fit() -> None:
-    every = {kind: kinds for kinds in kinds_of(3, 4) for kind in kinds.kinds}
-    assert every.keys() == EVERY.keys()
-    for kind, fields in EVERY.items():
+@pytest.mark.parametrize(
+    ("found", "examples_of"),
+    [(kinds_of(3, 4), EVERY), (gossip_kinds_of(3), {**malformed.TO_TABLE, **malformed.FROM_TABLE, **malformed.BETWEEN_GOSSIPS})],
+    ids=["rounds", "gossip"],
+)
+def test_every_kind_lets_its_example_pass_and_names_what_does_not_fit(found: RoundKinds, examples_of: dict[str, dict[str, Any]]) -> None:
+    every = {kind: kinds for kinds in found for kind in kinds.kinds}
+    assert every.keys() == examples_of.keys()
+    for kind, fields in examples_of.items():
         kinds = every[kind]
         assert kinds.check({"k": kind, **fields, "of a newer peer": 1}, "peer 2") == kind
         for field in fields:

@@ -133,7 +133,7 @@ def test_what_a_dead_rank_has_written_over_is_not_in_its_round() -> None:
     network.finish()
     network.check()
     assert not network.ranks[1].results[0].any()
-    lost = [(entry.rank, entry.version) for entry in network.sequencer.follow(0) if entry.kind is EntryKind.LOST]
+    lost = [(entry.rank, entry.version) for entry in network.seat.log.follow(0) if entry.kind is EntryKind.LOST]
     assert lost == [(0, 0)]
 
 

@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offbeat.core.rank_log import Entry
-from offbeat.errors import ProtocolError
+from offbeat.core.rank_log import RankLog
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.schema import Kinds
 from offbeat.types import Seconds, Version, WorkerId
@@ -24,7 +23,8 @@ class RankCalls(ABC):
 
     def __init__(self, ranks: int, slots: int, now: Callable[[], Seconds]) -> None:
         self.slots = slots
-        self._ranks, self._now = ranks, now
+        self.log = RankLog(now)
+        self._ranks = ranks
         self._hosts: dict[WorkerId, str] = {}
         """The host of each rank that another rank may admit."""
         self._tickets: dict[WorkerId, int] = {}
@@ -39,18 +39,15 @@ class RankCalls(ABC):
     def _requests(self) -> Kinds:
         """Return the kinds of messages that a rank may send."""
 
-    def _clock_ns(self) -> int:
-        return round(self._now() * 1e9)
-
     # What the coordinator decides.
 
-    @abstractmethod
     def begin(self, hosts: Mapping[WorkerId, str]) -> None:
         """Enter the ranks that the job begins with; by rank: the identity of its host."""
+        self._queued = {rank: [] for rank in hosts}
 
     @abstractmethod
-    def enter(self, rank: WorkerId, version: Version) -> None:
-        """Let a rank take part with the parameters of ``version``. Raises `TooOld` if the rank needs results that are gone."""
+    def enter(self, rank: WorkerId, version: Version | None) -> None:
+        """Let a rank take part with the parameters of ``version``, None: the newest. Raises `TooOld` if it needs results that are gone."""
 
     @abstractmethod
     def order(self, rank: WorkerId, kind: str) -> None:
@@ -82,25 +79,6 @@ class RankCalls(ABC):
 
     # What the coordinator sees.
 
-    @property
-    @abstractmethod
-    def begun(self) -> bool:
-        """Return True once `begin` was called."""
-
-    @property
-    @abstractmethod
-    def number(self) -> Version:
-        """Return the number of the open round, or of steps."""
-
-    @property
-    @abstractmethod
-    def entries(self) -> int:
-        """Return how many entries the log has had."""
-
-    @abstractmethod
-    def follow(self, start: int) -> list[Entry]:
-        """Return the log from entry ``start`` on."""
-
     @abstractmethod
     def present(self, rank: WorkerId) -> bool:
         """Return True if a rank takes part."""
@@ -108,13 +86,7 @@ class RankCalls(ABC):
     # Connections of ranks.
 
     def connect(self, rank: WorkerId, connection: Connection) -> None:
-        """Take the connection of a rank's process, and send what has waited for it.
-
-        Raises:
-            ProtocolError: the job has not begun.
-        """
-        if not self.begun:
-            raise ProtocolError(f"rank {rank} sent 'rounds' before the rounds have begun (expected after its first release)")
+        """Take the connection of a rank's process, and send what has waited for it."""
         former = self._connections.pop(rank, None)
         if former is not None:
             former.close()  # an earlier process of this rank is gone, and the end of its connection has not been read yet
@@ -155,6 +127,11 @@ class RankCalls(ABC):
             connection.send(header)
         elif rank in self._queued:
             self._queued[rank].append(header)
+
+    def _fence(self, rank: WorkerId, why: str) -> None:
+        """Tell a rank that it takes part no more, and end its connection."""
+        self._send(rank, {"k": "fence", "why": why})
+        self._drop(rank)
 
     def _drop(self, rank: WorkerId) -> None:
         self._queued.pop(rank, None)

@@ -6,7 +6,6 @@ The rank's process hands in gradients and takes results; a second thread sums th
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,32 +15,19 @@ import torch
 from offbeat.core.allreduce.commands import Answer
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.rounds import Arrival
-from offbeat.core.rank_log import Fenced
 from offbeat.errors import ConfigurationError, JobError
-from offbeat.runtime.allreduce.multi_host.connections import PeerConnections, SequencerCall
+from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, SequencerCall
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
+from offbeat.runtime.allreduce.one_host.layout import slots_of
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.transport.base import Address, Hub, Message
-from offbeat.transport.shm import available_nbytes
-from offbeat.types import Version, WorkerId
-
-_UNBOUNDED_SLOTS, _SPARE_SLOTS = 256, 4
+from offbeat.types import Seconds, Version, WorkerId
 
 
-def slots_of(rule: RoundRule, nbytes: int) -> int:
-    """Return how many results to keep: as many as the rule's staleness needs, in at most a quarter of this machine's memory."""
-    wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
-    return min(wanted, max(2, (available_nbytes() or 1 << 30) // 4 // max(1, nbytes)))
-
-
-class SequencerLost(Fenced, JobError):
-    """The connection between a rank and the sequencer has ended: one of the two is dead or is taken for dead."""
-
-
-class MultiHostRounds:
+class MultiHostRounds(ConnectedRank):
     """Take part in the rounds of a job whose ranks are on several hosts.
 
     After `listen` and `connect` a rank's step is as on one host: ``send()``, write the gradient there, ``arrive()``, ``wait()``, apply each
@@ -79,9 +65,7 @@ class MultiHostRounds:
             known = ", ".join(map(str, VECTOR_DTYPES))
             raise ConfigurationError(f"gradients of {dtype} cannot be summed across hosts; use one of {known}")
         self.slots = slots if slots is not None else slots_of(rule, numel * dtype.itemsize)
-        self._call = call
-        self._lock = threading.Condition()
-        self._connections = PeerConnections(rank, hub, self._lock, self._on_message, self._on_connected, self._on_cut, self._place)
+        super().__init__(rank, hub, call)
         memory = HostMemory(ranks, numel, dtype, self.slots)
         connections = self._connections
         self._node = Node(
@@ -101,11 +85,7 @@ class MultiHostRounds:
         self._drain_version: Version | None = None
         """While the rank drains: the version up to which it must take results before it may leave."""
 
-    def listen(self, host: str | None = None, port: int = 0) -> Address:
-        """Accept connections of the other processes. Returns the address for them."""
-        return self._connections.listen(host, port)
-
-    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: float | None = 30.0, *, later: bool = False) -> None:
+    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: Seconds | None = None, *, later: bool = False) -> None:
         """Connect to the sequencer and to the other ranks. Unless ``later``, the job begins, with the ranks in ``addresses``.
 
         Nothing waits until all are connected; a rank only waits for the first rank of its host, which owns the shared memory.
@@ -310,10 +290,7 @@ class MultiHostRounds:
             self._request(lambda: self._node.notify({"k": "resume"}))
 
     def close(self) -> None:
-        """Close all connections: to the other processes this one is gone."""
-        self._connections.close()
-        with self._lock:
-            self._lock.notify_all()
+        super().close()
         self._node.memory.close()
 
     # Implementation.
@@ -332,16 +309,6 @@ class MultiHostRounds:
         self._writing = self._node.buffer()
         return self._writing is not None
 
-    def _check(self) -> None:
-        if self._connections.failure is not None:
-            raise JobError(f"the communication thread of rank {self.rank} has failed") from self._connections.failure
-        if self._connections.ended:
-            raise JobError(f"rank {self.rank} has closed its connections and does not take part any more")
-        if self._node.fenced is not None:
-            raise Fenced(self._node.fenced)
-        if not self._connections.is_connected(SEQUENCER):
-            raise SequencerLost(f"rank {self.rank} has lost its connection to the sequencer")
-
     def _wait_for(self, what: Callable[[], bool], timeout_s: float | None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not what():
@@ -353,28 +320,24 @@ class MultiHostRounds:
         return True
 
     def _on_message(self, peer: WorkerId, message: Message | None) -> None:
-        """Called in the thread, under the lock."""
         self._node.local_peers = self._connections.local_peers()
         before = self._node.awaited
         if message is not None:
             self._node.on_message(peer, message.header, message.payload, message.memory)
             if self._node.fenced is not None and peer == SEQUENCER:
-                self._connections.drop(peer)  # the sequencer closes it too, and it must not be made anew
+                self._fence(self._node.fenced)
             if self._node.awaited == before:
                 return  # a rank that waits would wake up, and find nothing
         self._lock.notify_all()
 
     def _place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
-        """Called in the thread, without the lock."""
         return self._node.executor.place(peer, header, nbytes)
 
     def _on_cut(self, peer: WorkerId, reason: str) -> None:
-        """Called in the thread, under the lock."""
         self._node.on_cut(peer, reason)
         self._lock.notify_all()
 
     def _on_connected(self, peer: WorkerId) -> None:
-        """Called in the thread, under the lock."""
         self._node.local_peers = self._connections.local_peers()
         if peer in self._node.local_peers and not self._node.has_memory:
             self._node.ask_state(peer)

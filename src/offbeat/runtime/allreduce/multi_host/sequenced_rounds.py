@@ -31,12 +31,12 @@ from typing import Any
 from offbeat.core.allreduce.commands import Allocate, Answer, Exclude, Order, Prepare, ReportProgress, Start, Transfer
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.sequencer import Sequencer
-from offbeat.core.rank_log import Entry, Fenced, TooOld
+from offbeat.core.rank_log import Fenced, TooOld
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.messages import WHY_MAX, kinds_of
 from offbeat.runtime.allreduce.multi_host.rank_calls import RankCalls
 from offbeat.transport.schema import Kinds
-from offbeat.types import Seconds, Version, WorkerId, worker_ids
+from offbeat.types import Seconds, Version, WorkerId
 
 
 class SequencedRounds(RankCalls):
@@ -51,10 +51,8 @@ class SequencedRounds(RankCalls):
     """
 
     def __init__(self, rule: RoundRule, ranks: int, slots: int, now: Callable[[], Seconds], seed: int = 0) -> None:
-        self._rule, self._seed = rule, seed
-        self._sequencer: Sequencer | None = None
-        """None: the rounds have not begun."""
         super().__init__(ranks, slots, now)
+        self.sequencer = Sequencer(rule, ranks, self.log, seed=seed, slots=slots)
 
     @property
     def _requests(self) -> Kinds:
@@ -63,44 +61,21 @@ class SequencedRounds(RankCalls):
     # What the coordinator decides.
 
     def begin(self, hosts: Mapping[WorkerId, str]) -> None:
-        names = [hosts.get(rank, f"rank {rank}") for rank in worker_ids(self._ranks)]
-        sequencer = Sequencer(self._rule, names, clock_ns=self._clock_ns, seed=self._seed, slots=self.slots, followed=True)
-        sequencer.begin(sorted(hosts))
-        self._sequencer = sequencer
-        self._queued = {rank: [] for rank in hosts}
+        super().begin(hosts)
+        self.sequencer.begin(hosts)
 
-    def enter(self, rank: WorkerId, version: Version) -> None:
-        self._dispatch(self._running.enter(rank, version, self._hosts.get(rank)))
+    def enter(self, rank: WorkerId, version: Version | None) -> None:
+        newest = self.sequencer.number
+        self._dispatch(self.sequencer.enter(rank, newest if version is None else version, self._hosts[rank]))
         self.forget(rank)
 
     def order(self, rank: WorkerId, kind: str) -> None:
-        if self._sequencer is not None:
-            self._on_request(rank, {"k": kind, "rank": rank})
+        self._on_request(rank, {"k": kind, "rank": rank})
 
     # What the coordinator sees.
 
-    @property
-    def _running(self) -> Sequencer:
-        assert self._sequencer is not None, "the rounds have not begun"
-        return self._sequencer
-
-    @property
-    def begun(self) -> bool:
-        return self._sequencer is not None
-
-    @property
-    def number(self) -> Version:
-        return self._running.number
-
-    @property
-    def entries(self) -> int:
-        return 0 if self._sequencer is None else self._sequencer.entries
-
-    def follow(self, start: int) -> list[Entry]:
-        return [] if self._sequencer is None else self._sequencer.follow(start)
-
     def present(self, rank: WorkerId) -> bool:
-        return self._sequencer is not None and rank in self._sequencer.present
+        return rank in self.sequencer.present
 
     # Connections of ranks.
 
@@ -110,7 +85,7 @@ class SequencedRounds(RankCalls):
     # What ranks ask for, and the orders that follow.
 
     def _check_now(self, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
-        sequencer = self._running
+        sequencer = self.sequencer
         about, newest = header.get("rank", rank), sequencer.number
         if about != rank and kind not in ("let", "cut"):
             raise ProtocolError(f"rank {rank} sent {kind!r} for rank {about} (expected for itself)")
@@ -124,7 +99,7 @@ class SequencedRounds(RankCalls):
 
     def _on_request(self, rank: WorkerId, header: Mapping[str, Any]) -> None:
         """Process a rank's message; ``rank`` in the header names another rank that it is about."""
-        sequencer, kind, rank = self._running, header["k"], header.get("rank", rank)
+        sequencer, kind, rank = self.sequencer, header["k"], header.get("rank", rank)
         orders: list[Order]
         try:
             if kind == "arrive":
@@ -168,12 +143,11 @@ class SequencedRounds(RankCalls):
                 for rank in order.ranks:
                     self._send(rank, {"k": "say", "n": order.through})
             else:
-                self._send(order.rank, {"k": "fence", "why": order.why})
-                self._drop(order.rank)
+                self._fence(order.rank, order.why)
 
     def _admit(self, rank: WorkerId, header: Mapping[str, Any]) -> list[Order]:
         """Enter a rank that another rank admits, unless the ticket is void."""
-        sequencer = self._running
+        sequencer = self.sequencer
         if self._tickets.get(rank) != header["ticket"]:
             return []
         orders: list[Order] = []

@@ -6,10 +6,9 @@ Who calls whom::
       a rank's step                            the coordinator: enter, leave, pause, follow
                   |                                  |
                   v                                  v
-    rounds.py   OneHostRounds ------> members.py  OneHostMembers
-      send, arrive, wait, results       who takes part; log
-                  |                                  |
-                  +---------------+------------------+
+    rounds.py   OneHostRounds
+      of a rank: send, arrive, wait, results; of the coordinator: who takes part, and the log
+                                  |
                                   v
     memory.py   RoundsMemory, a `runtime.shared_memory.state.SharedState`
                   |                          |

@@ -23,6 +23,12 @@ SLICE_NBYTES, MOST_SLICES = 1 << 18, 512
 _UNBOUNDED_SLOTS, _SPARE_SLOTS = 256, 4
 
 
+def slots_of(rule: RoundRule, nbytes: int) -> int:
+    """Return how many results to keep: as many as the rule's staleness needs, in at most a quarter of this machine's memory."""
+    wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
+    return min(wanted, max(2, (available_nbytes() or 1 << 30) // 4 // max(1, nbytes)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundsLayout(SharedLayout):
     """Describe the block of one job's rounds. ``slots``: number of results; ``numel``: elements of a gradient."""
@@ -55,14 +61,11 @@ class RoundsLayout(SharedLayout):
                 f"{ranks} ranks with {BUFFERS} send buffers each, and two results, of {nbytes:,} bytes take {needed:,} bytes of memory; "
                 f"{available:,} are available. Use a smaller model or fewer workers on this machine"
             )
-        if slots is None:
-            wanted = _UNBOUNDED_SLOTS if rule.staleness is None else rule.staleness + _SPARE_SLOTS
-            slots = min(max(2, (available or 0) // 4 // nbytes), wanted)
         return cls(
             ranks=ranks,
             numel=numel,
             dtype_index=VECTOR_DTYPES.index(dtype),
-            slots=slots,
+            slots=slots_of(rule, nbytes) if slots is None else slots,
             log_entries=log_entries(ranks),
             seed=seed,
             followed=int(followed),
