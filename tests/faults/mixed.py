@@ -2,10 +2,9 @@
 
 In most cases two processes are hit at the same moment. A process dies, also while it is started again, is stopped for a while or until it
 is killed, loses its connections while everything lives, or has no descriptors left; a worker hangs, ends or crashes in its script; and a
-job has a full disk under its journal and checkpoints, or nobody who reads its output, from the beginning. All is drawn from the seed.
-A fault counts once its effect was seen. After each job: it has ended within a bound, with the status and the sentence that the
-documentation has for its faults, the audit finds no fate and no index wrong, and nothing is left. Of a hang, the stacks are kept if py-spy is
-installed.
+job has a full disk under its journal and checkpoints, or nobody who reads its output, from the beginning. All is drawn from the seed. A
+fault counts once its effect was seen. After each job: it has ended within a bound, with the status and the sentence that the documentation
+has for its faults, the audit finds no fate and no index wrong, and nothing is left. Of a hang, the stacks are kept if py-spy is installed.
 """
 
 from __future__ import annotations
