@@ -133,16 +133,16 @@ class Fault:
         self.at = self.at or time.monotonic()
 
     def _give(self, order: str) -> None:
-        """Give a worker an order, and wait until it has taken it."""
+        """Give a worker an order, and wait until it has ended of it, or has been killed because it hung."""
         assert self.order is not None
         hidden = self.order.with_name(f".{self.number}")
         hidden.write_text(order)
         hidden.rename(self.order)
-        deadline = time.monotonic() + 10.0
-        while self.order.exists():
+        deadline = time.monotonic() + BOUND_S
+        while self.order.exists() or psutil.pid_exists(self.pid):  # its next process would take it, and a script that fails twice is over
             if time.monotonic() > deadline:
                 self.order.unlink(missing_ok=True)
-                raise AssertionError(f"worker {self.number} does not take its order")
+                raise AssertionError(f"worker {self.number} has not taken its order, or not ended of it")
             threading.Event().wait(0.01)
 
     def _take_descriptors(self) -> None:
