@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -28,6 +28,9 @@ from offbeat.runtime.gossip.messages import answered, kinds_of
 from offbeat.runtime.ranks.member import LOOK_S
 from offbeat.transport.base import Hub, Message
 from offbeat.types import Clock, Seconds, WorkerId
+
+WANTED_MAX: Final = 64
+"""Most steps of this rank whose parameters one peer may wait for: one of today's rules asks for one step at a time."""
 
 
 class MultiHostGossip(ConnectedRank, GossipRank):
@@ -133,6 +136,8 @@ class MultiHostGossip(ConnectedRank, GossipRank):
         if steps in self._kept:
             self._connections.send(peer, {"k": "vector", "n": steps}, self._kept[steps])
         elif not self._kept or steps > max(self._kept):
+            if sum(other == peer for other, _ in self._wanted) == WANTED_MAX:
+                raise ProtocolError(f"rank {peer} wants the parameters of more than {WANTED_MAX} steps that rank {self.rank} has not made")
             self._wanted.append((peer, steps))
         else:
             self._connections.send(peer, {"k": "none", "n": steps})

@@ -103,7 +103,9 @@ class SequencedGossip(RankCalls):
         if kind in ("step", "take", "rest") and (rank in self._asks or rank in self._given):
             raise ProtocolError(f"rank {rank} sent {kind!r} before the answer to its last request (expected one at a time)")
         if kind == "took" and self.present(rank):
-            given = [[message.sender, message.steps] for message in self._given[rank].messages] if rank in self._given else []
+            if rank not in self._given:
+                raise ProtocolError(f"rank {rank} sent 'took' with nothing to take (expected it after an answer to 'take' or 'rest')")
+            given = [[message.sender, message.steps] for message in self._given[rank].messages]
             if any(list(got) not in given for got in header["got"]):
                 raise ProtocolError(f"rank {rank} sent 'took' with got = {header['got']} (expected some of {given})")
 
@@ -130,7 +132,7 @@ class SequencedGossip(RankCalls):
         self._answer()
 
     def _take(self, rank: WorkerId, got: Sequence[Sequence[int]]) -> None:
-        mixture = self._given.pop(rank, Mixture(1.0, (), 0.0))
+        mixture = self._given.pop(rank)
         names = {(sender, steps) for sender, steps in got}
         missed = self.table.took(rank, mixture, [message for message in mixture.messages if message[:2] in names])
         if missed:
