@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime import server
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.lasting_server import Server
-from offbeat.transport.base import Closed, Message
+from offbeat.runtime.worker.links import Links
+from offbeat.transport.base import Address, Closed, Message, SharedMemory
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.tcp import listen_tcp
 from offbeat.types import WorkerState
@@ -49,6 +51,38 @@ def test_what_came_with_a_refused_message_is_not_heard() -> None:
     ((_, refused), (_, end)) = peers.poll(0.0)
     assert isinstance(refused, Message) and refused.header["kind"] == "refused"
     assert isinstance(end, Closed)
+
+
+def test_what_came_over_a_link_with_a_refused_message_does_not_keep_the_next_process_from_going_on() -> None:
+    """It is not in the log: the link has ended there."""
+    network = MemoryNetwork()
+    supervisor, links = MemoryHub(network, "token"), Links(MemoryHub(network, "token"))
+    supervisor_at, kept = supervisor.listen(), dict[str, SharedMemory]()
+
+    def start() -> tuple[Server, MemoryHub, Address]:
+        hub = MemoryHub(network, "token")
+        address, launcher = hub.listen(), hub.connect(supervisor_at)
+        server, orders = Server(0, hub, launcher), launcher.other  # type: ignore[attr-defined]
+        for name, block in kept.items():
+            orders.send({"kind": "kept", "name": name}, memory=(block,))
+        settings = JobSettings(workers=1).to_wire()
+        orders.send({"kind": "job", "settings": settings, "servers": json.dumps([address]), "outlives": True})
+        server.hear(0.0)
+        for _, item in supervisor.poll(0.0):
+            if isinstance(item, Message) and item.header["kind"] == "keep":
+                kept[item.header["name"]] = item.memory[0]
+        return server, hub, address
+
+    server, hub, address = start()
+    link = links.connect(address, lasting=True, anywhere=True)
+    server.hear(0.0)
+    links.poll(0.0)
+    for _ in range(2):
+        link.send({"kind": "nonsense"})
+    server.hear(0.0)
+    assert [item.header["kind"] for _, item in links.poll(0.0) if isinstance(item, Message)] == ["refused"]
+    hub.close()
+    start()
 
 
 class Listening(Coordinator):

@@ -112,7 +112,9 @@ class Server(ServerProcess):
             self._taken(recorder, link, message)
 
     def _taken(self, recorder: SessionLinks, link: Link, message: Message) -> None:
-        """Write down a message that has come over a link, and handle it."""
+        """Write down a message that has come over a link, and handle it. One that came with a refused message is dropped."""
+        if not recorder.knows(link):
+            return
         now = self.service.now()
         self.service.handle(now, link, recorder.message(now, link, message))
         if isinstance(recorder, Recorder) and recorder.survival.snapshot_due:
@@ -125,7 +127,9 @@ class Server(ServerProcess):
         self.service.stood_still(now, seconds)
 
     def _end(self, recorder: SessionLinks, link: Link, reason: str) -> None:
-        """Handle the end of a link."""
+        """Handle the end of a link, unless this server has ended it."""
+        if not recorder.knows(link):
+            return
         now = self.service.now()
         recorder.closed(now, link, reason)
         recorder.end(link)

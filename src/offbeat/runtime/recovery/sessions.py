@@ -54,6 +54,10 @@ class SessionLinks:
         """Return a link by its session name. Raises `KeyError`."""
         return self._own[session] if session in self._own else self.sessions[session]
 
+    def knows(self, link: Link) -> bool:
+        """Return False once a link has ended. What still comes over it must not be written: no other process could find the link."""
+        return self._own.get(link.session, self.sessions.get(link.session)) is link
+
     def link_at(self, connection: Connection) -> Link | None:
         """Return the link whose socket is this connection; None: it belongs to no link."""
         return self._at.get(connection)
