@@ -121,20 +121,12 @@ class Server(ServerProcess):
             self._save(recorder)
 
     def _stood_still(self, seconds: Seconds) -> None:
-        now = self.service.now()
-        if self.service.links is not None:
-            self.service.links.stood_still(now, seconds)
-        self.service.stood_still(now, seconds)
+        self.service.record(["stood still", self.service.now(), seconds])
 
     def _end(self, recorder: SessionLinks, link: Link, reason: str) -> None:
         """Handle the end of a link, unless this server has ended it."""
-        if not recorder.knows(link):
-            return
-        now = self.service.now()
-        recorder.closed(now, link, reason)
-        recorder.end(link)
-        link.close()
-        self.service.handle(now, link, Closed(reason))
+        if recorder.knows(link):
+            self.service.record(["closed", self.service.now(), link.session, reason])
 
     # What is due.
 
@@ -145,14 +137,10 @@ class Server(ServerProcess):
         if recorder is not None:
             self._await_return(recorder, now)
         for result in service.writer.results():
-            if recorder is not None:
-                recorder.written(now, result)
-            service.on_written(now, result)
+            service.record(["written", now, list(result)])
         if recorder is None or now >= self._tick_at or ((due := service.wake_at()) is not None and now >= due):
             self._tick_at = now + TICK_S
-            if recorder is not None:
-                recorder.tick(now)
-            service.tick(now)
+            service.record(["tick", now, [] if recorder is None else recorder.stirred()])
         self._report()
         if isinstance(recorder, Recorder):
             self._save(recorder)
@@ -211,22 +199,25 @@ class Server(ServerProcess):
         service.writer.held = True
         for record in recorder.records():
             returns = True
-            service.again(recorder, record)
+            service.follow(record)
         service.writer.held = False
         if returns:
-            self._has_returned(recorder, header.get("away_s", 0.0) + self._clock() - told_at)
+            self._has_returned(header.get("away_s", 0.0) + self._clock() - told_at)
         else:
-            recorder.begun(service.state.began, service.state.started, header["settings"], header["servers"])
-            service.begin(settings, servers)
+            self._begin(header)
         recorder.join(recorder.supervisor, self._launcher)
         self._kept = {}
         self._go_on_with_waiting()
 
-    def _has_returned(self, recorder: SessionLinks, away_s: Seconds) -> None:
+    def _begin(self, header: Mapping[str, Any]) -> None:
+        """Begin the job that an order of the supervisor describes."""
+        state = self.service.state
+        self.service.record(["begin", state.began, state.started, header["settings"], header["servers"]])
+
+    def _has_returned(self, away_s: Seconds) -> None:
         """Go on where another process has stopped, which was so long ago."""
-        service, now = self.service, self.service.now()
-        recorder.returned(now, away_s)
-        service.returned(now, away_s)
+        service = self.service
+        service.record(["returned", service.now(), away_s])
         self._return_until = service.now() + max(RETURN_S, service.settings.timeout_s if service.settings is not None else 0.0)
 
     def _go_on_with_waiting(self) -> None:

@@ -87,7 +87,7 @@ class LeadingServer(Server):
         self._term, self._key, self._awaiting, self._resuming = term, key, awaiting, resuming
         self._stream = stream
         stream.withdraws = lambda: self._may_withdraw
-        self._has_returned(stream, away_s)
+        self._has_returned(away_s)
         stream.join(stream.supervisor, self._launcher)
         self._say_leading()
         self._go_on_with_waiting()
@@ -198,8 +198,7 @@ class LeadingServer(Server):
         stream.withdraws = lambda: self._may_withdraw
         if connection is not None:
             stream.follow(connection)
-        stream.begun(self.service.state.began, self.service.state.started, job["settings"], job["servers"])
-        self.service.begin(*self.service.job_of(job))
+        self._begin(job)
         stream.join(stream.supervisor, self._launcher)
         if connection is not None:
             self._launcher.send({"kind": "followed", "address": self._standby_at})
@@ -255,16 +254,10 @@ class LeadingServer(Server):
             and (self.service.settings.servers == 1 or self.service.state.job.decides)
         )
 
-    def _withdraw(self, stream: StreamRecorder, link: Link) -> None:
+    def _withdraw(self, link: Link) -> None:
         """Go on without a gradient that will not come again, from before anything else is handled: nothing may be folded with it."""
         link.release_carried()
-
-        def withdraw() -> None:
-            now = self.service.now()
-            stream.withdrawn(now, link)
-            self.service.withdrawn(now, link)
-
-        self._postponed.appendleft(withdraw)
+        self._postponed.appendleft(lambda: self.service.record(["withdrawn", self.service.now(), link.session]))
 
     def _withdraw_those_of(self, stream: StreamRecorder, message: Message) -> None:
         """Go on without the gradients of a worker whose process has ended, of which this message of the supervisor tells."""
@@ -273,7 +266,7 @@ class LeadingServer(Server):
         theirs = self.service.state.job.connections_of(message.header["worker"])
         for link in stream.lacking:
             if link in theirs:
-                self._withdraw(stream, link)
+                self._withdraw(link)
 
     def _taken(self, recorder: SessionLinks, link: Link, message: Message) -> None:
         if message.header.get("kind") in IMPORTING:
@@ -325,7 +318,7 @@ class LeadingServer(Server):
         if self._return_until is not None and self.service.now() >= self._return_until:
             if self._may_withdraw:
                 for link in self._stream.lacking:
-                    self._withdraw(self._stream, link)
+                    self._withdraw(link)
                 self._settle()
                 return
             names = ", ".join(link.peer for link in self._stream.lacking)

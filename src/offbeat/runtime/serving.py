@@ -110,6 +110,11 @@ class Service:
         return self._launcher if self.links is None else self.links.supervisor
 
     @property
+    def _recorder(self) -> Recorder | StreamRecorder:
+        assert self.links is not None, "a record names a link only where links are kept"
+        return self.links
+
+    @property
     def _survival(self) -> Survival:
         return NOBODY if self.links is None else self.links.survival
 
@@ -155,52 +160,52 @@ class Service:
         if self.state.job is not None:
             self.state.job.journal.settle()
 
-    def stood_still(self, now: Seconds, seconds: Seconds) -> None:
-        """Note that this process has stood still for so long until now."""
-        if self.state.job is not None:
-            self.state.job.stood_still(seconds, now)
+    def record(self, record: list[Any]) -> None:
+        """Write a record for the next process, if there can be one, and do what the record says. Raises what `handle` raises."""
+        if self.links is not None:
+            self.links.write(record)
+        self.follow(record)
 
-    def withdrawn(self, now: Seconds, link: Link) -> None:
-        """Handle the loss of a gradient that had come to the former leader."""
-        link.release_carried()
-        if self.state.job is not None:
-            with self._at(now):
-                self.state.job.on_withdrawn(link, now)
+    def follow(self, record: list[Any]) -> None:
+        """Do what a record says: one of this process, or of another that has done this, or was about to do it. Raises what `handle` raises.
 
-    def returned(self, now: Seconds, away_s: Seconds) -> None:
-        """Note that this server goes on in a new process, and that there was none for ``away_s``."""
-        if self.state.job is not None:
-            self.state.job.has_returned(now, away_s)
-
-    def again(self, links: Recorder | StreamRecorder, record: list[Any]) -> None:
-        """Do what another process has done, or was about to do, when it wrote this record."""
+        ``begin``: the beginning of the job. ``open``, ``closed``: a link. ``message``: what has come over one. ``tick``: what is due, and
+        how many bytes have come over the links that have brought any since the last one. ``written``: the result of writing files.
+        ``stood still``: the process was stopped for so many seconds. ``returned``: this server goes on in a new process, after an absence
+        of so many seconds. ``served``: the standby sends parameters over a link. ``withdrawn``: the gradient that has come last over a link
+        is lost with the former leader.
+        """
         match record:
             case ["begin", began, started, settings, servers]:
                 self.state.began, self.state.started = began, started
                 self.begin(JobSettings.from_wire(settings), read_addresses(servers))
             case ["open", session, peer, beside, shares_memory]:
-                links.open(session, peer, beside=beside, shares_memory=shares_memory)
+                self._recorder.open(session, peer, beside=beside, shares_memory=shares_memory)
             case ["message", now, *_]:
-                self.handle(now, *links.again(record))
+                self.handle(now, *self._recorder.again(record))
             case ["closed", now, session, reason]:
-                link = links.sessions[session]
-                links.end(link)
+                link = self._recorder.named(session)
+                self._recorder.end(link)
                 link.close()
                 self.handle(now, link, Closed(reason))
             case ["tick", now, stirred]:
                 for session, nbytes in stirred:
-                    links.sessions[session].bytes_received = nbytes
+                    self._recorder.sessions[session].bytes_received = nbytes
                 self.tick(now)
             case ["written", now, result]:
                 self.on_written(now, Written(*result))
-            case ["stood still", now, seconds]:
-                self.stood_still(now, seconds)
-            case ["returned", now, away_s]:
-                self.returned(now, away_s)
+            case ["stood still", now, seconds] if self.state.job is not None:
+                self.state.job.stood_still(seconds, now)
+            case ["returned", now, away_s] if self.state.job is not None:
+                self.state.job.has_returned(now, away_s)
             case ["served", session]:
-                links.sessions[session].served = True
+                self._recorder.sessions[session].served = True
             case ["withdrawn", now, session]:
-                self.withdrawn(now, links.sessions[session])
+                link = self._recorder.sessions[session]
+                link.release_carried()
+                if self.state.job is not None:
+                    with self._at(now):
+                        self.state.job.on_withdrawn(link, now)
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` at the latest, by `now`; None: only for messages and for the regular status."""
@@ -254,7 +259,7 @@ class Service:
             if isinstance(item, Closed):
                 raise JobError("the supervisor is gone")
             with trusting():
-                self._on_supervisor(item)
+                self._carry_out(item)
         elif isinstance(item, Closed):
             self._on_closed(connection, item.reason)
         elif connection not in self.refused:
@@ -272,13 +277,10 @@ class Service:
                     self.links.end(connection)
                 self._on_closed(connection, f"it broke the protocol: {refuse(connection, error)}")
 
-    def _on_supervisor(self, message: Message) -> None:
-        self._carry_out(checked_order(message), message)
-
-    def _carry_out(self, kind: str, message: Message) -> None:
+    def _carry_out(self, message: Message) -> None:
         """Carry out an order of the supervisor."""
         header, job = message.header, self.state.job
-        match kind:
+        match checked_order(message):
             case "job":
                 self.begin(*self.job_of(header))
             case "finish":
@@ -335,7 +337,7 @@ class Service:
         early, self.state.early = self.state.early, []
         orders, self.state.early_orders = self.state.early_orders, []
         for message in orders:
-            self._on_supervisor(message)
+            self._carry_out(message)
         for connection, message in early:
             self._handle(connection, message)
 

@@ -212,7 +212,7 @@ class StandbyServer(ServerProcess):
             at, done, payload = self._queue.popleft()
             with self._following(at):
                 for record in stream.received(at, payload):
-                    self._again(stream, record)
+                    self._follow(record)
                 stream.handled(done)
             self._acknowledge(stream)
             self._offer()
@@ -247,7 +247,8 @@ class StandbyServer(ServerProcess):
                 link.go_aside(connection)
                 leader.send({"kind": "serves", "session": session})
 
-    def _again(self, stream: StreamRecorder, record: list[Any]) -> None:
+    def _follow(self, record: list[Any]) -> None:
+        """Do what the leader has done."""
         if record[0] == "begin":
             _, began, started, settings, servers = record
             mine = self._with_own_journal(JobSettings.from_wire(settings))
@@ -258,7 +259,7 @@ class StandbyServer(ServerProcess):
             self._heard = record[1], self._clock()
             if record[0] == "message" and record[5].get("kind") in IMPORTING:
                 self._launcher.send({"kind": "loading"})
-        self.service.again(stream, record)
+        self.service.follow(record)
 
     # Taking over.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -126,33 +125,6 @@ class SessionLinks:
         while len(self.ended) > ENDED_MAX:
             del self.ended[next(iter(self.ended))]
 
-    # Records of other events than messages.
-
-    def begun(self, began: Seconds, started: str, settings: Mapping[str, Any], servers: str) -> None:
-        """Log the beginning of the job."""
-        self.write(["begin", began, started, settings, servers])
-
-    def closed(self, now: Seconds, link: Link, reason: str) -> None:
-        """Log that a link has ended, before that is handled."""
-        self.write(["closed", now, link.session, reason])
-
-    def tick(self, now: Seconds) -> None:
-        """Log a tick, and the links over which bytes have come since the last one."""
-        stirred = [(session, nbytes) for session, link in self.sessions.items() if (nbytes := link.note_bytes()) is not None]
-        self.write(["tick", now, stirred])
-
-    def stood_still(self, now: Seconds, seconds: Seconds) -> None:
-        """Log that the process was stopped for so many seconds, until now."""
-        self.write(["stood still", now, seconds])
-
-    def written(self, now: Seconds, result: Sequence[Any]) -> None:
-        """Log the result of writing files, as its fields, before it is handled."""
-        self.write(["written", now, list(result)])
-
-    def withdrawn(self, now: Seconds, link: Link) -> None:
-        """Log that a gradient which the former leader had will not come again."""
-        self.write(["withdrawn", now, link.session])
-
-    def returned(self, now: Seconds, away_s: Seconds) -> None:
-        """Log that a new process continues, after an absence of so many seconds."""
-        self.write(["returned", now, away_s])
+    def stirred(self) -> list[tuple[str, int]]:
+        """Return the links over which bytes have come since the last call, and the number of bytes over the present socket of each."""
+        return [(session, nbytes) for session, link in self.sessions.items() if (nbytes := link.note_bytes()) is not None]
