@@ -53,7 +53,7 @@ class Carried(Receiver):
         self.connection = StreamConnection(accepted, "a worker", self.gate(), lambda connection: None, Buffers())
         if self.connection.gate.open:
             self.connection._reader.admit()
-            self.connection._open = self.connection.begun = True
+            self.connection.is_open = self.connection.begun = True
             self.bind()
 
     def bind(self) -> None:

@@ -80,7 +80,7 @@ def let_go(server: Server) -> None:
         for block in server.service.links.survival._blocks.values():
             block.close()
     if server.service.state.job is not None:
-        server.service.state.job._journal._release()
+        server.service.state.job.journal._release()
 
 
 class Mortal:

@@ -8,6 +8,7 @@ program that works here also works there.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.transport import wire
 from offbeat.transport.base import Address, Arrivals, Buffer, Closed, Connection, Hub, Message, PartArrived, SharedMemory
 from offbeat.transport.handshake import WRONG_TOKEN
+from offbeat.transport.shm import MemoryBlock, PrivateBlock
 
 
 class MemoryNetwork:
@@ -37,6 +39,13 @@ class MemoryNetwork:
         self.listening: dict[int, MemoryHub] = {}
         self.ports = itertools.count(1)
         self.names = itertools.count()
+
+
+def duplicate(block: SharedMemory) -> SharedMemory:
+    """Return another handle on a block, which is closed separately, as the process has to which the block is handed over."""
+    if isinstance(block, MemoryBlock):
+        return MemoryBlock(os.dup(block.descriptor), block.nbytes, block.name)
+    return PrivateBlock(block.view, "duplicate")
 
 
 class _Sent(NamedTuple):
@@ -97,7 +106,7 @@ class MemoryConnection(Connection):
         data = b"".join(payload) if carry is None or self.shares_memory else bytes(region)
         with self.hub.network.changed:
             if self.other is not None:
-                blocks = tuple(block.duplicate() for block in memory)
+                blocks = tuple(map(duplicate, memory))
                 self.other.deliver(_Sent(msgpack.packb(header), carry, len(region), data, blocks))
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:

@@ -190,10 +190,6 @@ class LiveCoordinator:
             self.on_lost(worker, reason, now)
         self.driver.wake(now)
 
-    def wake_at(self) -> Seconds | None:
-        """Return when to call `tick` next at the latest; None if no timer is set."""
-        return self.driver.wake_at()
-
     @property
     def notified_late(self) -> bool:
         """True if workers decide among themselves when to go on, so that the coordinator learns of it late."""
@@ -239,7 +235,7 @@ class LiveCoordinator:
         for other, reason in missing.items():
             self.driver.feed(Lost(other, reason), now)
         peers.enter(worker, connection, message.header["pid"])
-        self.driver.standings.came(worker)
+        self.driver.standings.report(worker, "hello")
         self._admission.welcome(worker, connection, message)
 
     def _gone(self, event: Lost | Left, now: Seconds) -> None:

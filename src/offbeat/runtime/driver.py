@@ -158,7 +158,7 @@ class Driver:
             return
         self.plane.follow(now)
         for worker in self.plane.too_late():
-            self.standings.too_late(worker)
+            self.standings.report(worker, "too late")
 
     def wake(self, now: Seconds) -> None:
         """Handle the timers of the coordinator that are due."""

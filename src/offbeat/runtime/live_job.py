@@ -53,14 +53,14 @@ class LiveJob:
         self._tally = Tally()
         self._settings, self._shards = settings, dict(shards)
         self._parts = supervisor, hub, survival, started, now
-        self._journal = Journal(settings.journal, now=now, listeners=(self._tally.add,), later=True, follow=settings.follow)
+        self.journal = Journal(settings.journal, now=now, listeners=(self._tally.add,), later=True, follow=settings.follow)
         self.checkpoints: CheckpointKeeper | None = None
         """Makes the job's checkpoints; None: there are none."""
         if settings.checkpoint is not None:
-            self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self._journal, writer or FileWriter(hub.wake))
+            self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self.journal, writer or FileWriter(hub.wake))
         self._resumed = None if settings.resume is None else Resumed(settings.resume)
         self.first = LiveCoordinator(
-            settings, self._shards, *self._parts, self._journal, checkpoints=self.checkpoints, resumed=self._resumed
+            settings, self._shards, *self._parts, self.journal, checkpoints=self.checkpoints, resumed=self._resumed
         )
         self._live = [self.first]
         self._at: WeakKeyDictionary[Connection, LiveCoordinator] = WeakKeyDictionary()
@@ -100,7 +100,7 @@ class LiveJob:
             raise ProtocolError(f"number_of_optimizer = {number!r} (expected at most {min(len(self._live), OPTIMIZERS_MAX - 1)})")
         if number == len(self._live):
             connections = {server: Numbered(connection, number) for server, connection in self._shards.items()}
-            journal = PartOfJournal(self._journal, number)
+            journal = PartOfJournal(self.journal, number)
             made = LiveCoordinator(
                 self._settings,
                 connections,
@@ -147,7 +147,7 @@ class LiveJob:
         """
         worker, place = failure["worker"], failure["place"]
         self._at.get(connection, self.first).on_last_words(connection, worker, failure["reason"])
-        self._journal.write(exception_record(now, worker, failure["reason"], place))
+        self.journal.write(exception_record(now, worker, failure["reason"], place))
         if place is None:
             return None
         before = self._raised.get((failure["type"], place))
@@ -189,11 +189,11 @@ class LiveJob:
         for live in self._live:
             live.catch_up(now)
         known = {name: fields[name] for name in ("role", "number", "what", "detail")}  # a newer supervisor may send more
-        self._journal.write(process_record(now, **known))
+        self.journal.write(process_record(now, **known))
 
     def stood_still(self, seconds: Seconds, now: Seconds) -> None:
         """Note that this process has stood still for so long until now; if all did, no worker computed meanwhile."""
-        self._journal.write(stood_still_record(now, seconds))
+        self.journal.write(stood_still_record(now, seconds))
         for live in self._live:
             for peer in live.driver.peers:
                 peer.stood_still_s += seconds
@@ -205,14 +205,14 @@ class LiveJob:
         self._settle(now)
         if self.checkpoints is not None:
             self.checkpoints.tick(now)
-        flush_at = self._journal.wake_at()
+        flush_at = self.journal.wake_at()
         if flush_at is not None and now >= flush_at:
-            self._journal.flush()
+            self.journal.flush()
         self._look_at_journal()
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` next at the latest; None if no timer is set."""
-        times = [self._journal.wake_at(), self._several.wake_at(), *(live.wake_at() for live in self._live)]
+        times = [self.journal.wake_at(), self._several.wake_at(), *(live.driver.wake_at() for live in self._live)]
         return min((t for t in times if t is not None), default=None)
 
     def _settle(self, now: Seconds) -> None:
@@ -244,23 +244,14 @@ class LiveJob:
             self.checkpoints.has_returned()
 
     @property
-    def journal(self) -> Journal:
-        """Return the journal of the job."""
-        return self._journal
-
-    @property
     def tally(self) -> Tally:
         """Return the counts of all records so far."""
-        self._journal.settle()
+        self.journal.settle()
         return self._tally
 
     def goes_on_in(self, journal: Journal, place: Mapping[str, Any]) -> None:
         """Count what is recorded in the journal of this process, which goes on where another one was."""
         journal.go_on(place, (self._tally.add,))
-
-    def move_journal(self, path: str) -> None:
-        """Put the journal in place of the one at ``path``."""
-        self._journal.move(path)
 
     # The end of the job.
 
@@ -272,16 +263,16 @@ class LiveJob:
             if self.checkpoints is not None:
                 self.checkpoints.close(now)
         finally:
-            self._journal.write(end_record(now, ok, reason))
-            self._journal.close()
+            self.journal.write(end_record(now, ok, reason))
+            self.journal.close()
             self._look_at_journal()
 
     def _look_at_journal(self) -> None:
         """Tell the supervisor once if the journal cannot be written any more."""
-        if self._journal.failure is not None and self._tally.journal_failure is None:
-            self._tally.journal_failure = self._journal.failure
+        if self.journal.failure is not None and self._tally.journal_failure is None:
+            self._tally.journal_failure = self.journal.failure
             supervisor, *_ = self._parts
-            supervisor.send({"kind": "journal_failed", "reason": self._journal.failure})
+            supervisor.send({"kind": "journal_failed", "reason": self.journal.failure})
 
     def release_memory(self) -> None:
         """Release the memory that the workers share. The last call, also after a failure."""

@@ -287,7 +287,7 @@ class StandbyServer(ServerProcess):
         if self._journal is None:
             return
         if self.service.state.job is not None:
-            self.service.state.job.move_journal(self._journal[1])
+            self.service.state.job.journal.move(self._journal[1])
         else:
             self.service.settings = dataclasses.replace(settings, journal=self._journal[1])
         self._journal = None

@@ -125,7 +125,7 @@ class WorkerRequests:
             self._driver.feed(Heard(peer.worker, message.header["incarnation"]), now)
         self._driver.standings.progress(peer, message.header["stuck_s"])
         if message.header.get("told", False):
-            self._driver.standings.told(peer.worker)
+            self._driver.standings.report(peer.worker, "told")
 
     def _stands(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._driver.feed(Stands(peer.worker, message.header["incarnation"], message.header["still"]), now)

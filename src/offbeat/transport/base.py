@@ -34,10 +34,6 @@ class SharedMemory(ABC):
         """Return the bytes, writable, format ``B``. Valid until `close`."""
 
     @abstractmethod
-    def duplicate(self) -> SharedMemory:
-        """Return another handle on the same memory, which is closed separately."""
-
-    @abstractmethod
     def close(self) -> None:
         """Unmap the memory from this process, unless a view of it is still in use."""
 

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from offbeat.errors import ConfigurationError
+from offbeat.transport.shm import address_of
 
 WORD_NBYTES = 64
 """Size of a futex or a lock: a cache line of its own."""
@@ -47,11 +48,6 @@ class _Timespec(ctypes.Structure):
 def _timespec(seconds: float) -> _Timespec:
     whole = int(seconds)
     return _Timespec(whole, int((seconds - whole) * 1e9))
-
-
-def address_of(memory: memoryview) -> int:
-    """Return the address of a writable piece of memory. The memory must outlive every use of the address."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 class Futex:

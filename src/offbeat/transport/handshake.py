@@ -144,7 +144,7 @@ class ServerHandshake(Handshake):
             raise RefusedError(GONE)
         self.peer, self.stream, self.continues = peer, self.stream._replace(received=received or 0), received is not None
         self.open = True
-        return {"_proof": self._proof("server", self._nonce, client_nonce, self.stream), **_fields(self.stream)}
+        return {"_proof": self._proof("server", self._nonce, client_nonce, self.stream), "_stream": list(self.stream)}
 
 
 class ClientHandshake(Handshake):
@@ -161,16 +161,12 @@ class ClientHandshake(Handshake):
         if self._server_nonce is None:
             self._server_nonce = _bytes(header, "_nonce", NONCE_NBYTES)
             shown = self._proof("client", self._server_nonce, self._nonce, self.stream)
-            return {"_nonce": self._nonce, "_proof": shown, **_fields(self.stream)}
+            return {"_nonce": self._nonce, "_proof": shown, "_stream": list(self.stream)}
         peer = self._shown(header, "server", self._server_nonce, self._nonce)
         if peer is None:
             raise RefusedError("the server does not know this job's token")
         self.peer, self.open = peer, True
         return None
-
-
-def _fields(stream: Stream) -> Header:
-    return {"_stream": list(stream)}
 
 
 def _stream(header: Header) -> Stream:

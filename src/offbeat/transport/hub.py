@@ -285,7 +285,7 @@ class SocketHub(Hub):
                 continue
             if len(unverified) >= HANDSHAKES_MAX:
                 oldest = next(iter(unverified))
-                oldest.ask_to_retry()
+                oldest.refuse(BUSY)  # it connects again
                 self._forget(oldest)
             try:
                 connection = self._add(peer, *self._as_server(sock))

@@ -8,7 +8,7 @@ newer peer may send more. Everything is checked before anything is done, so a re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, TypeAlias
@@ -153,7 +153,7 @@ def row(*checks: Check) -> Check:
     return check
 
 
-def _each(checks: Iterable[Check], items: Sequence[Any]) -> None:
+def _each(checks: Iterable[Callable[[Any], None]], items: Iterable[Any]) -> None:
     """Check each item with its check; name an unfit one by its position."""
     for index, (check_item, item) in enumerate(zip(checks, items, strict=False)):
         try:
@@ -165,18 +165,17 @@ def _each(checks: Iterable[Check], items: Sequence[Any]) -> None:
 
 def mapping(check_value: Check, most: int = 1000) -> Check:
     """Accept a map of at most ``most`` fields, from texts of at most 200 characters to values that each pass a check."""
+    check_name = text(200)
+
+    def check_field(field: tuple[Any, Any]) -> None:
+        name, item = field
+        check_name(name)
+        check_value(item)
 
     def check(value: Any) -> None:
         if type(value) is not dict or len(value) > most:
             raise Unfit(f"a map of at most {most} fields", shown(value))
-        for index, (name, item) in enumerate(value.items()):
-            try:
-                if type(name) is not str or len(name) > 200:
-                    raise Unfit("a text of at most 200 characters", shown(name))
-                check_value(item)
-            except Unfit as unfit:
-                unfit.path.insert(0, str(index))
-                raise
+        _each(repeat(check_field), value.items())
 
     return check
 

@@ -16,6 +16,8 @@ import sys
 import weakref
 from pathlib import Path
 
+import numpy as np
+
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.transport.base import SharedMemory
 
@@ -45,6 +47,11 @@ def host_identity() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     # Abstract socket names are private to a network namespace, so two containers of one machine are two hosts.
     return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}-{os.getuid()}"
+
+
+def address_of(memory: memoryview) -> int:
+    """Return the address of a piece of memory that is not empty. The memory must outlive every use of the address."""
+    return int(np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0])
 
 
 def available_nbytes() -> int | None:
@@ -152,9 +159,6 @@ class MemoryBlock(SharedMemory):
         except OSError as error:
             raise _too_large(nbytes, self.name, available_nbytes(), error.strerror) from error
 
-    def duplicate(self) -> MemoryBlock:
-        return MemoryBlock(os.dup(self.descriptor), self.nbytes, self.name)
-
     def close(self) -> None:
         self._release()
         # While a view is in use, by a tensor for example, the mapping stays until the last one is gone.
@@ -170,7 +174,6 @@ class PrivateBlock(SharedMemory):
     def __init__(self, memory: memoryview, name: str) -> None:
         self.nbytes = len(memory)
         self.name = name
-        self._memory = memory
         self._view = memory[:]
 
     @classmethod
@@ -189,9 +192,6 @@ class PrivateBlock(SharedMemory):
     @property
     def view(self) -> memoryview:
         return self._view
-
-    def duplicate(self) -> PrivateBlock:
-        return PrivateBlock(self._memory, self.name)
 
     def close(self) -> None:
         with contextlib.suppress(BufferError):

@@ -119,7 +119,7 @@ class StreamConnection(Connection):
         self._lock = threading.Lock()
         self._gatebox, self._outbox = Outbox(sock), Outbox(sock)
         """What belongs to the handshake, and the stream."""
-        self._open = False
+        self.is_open = False
         """True while the stream goes over the present socket, whose handshake is done."""
         self._failed_sending: str | None = None
         self.closed_by_others: str | None = None
@@ -253,7 +253,7 @@ class StreamConnection(Connection):
     def _send_internal(self, header: Header) -> None:
         """Send a message of the transport itself: within the handshake, or in the stream."""
         with self._lock:
-            (self._outbox if self._open else self._gatebox).extend([Piece(memoryview(wire.encode(header)))])
+            (self._outbox if self.is_open else self._gatebox).extend([Piece(memoryview(wire.encode(header)))])
             self._flush()
 
     def _flush(self) -> bool:
@@ -266,12 +266,12 @@ class StreamConnection(Connection):
         if self.sock.fileno() < 0:
             return True  # the stream has no socket at present
         try:
-            done = self._gatebox.flush() and (not self._open or self._outbox.flush())
+            done = self._gatebox.flush() and (not self.is_open or self._outbox.flush())
             return (not isinstance(self.sock, TlsSocket) or self.sock.flush()) and done
         except OSError as error:
             # Most likely the peer is gone: reading reports it, after the peer's last messages. Any other error must end the reading.
             self._gatebox.drop()
-            if self._open and not self.name:
+            if self.is_open and not self.name:
                 self._outbox.drop()
             if not isinstance(error, ConnectionError):
                 self._failed_sending = f"sending failed: {error.strerror}"
@@ -299,7 +299,7 @@ class StreamConnection(Connection):
         try:
             for turn in count(1):
                 with self._receiving:
-                    reader = self._reader if self._open else self._gate_reader
+                    reader = self._reader if self.is_open else self._gate_reader
                     space = reader.space()
                     nbytes = self._read(space)
                     reader.received(nbytes)
@@ -334,7 +334,7 @@ class StreamConnection(Connection):
 
     def _count(self, nbytes: int) -> None:
         self.bytes_received += nbytes
-        if self._open:
+        if self.is_open:
             self.taken += nbytes
             return
         self._gate_nbytes += nbytes
@@ -346,14 +346,14 @@ class StreamConnection(Connection):
             raise ProtocolError(f"the peer sent {nbytes} bytes and has not proved the token (expected at most {UNVERIFIED_NBYTES})")
 
     def _socket_ended(self, reason: str) -> Closed | None:
-        if not self._open or not self.name or self.closed:
+        if not self.is_open or not self.name or self.closed:
             return Closed(reason)
         self.broken = reason
         return None
 
     def _tell_what_came(self) -> None:
         """Let the other end forget what has come, now and then."""
-        if self._open and self.name and (self._untold_nbytes >= KEPT_NBYTES or self._frames >= KEPT_FRAMES):
+        if self.is_open and self.name and (self._untold_nbytes >= KEPT_NBYTES or self._frames >= KEPT_FRAMES):
             self._untold_nbytes = self._frames = 0
             self._send_internal({"_got": self.taken})
 
@@ -372,7 +372,7 @@ class StreamConnection(Connection):
                 self._check_strange(self.sock.strange_nbytes or 0)
                 raise
             except RefusedError as error:
-                if self._open:  # what is no TLS comes from neither end
+                if self.is_open:  # what is no TLS comes from neither end
                     raise ConnectionResetError(errno.ECONNRESET, str(error)) from None
                 raise
         if not self.shares_memory:
@@ -445,7 +445,7 @@ class StreamConnection(Connection):
                 self.sock.strange_nbytes = None
             self._outbox.go_over(self.sock, self.gate.peer.received)
             self._outbox.keeps = bool(self.name)
-            self._open = self.begun = True
+            self.is_open = self.begun = True
             self.broken, self._untold_nbytes, self._frames = None, 0, 0
             self._flush()
         if self._sent_ahead is not None:
@@ -499,19 +499,10 @@ class StreamConnection(Connection):
         if not isinstance(self.sock, TlsSocket):
             self._send_internal({CLEAR_TEXT: True})
 
-    def ask_to_retry(self) -> None:
-        """Refuse a peer whose handshake is not done, and ask it to connect again."""
-        self.refuse(BUSY)
-
-    @property
-    def is_open(self) -> bool:
-        """Return True while the stream goes over the present socket."""
-        return self._open
-
     def cut(self) -> None:
         """Close the socket that has ended. The stream waits for another one."""
         with self._lock:
-            self._open = False
+            self.is_open = False
             self._gatebox.drop()
             self._failed_sending = None
             self.sock.close()
@@ -535,7 +526,7 @@ class StreamConnection(Connection):
             self.sock.close()
             self.sock, self.gate, self._gatebox = other.sock, other.gate, other._gatebox
             self.gate.continues, other.closed = False, True
-            self._open, self._failed_sending = False, None
+            self.is_open, self._failed_sending = False, None
         self._begin()
 
     def said(self, about: Stream) -> Stream:
@@ -553,7 +544,7 @@ class StreamConnection(Connection):
         with self._lock:
             if self.closed:
                 return
-            if self._open and self.name:
+            if self.is_open and self.name:
                 self._outbox.extend([Piece(memoryview(wire.encode({"_bye": True})))])
             self._flush()
             self.closed = True

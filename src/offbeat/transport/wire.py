@@ -151,7 +151,8 @@ class FrameReader:
     """Cut a stream of bytes into frames: receive into `space`, call `received`, then `next_frame` until it returns None."""
 
     def __init__(self, place: Placing) -> None:
-        self._limits = UNVERIFIED
+        self.limits = UNVERIFIED
+        """How much the peer may make this process allocate."""
         self._place = place
         self._stage = memoryview(bytearray(_UNVERIFIED_STAGE_NBYTES))
         self._start = 0
@@ -163,14 +164,9 @@ class FrameReader:
         """Memory for the part being read if it is not the stage: a payload, or a header larger than the stage."""
         self._filled = 0
 
-    @property
-    def limits(self) -> Limits:
-        """Return how much the peer may make this process allocate."""
-        return self._limits
-
     def admit(self) -> None:
         """Raise the limits: the peer has proved the token."""
-        self._limits = VERIFIED
+        self.limits = VERIFIED
         stage = memoryview(bytearray(STAGE_NBYTES))
         left = self._end - self._start
         stage[:left] = self._stage[self._start : self._end]
@@ -189,7 +185,7 @@ class FrameReader:
             self._start = self._end = 0
         elif self._end == len(self._stage):
             self._move_to_front()
-        if self._limits is UNVERIFIED:
+        if self.limits is UNVERIFIED:
             return self._stage[self._end : self._start + (_PREFIX.size if self._prefix is None else self._prefix[1])]
         return self._stage[self._end :]
 
@@ -246,10 +242,10 @@ class FrameReader:
         if packed is None:
             return None
         _, _, descriptors, _, header_nbytes, payload_nbytes = _PREFIX.unpack(packed)
-        if header_nbytes > self._limits.header_nbytes:
-            raise ProtocolError(f"a header of {header_nbytes} bytes is over the limit of {self._limits.header_nbytes}")
-        if descriptors > self._limits.descriptors:
-            raise ProtocolError(f"{descriptors} descriptors in one message are over the limit of {self._limits.descriptors}")
+        if header_nbytes > self.limits.header_nbytes:
+            raise ProtocolError(f"a header of {header_nbytes} bytes is over the limit of {self.limits.header_nbytes}")
+        if descriptors > self.limits.descriptors:
+            raise ProtocolError(f"{descriptors} descriptors in one message are over the limit of {self.limits.descriptors}")
         return descriptors, header_nbytes, payload_nbytes
 
     def _read_part(self, nbytes: int) -> memoryview | None:

@@ -312,20 +312,15 @@ class Resumed:
         Raises:
             ConfigurationError: the optimizer's state is that of another optimizer.
         """
-        parameters = bytearray(span.nbytes)
-        model = self._load(named("model", number))
-        keys = self._of(number)["keys"]
-        write_parameters(layout, span, {**model, **{name: model[key] for name, key in keys.items()}}, memoryview(parameters))
+        parameters = self._parameters(number, layout, span)
         state = self._load(named("optimizer", number))
         headers, pieces = split_state_dict(layout, spec, state, None, [span])[0]
         return ShardCopy(span, parameters, headers, b"".join(pieces))
 
     def replica(self, number: int, layout: Layout) -> Message:
         """Return what the ranks of a job without servers begin with, in the form of a rank's initial parameters."""
-        parameters, state = bytearray(layout.nbytes), self._load(named("optimizer", number))
-        keys, model = self._of(number)["keys"], self._load(named("model", number))
-        whole = Span(0, layout.nbytes)
-        write_parameters(layout, whole, {**model, **{name: model[key] for name, key in keys.items()}}, memoryview(parameters))
+        parameters = self._parameters(number, layout, Span(0, layout.nbytes))
+        state = self._load(named("optimizer", number))
         packer = Packer()
         plain = packer.pack(
             {
@@ -337,6 +332,13 @@ class Resumed:
             "the checkpoint",
         )
         return Message({"replica": plain, "from": 0}, memoryview(b"".join(packer.payload)), ())
+
+    def _parameters(self, number: int, layout: Layout, span: Span) -> bytearray:
+        """Return the parameters of an optimizer that lie in a span of the layout."""
+        parameters, model = bytearray(span.nbytes), self._load(named("model", number))
+        by_name = {name: model[key] for name, key in self._of(number)["keys"].items()}
+        write_parameters(layout, span, {**model, **by_name}, memoryview(parameters))
+        return parameters
 
     def part_of(self, worker: WorkerId, number: int) -> dict[str, Any] | None:
         """Return the part with which a worker resumes; None: there are no parts.

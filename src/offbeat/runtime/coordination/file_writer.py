@@ -47,8 +47,9 @@ class FileWriter:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._open: dict[tuple[int, Version], Callable[[], bool] | None] = {}
-        """Writes whose result has not been handled, by optimizer and version; how to find out on the disk whether one is complete."""
+        self.open: dict[tuple[int, Version], Callable[[], bool] | None] = {}
+        """Writes whose result has not been handled, by optimizer and version; how to find out on the disk whether one is complete. The
+        writer of the next process, or of a standby, takes them over: see `follow`."""
         self.held = False
         """True while the messages of an earlier process are handled again: no write begins."""
         self._futures: dict[tuple[int, Version], Future[Any]] = {}
@@ -58,14 +59,9 @@ class FileWriter:
     def __setstate__(self, state: dict[str, Any]) -> None:
         raise TypeError("each process has a thread of its own, see `follow`")
 
-    @property
-    def open(self) -> dict[tuple[int, Version], Callable[[], bool] | None]:
-        """Return the writes whose result has not been handled, for the writer of the next process or of a standby: see `follow`."""
-        return self._open
-
     def follow(self, writes: Mapping[tuple[int, Version], Callable[[], bool] | None]) -> None:
         """Take over the open writes of another server's writer, which are its own business until `held` becomes False."""
-        self._open, self.held = dict(writes), True
+        self.open, self.held = dict(writes), True
 
     def begin(self, number: int, version: Version, write: Callable[[], Any], is_complete: Callable[[], bool] | None = None) -> None:
         """Begin to write the files of ``version`` of an optimizer.
@@ -77,7 +73,7 @@ class FileWriter:
             is_complete: returns True if a process that has died had completed the files; None: they count as cut off then.
         """
         key = number, version
-        self._open[key] = is_complete
+        self.open[key] = is_complete
         if not self.held:
             self._futures[key] = self._last = self._pool.submit(_logged, write)
             self._futures[key].add_done_callback(lambda _: self._wake())
@@ -89,13 +85,13 @@ class FileWriter:
 
     def results(self) -> list[Written]:
         """Return the results that are known and not handled (see `handled`)."""
-        return [self._result(key) for key in self._open if key not in self._futures or self._futures[key].done()]
+        return [self._result(key) for key in self.open if key not in self._futures or self._futures[key].done()]
 
     def _result(self, key: tuple[int, Version]) -> Written:
         if key in self._futures:
             error = self._futures[key].exception()
             return Written(*key, None if error is None else why(error)[:1000])
-        is_complete = self._open[key]
+        is_complete = self.open[key]
         if is_complete is not None and is_complete():
             return Written(*key, None)
         return Written(*key, "its writer has died", cut_off=True)
@@ -103,7 +99,7 @@ class FileWriter:
     def handled(self, result: Written) -> None:
         """Forget a write whose result is handled now."""
         key = result.number, result.version
-        self._open.pop(key, None)
+        self.open.pop(key, None)
         self._futures.pop(key, None)
 
     def wait(self, timeout_s: Seconds) -> None:

@@ -29,20 +29,12 @@ class Standings:
         self._waiting: dict[Connection, tuple[int, Seconds]] = {}
         """Processes that have said hello and do not take part yet: bytes received from each, and the time of the last ones."""
 
-    def came(self, worker: WorkerId) -> None:
-        """Report that a process has said hello."""
-        self._tell(worker, "hello")
-
     def changed(self, effect: StateChanged) -> None:
         """Report a worker's new state in the job."""
         if self._peers.knows(effect.worker):
             peer = self._peers[effect.worker]
             ends = {"exits": peer.exits, "over": peer.over} if effect.state is WorkerState.FINISHED and peer.exits else {}
-            self._tell(effect.worker, effect.state.value, reason=effect.reason, **ends)
-
-    def too_late(self, worker: WorkerId) -> None:
-        """Report a process that came after all others had finished."""
-        self._tell(worker, "too late")
+            self.report(effect.worker, effect.state.value, reason=effect.reason, **ends)
 
     def progress(self, peer: Peer, stuck_s: Seconds) -> None:
         """Report a worker as stuck if its script has neither called the library nor waited in it for ``progress_timeout_s``.
@@ -51,11 +43,7 @@ class Standings:
         """
         limit_s = self._settings.progress_timeout_s
         if self._settings.workers > 1 and 0.0 < limit_s <= stuck_s:
-            self._tell(peer.worker, "stuck", seconds=stuck_s)
-
-    def told(self, worker: WorkerId) -> None:
-        """Report that a signal has told a process to end, which waits for the supervisor's order."""
-        self._tell(worker, "told")
+            self.report(peer.worker, "stuck", seconds=stuck_s)
 
     def silent(self, now: Seconds) -> list[tuple[WorkerId, str]]:
         """Return processes that do not take part yet and have been silent for the timeout, once each, with the reason, and report them."""
@@ -73,9 +61,11 @@ class Standings:
                 self._waiting[peer.connection] = received, float("inf")
                 lost.append((peer.worker, f"not heard of for {now - since:.1f} s after its hello"))
         for worker, reason in lost:
-            self._tell(worker, WorkerState.DEAD.value, reason=reason)
+            self.report(worker, WorkerState.DEAD.value, reason=reason)
         return lost
 
-    def _tell(self, worker: WorkerId, standing: str, **fields: Any) -> None:
+    def report(self, worker: WorkerId, standing: str, **fields: Any) -> None:
+        """Report how a process stands: "hello": it has said hello; "too late": it came after all others had finished; "told": a signal has
+        told it to end, and it waits for the supervisor's order; the others are reported by the methods above."""
         if self._supervisor is not None:
             self._supervisor.send({"kind": "standing", "worker": worker, "pid": self._peers[worker].pid, "standing": standing, **fields})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from offbeat.core.effects import Fold, Gather, Release
+from offbeat.core.effects import Fold, Release
 from offbeat.core.events import Folded
 from offbeat.errors import ProtocolError
 from offbeat.tensors.shard import SquaredNorms
@@ -23,11 +23,6 @@ def fold_order(effect: Fold, hyper: Any) -> Order:
     parts = [(part.worker, part.weight) for part in effect.parts if not part.gathered]
     sums = {part.worker: part.weight / part.gathered for part in effect.parts if part.gathered}
     return {"do": "fold", "version": effect.version, "parts": parts, "sums": list(sums.items()), "hyper": hyper, "scale": effect.scale}
-
-
-def gather_order(effect: Gather) -> Order:
-    """Return the order to add the gradient in a worker's memory to its sum."""
-    return {"do": "gather", "worker": effect.worker, "weight": effect.weight}
 
 
 def release_order(effect: Release, serial: int, chief: WorkerId | None, *, begins: bool, exact: bool, anew: bool) -> Order:

@@ -10,16 +10,13 @@ about whole gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from offbeat.tensors.layout import Span
 from offbeat.transport.base import Connection
 
-
-class Encoder(Protocol):
-    """Encode one bucket of the parameters, by its number. Returns its place in the encoded memory: first byte, and the byte after it."""
-
-    def __call__(self, number: int) -> tuple[int, int]: ...
+Encoder: TypeAlias = Callable[[int], tuple[int, int]]
+"""Encodes one bucket of the parameters, by its number. Returns its place in the encoded memory: first byte, and the byte after it."""
 
 
 class Delivery:

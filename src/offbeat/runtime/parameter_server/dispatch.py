@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offbeat.core.effects import BarrierPassed, Effect, EpochEnded, Fold, Gather, NoMore, Release, Settle, StateChanged
-from offbeat.core.events import Folded
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
 from offbeat.runtime.coordination.arrivals import Schedules
 from offbeat.runtime.coordination.notifier import Notifier
 from offbeat.runtime.coordination.peers import Peers
-from offbeat.runtime.parameter_server.commands import Measurements, Order, fold_order, gather_order, release_order
+from offbeat.runtime.parameter_server.commands import Measurements, Order, fold_order, release_order
 from offbeat.runtime.parameter_server.shard import LiveShard
-from offbeat.tensors.shard import SquaredNorms
 from offbeat.transport.base import Connection
-from offbeat.types import Version, WorkerId, WorkerState
+from offbeat.types import WorkerId, WorkerState
 
 
 class Dispatcher:
@@ -44,7 +42,8 @@ class Dispatcher:
     ) -> None:
         self._policy, self._coordinator, self._host, self._shards = policy, coordinator, host, shards
         self._peers, self._notifier, self._schedules = peers, notifier, schedules
-        self._measurements = Measurements(1 + len(shards))
+        self.measurements = Measurements(1 + len(shards))
+        """What the shards have measured at folds."""
         self._hyper: Any = None
         self._entering: set[WorkerId] = set()
         """Workers whose process is ready and has not been released yet."""
@@ -80,7 +79,7 @@ class Dispatcher:
                 case Fold():
                     orders.append(self._fold_order(effect))
                 case Gather():
-                    orders.append(gather_order(effect))
+                    orders.append({"do": "gather", "worker": effect.worker, "weight": effect.weight})
                 case Release():
                     if effect.worker in self._entering:
                         self._entering.discard(effect.worker)
@@ -110,20 +109,12 @@ class Dispatcher:
             for shard in self._shards.values():
                 shard.send({"kind": "orders", "orders": list(orders)})
             for version, norms in self._host.apply(orders):
-                self._measurements.note(version, norms)
-
-    def measured(self, version: Version, norms: SquaredNorms) -> None:
-        """Note another server's measurement of a fold."""
-        self._measurements.note(version, norms)
-
-    def complete(self) -> list[Folded]:
-        """Return the folds that every shard has measured since the last call."""
-        return self._measurements.complete()
+                self.measurements.note(version, norms)
 
     def _fold_order(self, effect: Fold) -> Order:
         self._hyper = self._schedules.newest(self._peers.gone) or self._hyper
         if self._policy.measures != "nothing":
-            self._measurements.ordered(effect.version, self._hyper[0]["lr"] * effect.scale)
+            self.measurements.ordered(effect.version, self._hyper[0]["lr"] * effect.scale)
         if self._policy.averaging is not None:
             self._notifier.average(part.worker for part in effect.parts)
         return fold_order(effect, self._hyper)

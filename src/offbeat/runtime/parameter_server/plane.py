@@ -227,7 +227,7 @@ class ServerPlane:
         """Handle another server's report: a push or initial parameters have arrived, or a fold was measured."""
         if header["kind"] == "measured":
             parts, total, difference = header["norms"]
-            self._dispatcher.measured(header["version"], SquaredNorms(tuple(parts), total, difference))
+            self._dispatcher.measurements.note(header["version"], SquaredNorms(tuple(parts), total, difference))
             self.pass_on(now)
         elif "push" in header:
             self._arrived(header, shard, now)
@@ -272,7 +272,7 @@ class ServerPlane:
 
     def pass_on(self, now: Seconds) -> None:
         """Feed the folds that every shard has measured."""
-        for event in self._dispatcher.complete():
+        for event in self._dispatcher.measurements.complete():
             self._feed(event, now)
 
     def close(self) -> None:

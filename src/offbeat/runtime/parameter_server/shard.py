@@ -96,8 +96,9 @@ class LiveShard:
         survival: Survival = NOBODY,
         workers: int = 0,
     ) -> None:
-        self._layout, self._span, self._spec = layout, span, spec
-        self._policy = policy
+        self._layout, self._spec, self._policy = layout, spec, policy
+        self.span = span
+        """Which bytes of the layout are here."""
         self._number, self._survival, self._worker_count = number, survival, workers
         self._keeper = keeper = survival if isinstance(survival, Keeper) else None
         self._replica = survival if isinstance(survival, Replica) else None
@@ -140,14 +141,9 @@ class LiveShard:
         self._buckets = [Span(start - span.start, stop - span.start) for (start, stop), _ in buckets_of(layout, span)]
         """Places in this shard's memory, counted from its first byte."""
 
-    @property
-    def span(self) -> Span:
-        """Return which bytes of the layout are here."""
-        return self._span
-
     def _make(self) -> None:
         """Make what works on the memory, in this process."""
-        span, averaging = self._span, self._policy.averaging
+        span, averaging = self.span, self._policy.averaging
         kept = self._kept if self._keeper is not None else None
         self._shard, self._averaging = None, None
         if averaging is None:
@@ -165,7 +161,7 @@ class LiveShard:
         if self._replica is None or not self._replica.gets_ahead or self.orders_of_shard or averages or compares:
             return
         with suppress(ConfigurationError):
-            spare = PrivateBlock.allocate(self._span.nbytes, f"second half of the parameters of server {self._number}")
+            spare = PrivateBlock.allocate(self.span.nbytes, f"second half of the parameters of server {self._number}")
             self._halves.add_spare(spare.view)
 
     @property
@@ -252,7 +248,7 @@ class LiveShard:
         self.check_memory(worker, connection, message)
         if connection in self._workers:
             raise ProtocolError(f"worker {worker} attached a second time (expected once for each connection)")
-        start, stop = self._span
+        start, stop = self.span
         pull: memoryview | None
         if connection.shares_memory:
             push, pull = message.memory[0].view[start:stop], message.memory[1].view[start:stop]
@@ -260,7 +256,7 @@ class LiveShard:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
             wire = message.header.get("wire", "float32")
             if wire != "float32":
-                encoding = ShardEncoding(connection, self._layout, self._span, wire, push, self._parameters_for_worker(wire))
+                encoding = ShardEncoding(connection, self._layout, self.span, wire, push, self._parameters_for_worker(wire))
                 self._encodings[connection] = encoding
                 self._next[worker] = _Slot(connection, push, None, encoding)
                 self._workers[connection] = worker
@@ -273,15 +269,15 @@ class LiveShard:
         self._workers[connection] = worker
 
     def _private_pull(self, worker: WorkerId) -> memoryview:
-        return PrivateBlock.allocate(self._span.nbytes, f"parameters for worker {worker}").view
+        return PrivateBlock.allocate(self.span.nbytes, f"parameters for worker {worker}").view
 
     def _parameters_for_worker(self, wire: Encoded) -> EncodedParameters | ParameterChanges:
         if wire == "int8":
-            return ParameterChanges(self._layout, self._span, self._halves)
+            return ParameterChanges(self._layout, self.span, self._halves)
         if not self._policy.lockstep:
-            return EncodedParameters(self._layout, self._span, self._halves)
+            return EncodedParameters(self._layout, self.span, self._halves)
         if self._encoded is None:
-            self._encoded = EncodedParameters(self._layout, self._span, self._halves)
+            self._encoded = EncodedParameters(self._layout, self.span, self._halves)
         return self._encoded
 
     orders_of_shard: ClassVar[bool] = False
@@ -408,7 +404,7 @@ class LiveShard:
         headers, state = self._holder.state()
         nbytes = sum(len(piece) for piece in state)
         if self._copied is None or len(self._copied.state) != nbytes:
-            self._copied = ShardCopy(self._span, bytearray(len(self._memory)), headers, bytearray(nbytes))
+            self._copied = ShardCopy(self.span, bytearray(len(self._memory)), headers, bytearray(nbytes))
         parameters, joined = memoryview(self._copied.parameters), memoryview(self._copied.state)
         parameters[:] = self._memory
         at = 0
@@ -464,9 +460,9 @@ class LiveShard:
 
     def _sum_of(self, worker: WorkerId, half: int = 0, empty: bool = True) -> _Sum:
         if self._outlives is not None:
-            halves = Halves(*self._outlives.named(f"sum of worker {worker}", self._span.nbytes))
+            halves = Halves(*self._outlives.named(f"sum of worker {worker}", self.span.nbytes))
         else:
-            halves = Halves(PrivateBlock.allocate(self._span.nbytes, f"sum of worker {worker}'s gradients").view)
+            halves = Halves(PrivateBlock.allocate(self.span.nbytes, f"sum of worker {worker}'s gradients").view)
         halves.half = half
         return _Sum(halves, empty)
 

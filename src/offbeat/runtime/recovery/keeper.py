@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
@@ -11,7 +10,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.runtime.recovery.answers import Answers
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import Buffer, Connection, SharedMemory
-from offbeat.transport.shm import MemoryBlock
+from offbeat.transport.shm import MemoryBlock, address_of
 
 LOG = "log"
 """The name of the block that holds the input log."""
@@ -133,7 +132,7 @@ class Keeper(Survival):
             if block is memory:
                 return (name,)
             if isinstance(memory, memoryview) and len(memory) and block.nbytes and memory.obj is block.view.obj:
-                start = _address(memory) - _address(block.view)
+                start = address_of(memory) - address_of(block.view)
                 return name, start, start + memory.nbytes, not memory.readonly
         return None
 
@@ -146,11 +145,3 @@ class Keeper(Survival):
         if not 0 <= start <= stop <= len(view):
             raise ValueError(f"bytes {start} to {stop} of a block of {len(view)}")
         return view[start:stop] if writable else view[start:stop].toreadonly()
-
-
-def _address(view: memoryview) -> int:
-    if view.readonly:
-        import numpy as np
-
-        return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))

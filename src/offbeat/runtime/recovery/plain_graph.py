@@ -33,6 +33,7 @@ import torch
 
 from offbeat.errors import ProtocolError
 from offbeat.transport.base import SharedMemory
+from offbeat.transport.shm import address_of
 
 PURE: Final = frozenset({"core", "policies", "types"})
 """Packages of offbeat whose classes and functions only compute, so that calling them is safe."""
@@ -161,17 +162,13 @@ class _Base:
 
     def add(self, view: memoryview) -> int:
         """Add a view of the memory; return its first byte in the memory."""
-        start = _address(view) - _address(self._whole)
+        start = address_of(view) - address_of(self._whole)
         self._first, self._stop = min(self._first, start), max(self._stop, start + len(view))
         return start
 
     def part(self) -> tuple[int, memoryview]:
         """Return the first byte of the smallest part that covers all views, and that part."""
         return self._first, self._whole[self._first : self._stop]
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
 
 
 class _Writer:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.runtime.allreduce.multi_host.network import Network
 from tests.runtime.allreduce.multi_host.seat import Seat
 from tests.runtime.allreduce.one_step import step
+from tests.support.memory_network import duplicate
 from tests.tiers import examples
 
 from offbeat.core.allreduce import algorithms
@@ -456,7 +457,7 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
     node.has_memory = False
     node.on_message(0, {"k": "done", "n": 0, "f": 0, "s": 2}, torch.empty(0))
     shared.result(2).fill_(7.0)
-    node.on_message(0, {"k": "memory"}, torch.empty(0), (shared.block.duplicate(),))
+    node.on_message(0, {"k": "memory"}, torch.empty(0), (duplicate(shared.block),))
     assert node.executor.results[0].tolist() == [7.0] * 4
     node.executor.results.clear()
     node.memory.close()
