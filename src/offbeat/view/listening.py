@@ -59,4 +59,4 @@ def exposed(host: str) -> str | None:
     """Return a warning if other machines reach the page."""
     if host in ("127.0.0.1", "localhost", "::1"):
         return None
-    return f"other machines reach port and page at {host}, unencrypted: whoever sees the address sees the job"
+    return f"other machines can open this page at {host}, unencrypted: everyone who knows the address can see the job"
