@@ -36,6 +36,11 @@ QUICK = {"PYTHONPATH": str(SCRIPTS / "quick")}
 """The environment of a job whose processes import what they need of PyTorch, see ``scripts/quick/nothing_compiled.py``."""
 WHOLE_TORCH = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 """The environment of a job whose processes import all of PyTorch."""
+WIDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Mapping[str, str]]] = {
+    "optimizers": ((), ("--models", "2"), {}),
+    "groups": (("--procs-per-worker", "2"), ("--ddp",), WHOLE_TORCH),
+}
+"""Several optimizers, or several processes a worker: options of the job, arguments of ``resumed.py``, and the environment."""
 DEADLINE_S = 120.0
 """For anything that takes a few seconds on an idle machine."""
 LOOK_S = 0.05

@@ -49,9 +49,11 @@ def check_parameters(folder: Path, epochs: int) -> None:
             assert (found[name] - value).norm() < 1e-5 * value.norm(), (place, name)
 
 
-def processes(job: Job) -> dict[int, psutil.Process]:
-    """By worker: the process that has started its ranks, which have its variables, too."""
-    return {number: found if found.children() else found.parent() for number, found in job.workers().items()}
+def processes_of(one: psutil.Process) -> list[psutil.Process]:
+    """Of a worker: first the one that has started the others, which have its variables, too."""
+    first = one if one.children() else one.parent()
+    assert first is not None
+    return [first, *sorted(first.children(), key=psutil.Process.create_time)]
 
 
 @pytest.mark.parametrize("inside", marked(["ddp", "fsdp"], night=["ddp"]))
@@ -89,18 +91,19 @@ def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     job = start("--workers", "2", "--procs-per-worker", "2", "--slow", "any=0.01", GROUPED, "--until", str(enough))
     for worker in range(2):
         job.contribution(worker, 1)
-    before = processes(job)
-    ranks = sorted(before[1].children(), key=psutil.Process.create_time)
+    before = job.workers()
+    [other, *_] = processes_of(before[0])
+    [_, *ranks] = processes_of(before[1])
     assert len(ranks) == 2
     signalled(ranks[rank], signal.SIGKILL)
     died = job.record("state_changed", worker=1, state="dead", incarnation=1)
     job.record("fold", after=died["t"])
     job.contribution(1, 2)
-    after = processes(job)
+    [after, *_] = processes_of(job.workers()[0])
     enough.touch()
     ended = job.ended()
     assert ended.status == 0, ended.err
-    assert after[0].pid == before[0].pid
+    assert after.pid == other.pid
     assert f"process {rank} of the 2 of this worker killed by SIGKILL" in ended.err
     assert "worker 1 is back after" in ended.out, "the supervisor hears how the worker stands"
     assert not any(process.is_running() for process in ranks), "the other process was ended too"

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.faults.job import TRAIN, Ended, Job, signalled
+from tests.faults.job import TRAIN, WIDER, Ended, Job, signalled
+from tests.faults.resuming import RESUMED, SIZE
+from tests.faults.test_groups import processes_of
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
@@ -59,22 +61,28 @@ def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(sta
     ended.accounted()
 
 
-def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path) -> None:
-    job = start("--workers", "4", "--timeout", "1.5", *CALM, TRAIN, "--until", str(enough))
-    job.began(4)
+@pytest.mark.parametrize("setting", marked(["one", *WIDER], night=[*WIDER]))
+def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path, setting: str) -> None:
+    options, words, environment = WIDER.get(setting, ((), (), {}))
+    script = (RESUMED, *words, "--until", str(enough))
+    job = start("--workers", "3", "--timeout", "1.5", *options, *CALM, *script, environment=environment)
+    job.began(3)
     before = job.workers()
-    signalled(before[1], signal.SIGSTOP)
+    frozen = processes_of(before[1]) if setting == "groups" else [before[1]]
+    for process in frozen:
+        signalled(process, signal.SIGSTOP)
     died = job.record("state_changed", worker=1, state="dead", incarnation=1)
     assert "not heard of for" in died["reason"]
     job.record("fold", after=died["t"])
-    signalled(before[1], signal.SIGCONT)
+    for process in frozen:
+        signalled(process, signal.SIGCONT)
     job.record("state_changed", worker=1, state="recovered")
     job.record("state_changed", worker=1, state="alive", incarnation=2)
     job.contribution(1, 2)
     assert {w: p.pid for w, p in job.workers().items()} == {w: p.pid for w, p in before.items()}
     enough.touch()
     ended = job.ended()
-    ended.accounted()
+    ended.accounted(SIZE)
     late = [r for r in ended.records if r["kind"] == "pushed" and (r["worker"], r["incarnation"]) == (1, 1) and r["t"] > died["t"]]
     fates = [r for r in ended.records if r["kind"] == "settle" and (r["worker"], r["incarnation"]) == (1, 1) and r["t"] > died["t"]]
     assert len(fates) >= len(late)

@@ -375,6 +375,7 @@ def test_state_is_the_ranks_own_and_can_be_loaded() -> None:
     ("options", "rule", "why"),
     [
         ({"servers": 2}, "majority", "--servers 2: majority has no servers that could share the parameters"),
+        ({"servers": 2}, "sgp", "--servers 2: sgp has no servers that could share the parameters"),
         ({}, "quorum(q=3)", "q must be at most 2"),
         ({}, "backup(b=2)", "b must be at most 1"),
         ({}, "psp(c=3)", "c must be at most 2"),

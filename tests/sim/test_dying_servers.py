@@ -12,14 +12,16 @@ from tests.sim.comparison import FREE, LAWS, ONE_OR_TWO, RETURN, books_are_right
 from tests.sim.dying_servers import OF_SERVERS, DyingServers
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
+from tests.sim.stepped_network import SteppedHub
 from tests.tiers import examples
 
+from offbeat.errors import ProtocolError
 from offbeat.journal.records import Record
 from offbeat.policies import RULES
 from offbeat.runtime.recovery.keeper import APART_NBYTES
 
 PSP: Final = [*RULES["psp"].about.examples, "psp(c=3, scaling=none)"]
-OTHERS: Final = ["ssp(staleness=1)", "backup(b=1)", "elastic(R=4)", "elastic(R=4, mode=local)"]
+OTHERS: Final = ["ssp(staleness=1)", "backup(b=1)", "elastic(R=4)", "elastic(R=4, mode=bulk)", "elastic(R=4, mode=local)"]
 SOME: Final = [*PSP, "bsp", "asp", "dbw", "rennala(batch=2)", "ensemble(steps=2)", *OTHERS]
 
 
@@ -79,3 +81,17 @@ def test_whenever_they_die_the_books_are_right(
 ) -> None:
     """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
     ran(script, tmp_path_factory.mktemp("dying"), deaths, records, apart)
+
+
+def test_who_was_not_started_by_the_supervisor_does_not_take_the_place(tmp_path: Path) -> None:
+    job = DyingServers(scripted("bsp", LAWS[0], "", FREE), tmp_path / "journal.jsonl", [])
+    job._open()
+    job.dies(job.process_of(0))
+    stranger = SteppedHub(job.network, lambda: None)
+    stranger.name = "process 99 of this host"
+    line = stranger.connect(job._at)
+    line.send({"kind": "listening", "number": 0, "address": stranger.listen(), "role": "leader"})
+    with pytest.raises(ProtocolError, match="process 99 of this host sent 'listening' but is no server of this job"):
+        job.settle()
+    job.settle()
+    assert job.goes_on(0), "the process that was started leads"

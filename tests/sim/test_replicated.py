@@ -61,7 +61,7 @@ CASES: Final = [
 ]
 MORE: Final = [
     *((1, sync, "float32") for sync in SOME),
-    *((servers, sync, wire) for sync in ("dbw", *OTHERS[:3]) for servers, wire in ((2, "bf16"), (1, "int8"))),
+    *((servers, sync, wire) for sync in ("dbw", *OTHERS[:4]) for servers in (1, 2) for wire in ("bf16", "int8")),
     *((servers, sync, wire) for sync in ENCODED for servers, wire in ((1, "bf16"), (2, "int8"))),
 ]
 

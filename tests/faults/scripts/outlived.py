@@ -18,37 +18,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--optimizer", default="Adam")
-    parser.add_argument("--models", type=int, default=1, help="how many, each with an optimizer of its own")
-    parser.add_argument("--ddp", action="store_true", help="the worker has several processes, and each draws data of its own")
     parser.add_argument("--moves", type=int, default=-1, help="a worker whose system shows no own view of shared memory: its p.data moves")
     args = parser.parse_args()
     if args.moves == int(os.environ["OFFBEAT_WORKER"]):
         copy_on_write.PAGEMAP = "/nowhere"
     device = os.environ.get("OFFBEAT_TEST_DEVICE", "cpu")
     torch.manual_seed(0)
-    process = 0
-    if args.ddp:
-        torch.distributed.init_process_group("gloo")
-        process = torch.distributed.get_rank()
-    trained = []
-    for _ in range(args.models):
-        layers = torch.nn.Linear(args.width, args.width), torch.nn.BatchNorm1d(args.width), torch.nn.Linear(args.width, 1)
-        model: torch.nn.Module = torch.nn.Sequential(*layers).to(device)
-        model = torch.nn.parallel.DistributedDataParallel(model) if args.ddp else model
-        more = {"momentum": 0.9} if args.optimizer == "SGD" else {}
-        plain = getattr(torch.optim, args.optimizer)(model.parameters(), lr=0.01, **more)
-        trained.append((model, offbeat.DistributedOptimizer(plain, model)))
-    worker = trained[0][1].worker
-    draw = torch.Generator().manual_seed(100 + worker + 10 * process)
+    layers = torch.nn.Linear(args.width, args.width), torch.nn.BatchNorm1d(args.width), torch.nn.Linear(args.width, 1)
+    model = torch.nn.Sequential(*layers).to(device)
+    more = {"momentum": 0.9} if args.optimizer == "SGD" else {}
+    plain = getattr(torch.optim, args.optimizer)(model.parameters(), lr=0.01, **more)
+    optimizer = offbeat.DistributedOptimizer(plain, model)
+    draw = torch.Generator().manual_seed(100 + optimizer.worker)
     for _ in range(args.steps):
-        for model, optimizer in trained:
-            x, y = torch.randn(8, args.width, generator=draw).to(device), torch.randn(8, 1, generator=draw).to(device)
-            optimizer.zero_grad()
-            (model(x) - y).square().mean().backward()
-            optimizer.step()
-    states = [optimizer.state_dict()["state"] for _, optimizer in trained]
-    if (worker, process) == (0, 0):
-        torch.save({"model": [p.detach().clone() for model, _ in trained for p in model.parameters()], "state": states}, args.save)
+        x, y = torch.randn(8, args.width, generator=draw).to(device), torch.randn(8, 1, generator=draw).to(device)
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    state = optimizer.state_dict()["state"]
+    if optimizer.worker == 0:
+        torch.save({"model": [p.detach().clone() for p in model.parameters()], "state": state}, args.save)
 
 
 if __name__ == "__main__":
