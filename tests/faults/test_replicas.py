@@ -95,11 +95,13 @@ OTHER_RULES = [
     "elastic(R=4, mode=local)",
     "psp(c=2, b=0.5, scaling=none)",
     "majority",
-    "sgp",
 ]
 NOT_ENCODED = ("ensemble", "elastic(R=4, mode=local)", "psp", "majority")
-WAYS = {rule: ("next", "standby" if rule.startswith(NOT_ENCODED) else "int8") for rule in OTHER_RULES}
-WAYS |= {"bsp": ("next", "standby", "int8"), "sgp": ("next",)}
+WAYS: dict[str, tuple[str, ...]] = {
+    "bsp": ("next", "standby", "int8"),
+    **{rule: ("next", "standby" if rule.startswith(NOT_ENCODED) else "int8") for rule in OTHER_RULES},
+    "sgp": ("next",),
+}
 WIDE = [(rule, setting, way) for rule, ways in WAYS.items() for setting in WIDER for way in ways]
 EACH_DAY = [("bsp", "optimizers", "next"), ("asp", "optimizers", "int8"), ("ensemble(steps=2)", "groups", "next")]
 
