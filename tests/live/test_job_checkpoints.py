@@ -218,6 +218,24 @@ def test_two_optimizers_of_a_script_resume_together(tmp_path: Path) -> None:
         assert same(parameters, [value for model in saved for value in model.values()])
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_checkpoint_of_the_last_version_has_each_workers_part(tmp_path: Path, number: int) -> None:
+    """The script asks for no batch and makes no step after it, of either optimizer."""
+
+    def script(worker: Worker) -> None:
+        models = [nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(number)]
+        optimizers = [worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model) for model in models]
+        for _, model, optimizer in ((step, *both) for step in range(4) for both in zip(models, optimizers, strict=True)):
+            optimizer.zero_grad()
+            model(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+
+    with Job(2, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=4, keep=9)) as job:
+        job.run(script)
+        job.until(lambda: bool(job.checkpoints), "the checkpoint")
+    assert job.checkpoints[0]["missing"] == []
+
+
 def test_frozen_and_tied_parameters_are_in_the_model_of_each_checkpoint(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

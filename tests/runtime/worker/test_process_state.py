@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,9 @@ import torch
 from torch.optim import lr_scheduler
 
 from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.worker.early_copies import EarlyCopies
 from offbeat.runtime.worker.process_state import (
+    instances_of,
     is_plain,
     load_schedulers,
     random_state,
@@ -93,3 +98,35 @@ def test_random_generators_go_on() -> None:
     drawn = torch.rand(2).tolist(), np.random.rand(), random.random()
     set_random_state(state)
     assert (torch.rand(2).tolist(), np.random.rand(), random.random()) == drawn
+
+
+@pytest.mark.parametrize("look", [lambda: instances_of(lr_scheduler.LRScheduler), lambda: EarlyCopies(Small()).found(Small())])
+def test_to_look_for_objects_does_not_disturb_other_threads(monkeypatch: pytest.MonkeyPatch, look: Callable[[], Any]) -> None:
+    """CPython cannot finish a tuple of unknown length while somebody else holds it, for instance in a list of all objects."""
+    begun, go_on, made = threading.Event(), threading.Event(), []
+
+    def numbers() -> Iterator[int]:
+        yield from range(5)
+        begun.set()
+        assert go_on.wait(60.0)
+        yield from range(40)
+
+    def looked(real: Callable[..., list[Any]], *classes: type) -> list[Any]:
+        """Let the thread finish its tuple while the caller would look through these objects."""
+        found = real(*classes)
+        go_on.set()
+        thread.join()
+        return found
+
+    thread = threading.Thread(target=lambda: made.append(tuple(numbers())))
+    for name in ("get_objects", "get_referrers"):
+        monkeypatch.setattr(gc, name, partial(looked, getattr(gc, name)))
+    thread.start()
+    assert begun.wait(60.0)
+    look()
+    assert [len(each) for each in made] == [45]
+
+
+class Small(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 1)

@@ -6,11 +6,12 @@ worker's parameters; an earlier copy has those of its own worker, which differ u
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 
 import torch
 from torch import nn
+
+from offbeat.runtime.worker.process_state import instances_of
 
 LOOKED_AT = 8
 """Number of parameters, from the first, of which a sample is kept."""
@@ -42,7 +43,7 @@ class EarlyCopies:
         """Return True if a copy has the earlier parameters while the model itself has others now."""
         if not self._samples or self._same(model):
             return False
-        return any(type(one) is type(model) and one is not model and self._same(one) for one in gc.get_objects())
+        return any(type(one) is type(model) and one is not model and self._same(one) for one in instances_of(type(model)))
 
     def _same(self, model: nn.Module) -> bool:
         samples = _samples(model.parameters())

@@ -115,13 +115,15 @@ class JobCheckpoints:
             self._hand_in({**self._held, **self._settings()}, final=True)
 
     def leaving(self, *, chief: bool) -> None:
-        """Hand in this worker's part of the checkpoint at the job's end.
+        """Hand in this worker's part of the checkpoint at the job's end, and of one at the last version, after which no step has come.
 
         Args:
             chief: True: this worker adds the description of the model.
         """
         if not self._link.checkpoints:
             return
+        if self._wanted is not None:
+            self._hand_in({**(self._held or self._part()), **self._settings()}, final=True)
         part = self._part()
         if chief:
             part["model"] = self._rest(frozen=not self._described)

@@ -9,13 +9,14 @@ import gc
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
 import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+One = TypeVar("One")
 _schedulers: list[ref[LRScheduler]] | None = None
 """All schedulers, in the order in which they were made; None: they are not watched yet."""
 
@@ -57,12 +58,25 @@ def load_buffers(models: Iterable[torch.nn.Module], saved: Sequence[Mapping[str,
                     buffer.copy_(buffers[name])
 
 
+def instances_of(base: type[One]) -> list[One]:
+    """Return all objects of this class, which is defined in Python, and of its subclasses.
+
+    `gc.get_objects` would hold each object of the process for a moment, a tuple that another thread is making as well, and CPython ends
+    the making of a tuple that somebody else holds with a SystemError.
+    """
+    classes, new = [], [base]
+    while new:
+        classes.append(new.pop())
+        new += classes[-1].__subclasses__()
+    return [one for one in gc.get_referrers(*classes) if issubclass(type(one), base)]
+
+
 def watch_schedulers() -> None:
     """Note every scheduler of this process, existing and future. Further calls do nothing."""
     global _schedulers
     if _schedulers is not None:
         return
-    _schedulers = found = [ref(one) for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
+    _schedulers = found = [ref(one) for one in instances_of(LRScheduler)]
 
     def noted(cls: type[LRScheduler], *_: Any, **__: Any) -> LRScheduler:
         scheduler: LRScheduler = object.__new__(cls)
