@@ -16,6 +16,7 @@ TORCH ?=
 PIP_FLAGS ?=
 # sympy: a torch may ask for one version of it, and no other.
 CONSTRAINTS := $(if $(TORCH),<(sed -e 's/^torch==.*/torch==$(TORCH)/' -e '/^sympy==/d' constraints.txt),constraints.txt)
+INSTALL = $(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS)
 # Extra words for pytest, for instance TESTS="tests/core -x"; with any, only what they say is run.
 TESTS ?=
 # Of the random tests; each run has its own.
@@ -54,7 +55,7 @@ test-all: $(READY)  ## the tests of CI on one host: more random schedules, each 
 
 test-cluster: $(READY)  ## jobs on several hosts: namespaces, torchrun, Ray, and a real Slurm and etcd, which it installs (root, Debian)
 	@tests/cluster/install_services.sh || echo "Slurm and etcd cannot be installed here: their tests skip"
-	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS) -e '.[ray-train]' \
+	@$(INSTALL) -e '.[ray-train]' \
 	  || echo "Ray cannot be installed here: its tests skip"
 	@OFFBEAT_ALL_TESTS=$(ASKED) OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest $(CLUSTER) -n 2 --dist loadfile
 
@@ -70,7 +71,7 @@ format: $(READY)  ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 docs: $(READY)  ## the documentation as a site: out/site/index.html
-	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS) -e '.[docs]'
+	@$(INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo out/site/index.html
 
 bench: $(READY)  ## measure this machine; see benchmarks/
@@ -96,6 +97,7 @@ endif
 endif
 
 # Once per change of the two files. A half-made .venv (no pip, another Python, a broken link) is made anew; a good one is kept.
+# --no-compile: a module is compiled when it is first imported. Most of the 16,000 never are, and compiling all took almost half of the time.
 $(READY): pyproject.toml constraints.txt
 	@if [ -n "$(ANOTHER)" ] || ! $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	  for python in $(or $(strip $(PYTHON)),python3.11 python3 python); do \
@@ -110,6 +112,6 @@ $(READY): pyproject.toml constraints.txt
 	  "$$found" -m venv --clear $(VENV); \
 	fi
 	@echo "Installing offbeat and what it needs into $(VENV) (once; a minute or two, mostly PyTorch) ..."
-	@$(BIN)/python -m pip install --quiet --no-input --disable-pip-version-check $(PIP_FLAGS) -c $(CONSTRAINTS) -e '.[dev]' \
+	@$(INSTALL) --no-compile -e '.[dev]' \
 	  || { echo "Could not install: pip's message above says what is missing. Mend it and say make again; nothing is lost."; exit 1; }
 	@touch $(READY)

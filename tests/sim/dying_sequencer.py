@@ -67,7 +67,11 @@ class DyingSequencer(AcrossHosts, DyingCoordinator):
         return cast(Service, self.process_of(0).server.service)
 
 
-class ReplicatedSequencer(AcrossHosts, ReplicatedServers, SteppedRanks):
+class ReplicatedRanks(ReplicatedServers, SteppedRanks):
+    """One live run of a job without servers, whose coordinator has a standby. Arguments as for `ReplicatedServers`."""
+
+
+class ReplicatedSequencer(AcrossHosts, ReplicatedRanks):
     """The standby of server 0 goes on where the leader has died."""
 
     def sequencing(self) -> Service:

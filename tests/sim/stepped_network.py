@@ -16,7 +16,6 @@ from typing import Any, Final
 from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
 
 from offbeat.sim.latency.registry import Sampler
-from offbeat.transport import wire
 from offbeat.types import Seconds, WorkerId
 
 TOKEN: Final = "stepped"
@@ -65,7 +64,7 @@ class SteppedNetwork(MemoryNetwork):
     def post(self, hub: SteppedHub, item: tuple[MemoryConnection, Any]) -> None:
         """Somebody has sent something, or closed a connection."""
         connection, sent = item
-        kind = wire.decode_header(sent.packed).get("kind", "") if hasattr(sent, "packed") else "closed"
+        kind = getattr(sent, "kind", "closed")
         if kind == "orders" and not self.as_sent:
             hub.receive(item)
             return

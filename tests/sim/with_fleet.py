@@ -1,26 +1,59 @@
-"""`SteppedJob` whose servers are led by the fleet and the runner of a live supervisor; only the processes are stubs."""
+"""`SteppedJob` whose servers are led by the fleet and the runner of a live supervisor, and die at any point of what they do.
+
+Only the processes are stubs. The servers, the links and the fleet are the real ones. A death is an exception that nobody catches, and what
+a process had not read is lost with it.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
+from unittest.mock import patch
 
-from tests.sim.stepped import MOST_STEPS, SteppedJob
+from tests.sim.stepped import MOST_STEPS, SteppedJob, Timings
 from tests.sim.stepped_network import TOKEN, SteppedHub, SteppedNetwork
 from tests.sim.stub_process import StubProcess
 
-from offbeat.core.fleet import State
+from offbeat.journal.records import Record
 from offbeat.launch.engine import Engine
 from offbeat.launch.output import Output
 from offbeat.launch.server_fleet import ServerFleet
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.serving import ServingEnded
 from offbeat.runtime.worker.links import Links
 from offbeat.transport.base import Address, Arrivals, Closed, Connection
 from offbeat.transport.link import Link
 from offbeat.types import Seconds, WorkerId
+
+
+class Death(BaseException):
+    """Ends a server's process."""
+
+
+@contextmanager
+def deadly(points: Mapping[str, Any], point: Callable[[str], None]) -> Iterator[None]:
+    """Call ``point`` before and after each of these methods: a process may die there. ``points``: the class of each, by name."""
+
+    def around(owner: Any, name: str) -> Any:
+        plain: Callable[..., Any] = getattr(owner, name)
+
+        def changed(one: Any, *arguments: Any, **named: Any) -> Any:
+            point(name)
+            result = plain(one, *arguments, **named)
+            point(name)
+            return result
+
+        return patch.object(owner, name, changed)
+
+    with ExitStack() as stack:
+        for name, owner in points.items():
+            stack.enter_context(around(owner, name))
+        yield
 
 
 @dataclass(eq=False)
@@ -50,19 +83,53 @@ class ServerProcess:
             self.status = -9
 
 
+class Led:
+    """A server, as the job drives it: the process that leads it may die in whatever it does."""
+
+    def __init__(self, job: WithFleet, number: int) -> None:
+        self._job, self._number = job, number
+
+    def tick(self) -> None:
+        self._job.ticks(self._job.process_of(self._number))
+
+    def wake_at(self) -> Seconds | None:
+        return self._job.wake_at(self._job.process_of(self._number).server)
+
+
 class WithFleet(SteppedJob):
-    """One live run. The fleet is made by `make_fleet`, once the settings of the job are known."""
+    """One live run.
 
-    fleet: ServerFleet
+    Args:
+        script, journal: as for `SteppedJob`.
+        deaths: of what kind, and at the how manieth point of this kind since the last death, a process dies that leads a server, whichever
+            it is: one of `points`. None dies after the last of them.
+    """
 
-    def make_fleet(self, settings: JobSettings) -> None:
+    points: ClassVar[Mapping[str, Any]]
+
+    def __init__(self, script: Timings, journal: Path, deaths: Sequence[tuple[str, int]]) -> None:
+        super().__init__(script, journal)
+        self.network.as_sent = True
+        self._deaths = list(deaths)
+        self._passed: Counter[str] = Counter()
+        """Points since the last death, by kind."""
+        self._living: ServerProcess | None = None
+        """The process that does something."""
+        self.died: Counter[str] = Counter()
+        """How often one has died, by what it was about to do, or had done."""
+        self.died_at: Counter[int] = Counter()
+        """How often one has died, by server."""
+        self._pids = itertools.count(1)
+        self.fleet = self._make_fleet()
+
+    def _make_fleet(self) -> ServerFleet:
         def fail(reason: str) -> None:
             raise AssertionError(f"the job fails: {reason}")
 
         def note(text: str) -> None:
             assert not text.startswith("the standby of"), text
 
-        self._pids, start = itertools.count(1), self._start_process
+        start = self._start_process
         engine = SimpleNamespace(
             workers_elsewhere=False,
             servers_return=lambda servers: True,
@@ -73,8 +140,8 @@ class WithFleet(SteppedJob):
             returns_soon=lambda: False,
         )
         output = SimpleNamespace(attach=lambda role, number, child: None, drain=lambda: None)
-        self.fleet = ServerFleet(
-            settings,
+        return ServerFleet(
+            self._settings(),
             cast(Engine, engine),
             token=TOKEN,
             max_restarts=MOST_STEPS,
@@ -86,27 +153,92 @@ class WithFleet(SteppedJob):
             leave=lambda: fail("a server was told to leave"),
         )
 
+    # What differs between the ways in which servers go on.
+
     def make_server(self, number: int, hub: SteppedHub, supervisor: Connection, *, stands_by: bool) -> Any:
         """Return the server of a new process."""
         raise NotImplementedError
 
-    def turn_of(self, process: ServerProcess) -> None:
-        """Let a process handle what has come."""
+    def may_die(self, process: ServerProcess) -> bool:
+        """Whether this process may die now."""
+        return True
+
+    def is_cut_off(self, process: ServerProcess) -> bool:
+        """Whether a server has lost its connection to server 0, and may connect again."""
         raise NotImplementedError
+
+    def hears(self, process: ServerProcess) -> None:
+        """Let a process handle what has come."""
+        process.server.hear(0.0)
+
+    def wake_at(self, server: Any) -> Seconds | None:
+        """Return when a server wants to be driven again."""
+        due: Seconds | None = server.wake_at()
+        return due
+
+    def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
+        return LinkedHub(self.network, turn, worker)
+
+    # The servers' processes.
+
+    @property
+    def leaders(self) -> list[ServerProcess]:
+        """The process that leads each server, or that has led it last."""
+        return cast(list[ServerProcess], self.fleet.leaders())
 
     def process_of(self, number: int) -> ServerProcess:
         """Return the process that leads a server, or that has led it last."""
-        return cast(ServerProcess, self.fleet.leaders()[number])
-
-    def goes_on(self, number: int) -> bool:
-        """Whether the process that leads a server has taken up the messages of the one before."""
-        fleet = self.fleet.fleet
-        return fleet.processes[fleet.servers[number].leader].state is State.LEADING
+        return self.leaders[number]
 
     def process(self, number: WorkerId, iteration: int) -> Any:
         process = super().process(number, iteration)
         on_links(process, self.fleet.links[0])
         return process
+
+    def run(self) -> list[Record]:
+        with deadly(self.points, self.point):
+            return super().run()
+
+    def settle(self) -> None:
+        super().settle()
+        while self.deliver() or any(self._reaches_again(process) for process in self.leaders[1:]):
+            super().settle()  # what a tick has sent is handled at the same instant, and a tick may have ended its process
+
+    def _reaches_again(self, process: ServerProcess) -> bool:
+        """Let a server connect to server 0 again, if it is cut off."""
+        if not self.is_cut_off(process):
+            return False
+        self.ticks(process)
+        return True
+
+    def lives(self, process: ServerProcess, does: Callable[[], None]) -> None:
+        """Let a process do something, which may be the last."""
+        before, self._living = self._living, process
+        try:
+            does()
+        except Death:
+            self._living = None
+            self.died_at[process.number] += 1
+            self.dies(process)
+        except ServingEnded:
+            self._ended.add(process.number)
+        finally:
+            self._living = before
+
+    def ticks(self, process: ServerProcess) -> None:
+        """Let the server of a process do what is due."""
+        self.lives(process, process.server.tick)
+
+    def point(self, kind: str) -> None:
+        """A process that leads a server may die here."""
+        if self._living is None or not self.may_die(self._living):
+            return
+        self._passed[kind] += 1
+        if self._deaths and (kind, self._passed[kind]) == self._deaths[0]:
+            self._passed.clear()
+            del self._deaths[0]
+            self.died[kind] += 1
+            raise Death
 
     def dies(self, process: ServerProcess) -> None:
         """End a process: what it had not read is gone, its connections close, and the fleet decides what becomes of its server."""
@@ -120,7 +252,7 @@ class WithFleet(SteppedJob):
         self._hubs = [cast(ServerProcess, child).hub for child in [*self.fleet.leaders(), *self.fleet.standbys()]]
 
     def _start_process(self, number: int, stands_by: bool, port: int) -> ServerProcess:
-        hub = SteppedHub(self.network, lambda: self.turn_of(process))
+        hub = SteppedHub(self.network, lambda: self.lives(process, lambda: self.hears(process)))
         pid = next(self._pids)
         hub.name = f"process {pid} of this host"
         self.network.is_server(hub, number)
@@ -130,6 +262,7 @@ class WithFleet(SteppedJob):
         return process
 
     def _open(self) -> None:
+        self._servers = [Led(self, number) for number in range(self.script.cluster.servers)]  # type: ignore[misc]
         self._at = self._supervisor.listen()
         self.fleet.begin()
         while self.network.deliver():

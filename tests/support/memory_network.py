@@ -51,6 +51,7 @@ def duplicate(block: SharedMemory) -> SharedMemory:
 class _Sent(NamedTuple):
     """A message that was sent and not received yet."""
 
+    kind: str
     packed: bytes
     carry: str | None
     carry_nbytes: int
@@ -107,7 +108,7 @@ class MemoryConnection(Connection):
         with self.hub.network.changed:
             if self.other is not None:
                 blocks = tuple(map(duplicate, memory))
-                self.other.deliver(_Sent(msgpack.packb(header), carry, len(region), data, blocks))
+                self.other.deliver(_Sent(header.get("kind", ""), msgpack.packb(header), carry, len(region), data, blocks))
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         assert not self.shares_memory, f"nothing is sent ahead to {self.peer}: the ends share memory"

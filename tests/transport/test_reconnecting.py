@@ -117,12 +117,12 @@ def test_messages_payloads_regions_and_memory_cross_many_breaks_once_and_in_orde
 
 
 def test_what_the_other_end_has_is_not_kept(pair: Pair) -> None:
-    for n in range(200):
+    for n in range(40):  # four times what is kept at most
         pair.up.send({"n": n}, payload=[bytes(100_000)])
         pair.world.pump_one(pair.server)
     pair.worker.poll(0.0)
     assert sum(len(piece.view) for piece in pair.up._outbox._all()) <= stream.KEPT_NBYTES + 2 * 100_000
-    for n in range(1000):
+    for n in range(4 * stream.KEPT_FRAMES):
         pair.up.send({"n": n})
         pair.world.pump_one(pair.server)
     pair.worker.poll(0.0)
