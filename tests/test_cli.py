@@ -141,7 +141,7 @@ def test_words_that_are_no_options() -> None:
 def test_an_agents_interpreter_has_what_optimizers_load(monkeypatch: pytest.MonkeyPatch, words: list[str], modules: list[str]) -> None:
     duties: list[Duties] = []
 
-    def take_part(cluster: object, own: Duties, token: object, arguments: object) -> int:
+    def take_part(task: object, listen: object, own: Duties, token: object, arguments: object) -> int:
         duties.append(own)
         return 0
 
