@@ -22,7 +22,7 @@ from offbeat.files import make_folder
 from offbeat.journal.compression import packer
 from offbeat.launch import checkpointing
 from offbeat.launch.cluster import tls_of
-from offbeat.launch.faults import parse_all, parse_late
+from offbeat.launch.faults import parse_kill, parse_late, parse_slow
 from offbeat.launch.followers import FollowerSpec, kinds_of
 from offbeat.launch.forkserver import POSSIBLE
 from offbeat.launch.leadership import store_of
@@ -335,7 +335,6 @@ def check(
     check_files(options.journal, options.summary)
     if options.log_dir is not None:
         _check_folder(options.log_dir)
-    slow_faults, kills = parse_all(options.slow or [], options.kill or [], workers)
     return JobSettings(
         workers=workers,
         servers=servers,
@@ -349,8 +348,8 @@ def check(
         script=program.name,
         journal=None if options.journal is None else str(options.journal.absolute()),
         follow=kinds_of(followers),
-        slow=slow_faults,
-        kill=kills,
+        slow=tuple(parse_slow(text, workers) for text in options.slow or ()),
+        kill=tuple(parse_kill(text, workers) for text in options.kill or ()),
         late=tuple(parse_late(text, servers) for text in late),
         checkpoint=checkpoint,
         resume=None if resume is None else str(resume.path),

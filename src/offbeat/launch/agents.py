@@ -237,17 +237,11 @@ class AgentEngine(Engine):
         return self._start_server(machines[number % len(machines)][0], number, role, self._ports_of(number)[0])
 
     def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
-        if self._starter is not None and earlier is None:
-            return self.start_server(number, token)
-        if self._starter is not None and earlier is not None:
-            return self._start_here(self._starter, number, token, "", earlier.tcp[1], earlier.local)
-        agents = next((agents for agents in self._by_machine() if agents[0].host == self._hub.host), None)
-        if agents is None:
-            return None
-        if earlier is None:
-            return self._start_server(agents[0], number, "", self._ports_of(number)[0])
-        host, port = earlier.tcp
-        return self._start_server(agents[0], number, "", port, listen=host, local=earlier.local)
+        (host, port), local = (("", self._ports_of(number)[0]), "") if earlier is None else earlier[1:]
+        if self._starter is not None:
+            return self._start_here(self._starter, number, token, "", port, local)
+        agent = next((agents[0] for agents in self._by_machine() if agents[0].host == self._hub.host), None)
+        return None if agent is None else self._start_server(agent, number, "", port, listen=host, local=local)
 
     def start_standby(self, number: int, token: str, leader: Child, leader_at: Address | None) -> Child | None:
         machines = self._machines_of_servers()

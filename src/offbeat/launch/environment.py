@@ -13,7 +13,7 @@ import random
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.settings import JobSettings, WorkerSettings
@@ -88,8 +88,7 @@ def common_environment(workers: int, user: Mapping[str, str] = os.environ) -> di
         workers: number of workers on this machine.
         user: the variables that the job was started with. Variables of an outer torchrun are left out.
     """
-    outer = {*torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)), *_AGENT_STORE}
-    rest = {name: value for name, value in user.items() if name not in outer}
+    rest = {name: value for name, value in user.items() if name not in (*TORCHRUN, *_AGENT_STORE)}
     return _defaults({THREADS: str(share_of_cores(workers)), **_keep_memory(*platform.libc_ver())}, rest)
 
 
@@ -111,6 +110,10 @@ def torchrun_variables(worker: WorkerId, workers: int, place: Place) -> dict[str
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
     }
+
+
+TORCHRUN: Final = frozenset(torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)))
+"""The names of these variables."""
 
 
 def free_port(host: str | None = None) -> int:

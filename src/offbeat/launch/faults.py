@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.settings import ANY, InjectedKill, InjectedSlowdown, Late
@@ -71,11 +70,6 @@ def parse_late(text: str, servers: int) -> Late:
         raise ConfigurationError(f"--late {text}: {percent} % of the replies are late; write at most 100 %")
     share = 1.0 if percent is None else float(percent) / 100.0
     return Late(server=ANY if who == "any" else int(who), seconds=float(seconds), share=share)
-
-
-def parse_all(slow: Sequence[str], kill: Sequence[str], workers: int) -> tuple[tuple[InjectedSlowdown, ...], tuple[InjectedKill, ...]]:
-    """Parse all ``--slow`` and ``--kill`` options of a command line. Raises `ConfigurationError` as `parse_slow` and `parse_kill` do."""
-    return tuple(parse_slow(text, workers) for text in slow), tuple(parse_kill(text, workers) for text in kill)
 
 
 def _existing(worker: int, workers: int, where: str) -> WorkerId:

@@ -132,14 +132,12 @@ class _Reader:
 
     def _import(self, module: str, names: Sequence[str]) -> None:
         top = module.partition(".")[0]
-        if top in sys.stdlib_module_names:
-            return
+        if top in sys.stdlib_module_names or top == "offbeat":
+            return  # the forkserver imports offbeat in any case
         own_package = self._program.module and top == self._program.name.partition(".")[0]
         spec = _spec(top, self._folder)
         if spec is None:
             return
-        if top == "offbeat":
-            return  # the forkserver imports offbeat in any case
         if is_installed(spec) and not own_package:
             self.installed.setdefault(module, {}).update(dict.fromkeys(names))
             return
