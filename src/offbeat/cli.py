@@ -211,7 +211,10 @@ def _supervise(
     screen = console()
     progress = QuietProgress(screen) if options.quiet else LiveProgress(screen)
     expect_job()
-    _announce(settings, progress)
+    count = f"{settings.workers} worker{'s' * (settings.workers != 1)}"
+    rule = "" if settings.sync is None else f" under {short(settings.sync)}"
+    # Said at once: processes and their imports take seconds until there is more to say.
+    only_show("what begins", lambda: progress.note(f"starting {count} of {settings.script}{rule}"))
     try:
         supervisor = Supervisor(
             settings,
@@ -234,13 +237,6 @@ def _supervise(
 
 def _notice(options: JobOptions) -> NoticeCommand | None:
     return None if options.notice_command is None else NoticeCommand(options.notice_command)
-
-
-def _announce(settings: JobSettings, display: Display) -> None:
-    """Say at once what begins: processes and their imports take seconds until there is more to say."""
-    count = f"{settings.workers} worker{'s' * (settings.workers != 1)}"
-    rule = "" if settings.sync is None else f" under {short(settings.sync)}"
-    only_show("what begins", lambda: display.note(f"starting {count} of {settings.script}{rule}"))
 
 
 def _given(context: typer.Context) -> Callable[[str], bool]:

@@ -44,7 +44,7 @@ def script(tmp_path: Path) -> Path:
 def forkserver(script: Path) -> Iterator[Forkserver]:
     """Has imported decimal, numpy and the module beside the script."""
     script.touch()
-    forkserver = Forkserver(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
+    forkserver = Forkserver(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"})
     until("its imports", forkserver.settled)
     yield forkserver
     forkserver.child.kill()
@@ -151,7 +151,7 @@ def test_an_exit_does_not_copy_what_the_forkserver_holds(script: Path) -> None:
         "        write(1, f'{private()}\\n'.encode())\n"
         "sys.modules['last'] = Last()\n"
     )
-    forkserver = Forkserver(Program(str(script)), ["torch"], os.environ, capture=True)
+    forkserver = Forkserver(Program(str(script)), ["torch"], os.environ)
     until("its imports", forkserver.settled)
     child = forkserver.fork(os.environ, Program(str(script)))
     assert child is not None
@@ -233,7 +233,7 @@ def test_beside_torch_it_has_imported_what_joins_a_job(script: Path, module: str
         "import sys\nprint('torch' in sys.modules, 'offbeat.optimizer' in sys.modules, 'offbeat.runtime.joining' in sys.modules)\n"
     )
     program = Program(str(script))
-    forkserver = Forkserver(program, [module], os.environ, capture=True)
+    forkserver = Forkserver(program, [module], os.environ)
     until("its imports", forkserver.settled)
     child = forkserver.fork(os.environ, program)
     assert child is not None

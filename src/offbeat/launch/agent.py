@@ -167,7 +167,7 @@ class Agent:
     def _preload(self) -> None:
         modules, found, _ = self._duties.preload
         if modules and POSSIBLE:
-            self._forkserver = Forkserver(self._duties.program, modules, self._common(), capture=True, found=found)
+            self._forkserver = Forkserver(self._duties.program, modules, self._common(), found)
             self._names_imports = self._duties.seat in (0, None)
 
     def _common(self) -> dict[str, str]:

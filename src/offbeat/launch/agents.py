@@ -9,7 +9,7 @@ its processes itself, and may come back. Another agent may also come for the sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offbeat.errors import ConfigurationError, ProtocolError
@@ -307,15 +307,14 @@ class AgentEngine(Engine):
         if agent is None:
             return None
         place = self._place(worker, agent) if self._settings.torchrun_env else None
-        known = None if standbys is None else tuple(standbys)
         variables = worker_variables(
             worker,
             self._settings,
             token="",
-            servers=tuple(servers),
+            servers=servers,
             place=place,
             servers_return=servers_return,
-            standbys=known,
+            standbys=standbys,
         )
         del variables[TOKEN]  # each agent has the token
         return self._start(agent, "worker", worker, variables)
@@ -349,14 +348,13 @@ class AgentEngine(Engine):
         self._told = True
         return not self._agents  # each agent closes its connection
 
-    def strike(self) -> None:
-        if self._starter is not None and self._starter.child is not None:
-            self._starter.child.strike()
+    def helpers(self) -> Mapping[str, Child]:
+        child = None if self._starter is None else self._starter.child
+        return {} if child is None else {"servers": child}
 
     def close(self) -> None:
         self._agents.clear()
-        if self._starter is not None and self._starter.child is not None:
-            self._starter.child.kill()
+        super().close()
 
     # Messages of agents.
 

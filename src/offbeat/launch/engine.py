@@ -184,10 +184,12 @@ class Engine(ABC):
         """Send every machine the end of the job. Returns True once all have received it; until then, call it again."""
         return True
 
-    @abstractmethod
     def strike(self) -> None:
-        """Kill the engine's helper processes without waiting. For signal handlers."""
+        """Kill the helpers without waiting. For signal handlers."""
+        for child in self.helpers().values():
+            child.strike()
 
-    @abstractmethod
     def close(self) -> None:
-        """End the engine's helper processes."""
+        """End the helpers."""
+        for child in self.helpers().values():
+            child.kill()

@@ -11,7 +11,7 @@ import os
 import platform
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -147,18 +147,17 @@ def _local_ports_begin() -> int:
     return 32768
 
 
-def worker_environment(
+def worker_variables(
     worker: WorkerId,
     job: JobSettings,
     *,
     token: str,
-    servers: tuple[Address, ...],
+    servers: Sequence[Address],
     place: Place | None = None,
     servers_return: bool = False,
-    standbys: tuple[Address | None, ...] | None = None,
-    user: Mapping[str, str] = os.environ,
+    standbys: Sequence[Address | None] | None = None,
 ) -> dict[str, str]:
-    """Return all variables of a worker's process in a job whose workers are all on this machine.
+    """Return the variables by which a worker's process joins its job. It has these beside `common_environment`.
 
     Args:
         worker: the worker.
@@ -168,28 +167,12 @@ def worker_environment(
         place: the worker's place, for the script's own process group; None: do not set torchrun's variables.
         servers_return: True if a server that dies may be restarted.
         standbys: addresses of the servers' standbys, None for a server without one; None: the job has no standbys.
-        user: the variables that the job was started with.
     """
-    variables = worker_variables(worker, job, token=token, servers=servers, place=place, servers_return=servers_return, standbys=standbys)
-    return {**common_environment(job.workers, user), **variables}
-
-
-def worker_variables(
-    worker: WorkerId,
-    job: JobSettings,
-    *,
-    token: str,
-    servers: tuple[Address, ...],
-    place: Place | None = None,
-    servers_return: bool = False,
-    standbys: tuple[Address | None, ...] | None = None,
-) -> dict[str, str]:
-    """Return the variables by which a worker's process joins its job, beside `common_environment`. Arguments: see `worker_environment`."""
     settings = WorkerSettings(
         worker=worker,
         workers=job.workers,
         token=token,
-        servers=servers,
+        servers=tuple(servers),
         seed=job.seed,
         timeout_s=job.timeout_s,
         slow=job.slow,
@@ -198,7 +181,7 @@ def worker_variables(
         phases=job.phases,
         batch=job.batch,
         servers_return=servers_return,
-        standbys=standbys,
+        standbys=None if standbys is None else tuple(standbys),
     )
     group = {} if place is None else torchrun_variables(worker, job.workers, place)
     return {**group, **settings.to_environment()}
