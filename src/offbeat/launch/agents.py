@@ -176,6 +176,7 @@ class AgentEngine(Engine):
         guests: bool = False,
         starter: ServerStarter | None = None,
     ) -> None:
+        super().__init__()
         self._seats, self._machines, self._workers, self._start_s = seats, machines, workers, start_s
         self._listen, self._port, self._reached = listen, port, reached
         self._versions, self._publish, self._guests = list(versions), publish, guests
@@ -188,7 +189,6 @@ class AgentEngine(Engine):
         """Agents that are there, by seat."""
         self._refused: list[Connection] = []
         self._came: list[int] = []
-        self._notes: list[str] = []
         self._encrypted = encrypted
         self._numbers = 0
         self._now: Seconds = 0.0
@@ -322,10 +322,6 @@ class AgentEngine(Engine):
     def arrived(self) -> list[WorkerId]:
         came, self._came = self._came, []
         return [worker for seat in came for worker in worker_ids(self._settings.workers) if worker // self._workers == seat]
-
-    def notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
-        return notes
 
     def tick(self, now: Seconds) -> None:
         self._now = now

@@ -26,9 +26,10 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, program: Program, *, port: int = 0, preload: Preload = NOTHING) -> None:
+        super().__init__()
         self._program, self._port, self._preload = program, port, preload
         self._forkserver: Forkserver | None = None
-        self._notes = [] if preload.note is None else [preload.note]
+        self._notes += [] if preload.note is None else [preload.note]
         self._servers = ServerStarter()
         self._settings: JobSettings
         self._address: Address
@@ -97,10 +98,6 @@ class LocalEngine(Engine):
         )
         environment = {**common_environment(job.workers), **variables}
         return fork_or_start(self._forkserver, environment, self._program, self._notes.append)
-
-    def notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
-        return notes
 
     def helpers(self) -> Mapping[str, Child]:
         found = {"preload": None if self._forkserver is None else self._forkserver.child, "servers": self._servers.child}
