@@ -48,15 +48,12 @@ class RemoteChild(Child):
         node: the name of its machine.
     """
 
+    pid = 0
+
     def __init__(self, number: int, connection: Connection, node: str) -> None:
         self._number, self._connection, self._node = number, connection, node
-        self._pid = 0
         self._said: deque[tuple[bool, bytes]] = deque()
         self._status: int | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._pid
 
     @property
     def where(self) -> str:
@@ -95,10 +92,6 @@ class RemoteChild(Child):
             self._connection.send({"kind": kind, "child": self._number, **fields})
 
     # Reports of the agent.
-
-    def started(self, pid: int) -> None:
-        """Note the process number on its machine."""
-        self._pid = pid
 
     def said(self, error: bool, data: bytes) -> None:
         """Queue output of the process."""
@@ -397,7 +390,7 @@ class AgentEngine(Engine):
             return
         match header["kind"]:
             case "started":
-                child.started(header["pid"])
+                child.pid = header["pid"]
             case "said":
                 child.said(header["error"], bytes(message.payload))
                 agent.connection.send({"kind": "heard"})
