@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.waiting import alive, printed, until
+from tests.launch.waiting import alive, ended, printed, until
 
 from offbeat.launch import forkserver as forkservers
 from offbeat.launch.engine import Child
@@ -89,8 +89,7 @@ def test_its_name_says_which_process_of_the_job_it_is(fork: Fork) -> None:
 )
 def test_how_it_ended(fork: Fork, program: str, status: int) -> None:
     child = fork(program)
-    until("its end", lambda: child.ended() is not None)
-    assert child.ended() == status
+    assert ended(child) == status
     until("its number to be free again", lambda: not there(child.pid))
 
 
@@ -182,7 +181,7 @@ def test_several_at_once_and_each_is_killed_alone(fork: Fork, tmp_path: Path) ->
     children[0].signal(signal.SIGSTOP)
     until("it to stop", lambda: psutil.Process(children[0].pid).status() == psutil.STATUS_STOPPED)
     os.write(go, b"!")
-    until("the third's end", lambda: children[2].ended() is not None)
+    ended(children[2])
     assert children[0].ended() is None
     children[0].kill()
     assert children[0].ended() == -9
@@ -194,8 +193,7 @@ def test_forks_die_with_their_forkserver(fork: Fork, forkserver: Forkserver, scr
     assert alive(child.pid)
     os.kill(forkserver.child.pid, signal.SIGKILL)
     until("the fork's end", lambda: not alive(child.pid))
-    until("the news of it", lambda: child.ended() is not None)
-    assert child.ended() == -9
+    assert ended(child) == -9
     assert forkserver.fork(os.environ, Program(str(script))) is None, "who asks starts a new process instead"
 
 
@@ -210,8 +208,7 @@ def test_one_that_is_stopped_is_killed_and_a_plain_process_takes_the_place(
     assert [printed(child) for child in children] == [["False"], ["False"]], "they have imported nothing before"
     (note,) = notes
     assert re.fullmatch(r"the process that .*script.py is forked from \(pid \d+\) did not answer within 0.3 s: it is killed .*", note)
-    until("the end of its earlier fork", lambda: earlier.ended() is not None)
-    assert (earlier.ended(), forkserver.child.ended()) == (-9, -9)
+    assert (ended(earlier), forkserver.child.ended()) == (-9, -9)
 
 
 def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,6 +272,5 @@ def test_a_forkserver_without_descriptors_refuses_and_goes_on(forkserver: Forkse
     assert refused is not None or {int(name) for name in os.listdir(f"/proc/{pid}/fd")} == used
     again = forkserver.fork(dict(os.environ), script)
     assert again is not None
-    until("its end", lambda: again.ended() is not None)
-    assert again.ended() == 0
+    assert ended(again) == 0
     earlier.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.waiting import alive, printed, until
+from tests.launch.waiting import alive, ended, printed, until
 
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, left_to_workers
 from offbeat.launch.processes import start
@@ -82,7 +82,7 @@ def test_one_whose_imports_do_no_harm_has_nothing_to_say(script: Path) -> None:
     child = forkserver.fork(os.environ, Program(str(sleeper)))
     assert child is not None
     os.kill(serving.pid, signal.SIGKILL)  # as if it ran out of memory: the process that was started ends with it, and so do the forks
-    until("the end of the process that was started", lambda: forkserver.child.ended() is not None)
+    ended(forkserver.child)
     until("the fork's end", lambda: not alive(child.pid))
     assert forkserver.child.ended() == -signal.SIGKILL and forkserver.fork(os.environ, program) is None
 
