@@ -298,12 +298,10 @@ class Agent:
                     say(f"the job has ended with status {header['status']}: {header['reason']}")
             case "signal" if child is not None:
                 child.signal(header["number"])
-            case "signal" if self._waiting.pop(header["child"], None) is not None:  # it was not started: it has nothing to save
-                self._tell("ended", child=header["child"], status=-header["number"])
             case "strike" if child is not None:
                 child.strike()
-            case "strike" if self._waiting.pop(header["child"], None) is not None:
-                self._tell("ended", child=header["child"], status=-signal.SIGKILL)
+            case "signal" | "strike" if self._waiting.pop(header["child"], None) is not None:  # it was not started: it has nothing to save
+                self._tell("ended", child=header["child"], status=-header.get("number", signal.SIGKILL))
             case "stacks" if child is not None:
                 why_not = child.print_stacks()
                 if why_not is not None:

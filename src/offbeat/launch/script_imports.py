@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import site
 import sys
 import sysconfig
 import tokenize
 from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -166,7 +165,7 @@ def is_installed(spec: ModuleSpec) -> bool:
 
 def _spec(top: str, folder: str) -> ModuleSpec | None:
     with contextlib.suppress(ValueError, ImportError, AttributeError):
-        return PathFinder.find_spec(top, [folder]) or importlib.util.find_spec(top)
+        return module_spec(top, folder)
     return None
 
 
