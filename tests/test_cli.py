@@ -77,9 +77,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"grace": -1.0}, r"--grace -1: must be a number of seconds of at least 0"),
     ({"program": Program("no_such.py")}, r"there is no script 'no_such.py' here"),
     ({"program": Program(".")}, r"there is no script '.' here"),
-    ({"slow": ["2:0.1"]}, r"--slow 2:0.1: write WORKER=SECONDS"),
     ({"slow": ["4=0.1"]}, r"--slow 4=0.1: there is no worker 4, 4 workers are numbered 0 to 3"),
-    ({"kill": ["1"]}, r"--kill 1: write WORKER@VERSION"),
     ({"kill": ["9@5"]}, r"--kill 9@5: there is no worker 9"),
     ({"wire": "fp8"}, r"wire='fp8': must be one of float32, bf16, int8"),
     ({"wire": "bf16", "sync": "solo"}, r"wire='bf16': solo has no servers"),
@@ -133,15 +131,13 @@ def test_words_that_are_no_options() -> None:
     [
         ([], ["torch._dynamo"]),
         (["--preload", "json", "--preload", "csv"], ["json", "csv", "torch._dynamo"]),
-        (["--preload", "torch._dynamo"], ["torch._dynamo"]),
-        (["--no-preload"], []),
         (["--no-preload", "--preload", "json"], []),
     ],
 )
 def test_an_agents_interpreter_has_what_optimizers_load(monkeypatch: pytest.MonkeyPatch, words: list[str], modules: list[str]) -> None:
     duties: list[Duties] = []
 
-    def take_part(cluster: object, own: Duties, token: object, arguments: object) -> int:
+    def take_part(task: object, listen: object, own: Duties, token: object, arguments: object) -> int:
         duties.append(own)
         return 0
 
@@ -157,7 +153,6 @@ def test_an_agents_interpreter_has_what_optimizers_load(monkeypatch: pytest.Monk
         ("", [], ["torch._dynamo"], False),
         ("", ["--no-preload"], [], False),
         ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\n", [], [], True),
-        ("import os\nos.environ['OMP_NUM_THREADS'] = '1'\n", ["--preload", "json"], ["json", "torch._dynamo"], False),
     ],
 )
 def test_workers_of_one_machine_are_forked_unless_the_script_sets_variables(
@@ -267,10 +262,10 @@ def test_a_summary_is_written_of_a_job_without_figures(tmp_path: Path) -> None:
     assert json.loads(written.read_text())["missing"] == ["the log of server 0 is not complete: No space left on device"]
 
 
-@pytest.mark.parametrize("words", [["simulate", "--versions", "3", "--summary", "/dev/full"], ["run", "--workers", "0", "x.py"]])
-def test_no_disk_and_no_mistake_ends_with_a_traceback(words: list[str]) -> None:
+def test_a_full_disk_does_not_end_with_a_traceback() -> None:
+    words = ["simulate", "--versions", "3", "--summary", "/dev/full"]
     ended = subprocess.run([sys.executable, "-m", "offbeat", *words], capture_output=True, text=True, timeout=60)
-    assert ended.returncode == (1 if "/dev/full" in words else 2) and ended.stderr.count("\n") == 1
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:

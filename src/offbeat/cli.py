@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -32,10 +32,11 @@ from offbeat.files import why, write_result
 from offbeat.guarded import expect_job, fail, guarded, only_show, say
 from offbeat.launch import checkpointing
 from offbeat.launch.agent import Duties
-from offbeat.launch.cluster import SUPERVISES, Cluster, pass_on, supervise, take_part, tls_of
+from offbeat.launch.cluster import SUPERVISES, engine_of, pass_on, take_part, tls_of
 from offbeat.launch.engine import Engine
+from offbeat.launch.followers import FollowerSpec
 from offbeat.launch.group import grouped
-from offbeat.launch.leadership import store_client
+from offbeat.launch.leadership import StoreClient, TorchrunStore, store_client
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.outcome import Display, Outcome
@@ -53,6 +54,7 @@ from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import console, job_tables
 from offbeat.runtime.job.settings import JobSettings, take_token
+from offbeat.types import Seconds
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -122,28 +124,16 @@ def run(context: typer.Context, script: Script, module: Module = False, *, optio
             grace_s=options.grace,
             port=options.port,
         )
-    screen = console()
-    progress = QuietProgress(screen) if options.quiet else LiveProgress(screen)
-    expect_job()
-    _announce(settings, progress)
-    try:
-        supervisor = Supervisor(
-            settings,
-            engine,
-            token=token,
-            max_restarts=options.max_restarts,
-            return_s=0.0 if ray is None else ray.start_s,
-            grace_s=options.grace,
-            notice=_notice(options),
-            log_dir=options.log_dir,
-            followers=followers,
-            store=store_client(options.leaders, None),
-            display=progress,
-        )
-        outcome = supervisor.run()
-    finally:
-        only_show("the end of the job", progress.close)
-    raise typer.Exit(finish(screen, outcome, options.summary, progress))
+    _supervise(
+        settings,
+        engine,
+        options,
+        token=token,
+        return_s=0.0 if ray is None else ray.start_s,
+        notice=_notice(options),
+        followers=followers,
+        store=store_client(options.leaders, None),
+    )
 
 
 @app.command(
@@ -175,7 +165,7 @@ def agent(context: typer.Context, script: Script, module: Module = False, *, opt
     imported = chosen(options.preload or [], program, none=options.no_preload)
     program = grouped(program, options.procs_per_worker)
     pass_on(tls_of(options.tls, several=not task.alone, **options.tls_files))
-    cluster = Cluster(task=task, workers=workers, start_s=start_s, listen=checked_host(options.listen, "--listen"), port=port)
+    listen = checked_host(options.listen, "--listen")
     if report_to is None:
         expect_job()
         if imported.note is not None and task.rank == 0:
@@ -191,25 +181,55 @@ def agent(context: typer.Context, script: Script, module: Module = False, *, opt
             grace_s=options.grace,
             notice=_notice(options),
         )
-        raise typer.Exit(take_part(cluster, duties, given_token(options.token_file), sys.argv[2:]))
+        raise typer.Exit(take_part(task, listen, duties, given_token(options.token_file), sys.argv[2:]))
     _say(checkpointing.begin(options.journal, saved, settings.checkpoint), quiet=options.quiet)
+    engine = engine_of(task, workers=workers, start_s=start_s, listen=listen, port=port, report_to=int(report_to))
+    of_torchrun = None if task.store is None or not settings.replicas else (TorchrunStore(*task.store), task.run)
+    _supervise(
+        settings,
+        engine,
+        options,
+        token=take_token(),
+        return_s=start_s,
+        followers=followers,
+        store=store_client(options.leaders, of_torchrun),
+    )
+
+
+def _supervise(
+    settings: JobSettings,
+    engine: Engine,
+    options: JobOptions,
+    *,
+    token: str,
+    return_s: Seconds,
+    notice: NoticeCommand | None = None,
+    followers: Sequence[FollowerSpec],
+    store: StoreClient | None,
+) -> NoReturn:
+    """Run a job whose processes the engine starts, show it, and end this command with the job's exit status."""
     screen = console()
     progress = QuietProgress(screen) if options.quiet else LiveProgress(screen)
     expect_job()
-    _announce(settings, progress)
+    count = f"{settings.workers} worker{'s' * (settings.workers != 1)}"
+    rule = "" if settings.sync is None else f" under {short(settings.sync)}"
+    # Said at once: processes and their imports take seconds until there is more to say.
+    only_show("what begins", lambda: progress.note(f"starting {count} of {settings.script}{rule}"))
     try:
-        outcome = supervise(
-            cluster,
+        supervisor = Supervisor(
             settings,
-            take_token(),
-            progress,
+            engine,
+            token=token,
             max_restarts=options.max_restarts,
+            return_s=return_s,
             grace_s=options.grace,
+            notice=notice,
             log_dir=options.log_dir,
             followers=followers,
-            leaders=options.leaders,
-            report_to=int(report_to),
+            store=store,
+            display=progress,
         )
+        outcome = supervisor.run()
     finally:
         only_show("the end of the job", progress.close)
     raise typer.Exit(finish(screen, outcome, options.summary, progress))
@@ -217,13 +237,6 @@ def agent(context: typer.Context, script: Script, module: Module = False, *, opt
 
 def _notice(options: JobOptions) -> NoticeCommand | None:
     return None if options.notice_command is None else NoticeCommand(options.notice_command)
-
-
-def _announce(settings: JobSettings, display: Display) -> None:
-    """Say at once what begins: processes and their imports take seconds until there is more to say."""
-    count = f"{settings.workers} worker{'s' * (settings.workers != 1)}"
-    rule = "" if settings.sync is None else f" under {short(settings.sync)}"
-    only_show("what begins", lambda: display.note(f"starting {count} of {settings.script}{rule}"))
 
 
 def _given(context: typer.Context) -> Callable[[str], bool]:

@@ -22,7 +22,7 @@ from offbeat.files import make_folder
 from offbeat.journal.compression import packer
 from offbeat.launch import checkpointing
 from offbeat.launch.cluster import tls_of
-from offbeat.launch.faults import parse_all, parse_late
+from offbeat.launch.faults import parse_kill, parse_late, parse_slow
 from offbeat.launch.followers import FollowerSpec, kinds_of
 from offbeat.launch.forkserver import POSSIBLE
 from offbeat.launch.leadership import store_of
@@ -285,15 +285,24 @@ def check(
     sync, wire, batch, replicas, late = options.sync, options.wire, options.batch, options.replicas, options.late or ()
     servers, port, procs_per_worker = options.servers, options.port, options.procs_per_worker
     timeout_s, progress_timeout_s, grace_s = options.timeout, options.progress_timeout, options.grace
-    for name, value, least in (
-        ("workers", workers, 1),
-        ("servers", servers, 1),
-        ("max-restarts", options.max_restarts, 0),
-        ("port", port, 0),
-        ("procs-per-worker", procs_per_worker, 1),
+    for name, given, fits, must in (
+        ("workers", workers, workers >= 1, "at least 1"),
+        ("servers", servers, servers >= 1, "at least 1"),
+        ("max-restarts", options.max_restarts, options.max_restarts >= 0, "at least 0"),
+        ("port", port, port >= 0, "at least 0"),
+        ("port", port, port <= 65535, "at most 65535; 0 chooses a free port"),
+        ("procs-per-worker", procs_per_worker, procs_per_worker >= 1, "at least 1"),
+        ("timeout", f"{timeout_s:g}", 0.1 <= timeout_s < float("inf"), "a number of seconds of at least 0.1"),
+        (
+            "progress-timeout",
+            f"{progress_timeout_s:g}",
+            progress_timeout_s == 0.0 or 0.1 <= progress_timeout_s < float("inf"),
+            "at least 0.1 seconds, or 0 for no limit",
+        ),
+        ("grace", f"{grace_s:g}", 0.0 <= grace_s < float("inf"), "a number of seconds of at least 0"),
     ):
-        if value < least:
-            raise ConfigurationError(f"--{name} {value}: must be at least {least}")
+        if not fits:
+            raise ConfigurationError(f"--{name} {given}: must be {must}")
     if procs_per_worker > 1 and not POSSIBLE:
         raise ConfigurationError(f"--procs-per-worker {procs_per_worker}: this works on Linux only")
     if procs_per_worker > 1 and (checkpoint is not None or resume is not None):
@@ -301,14 +310,6 @@ def check(
             f"--procs-per-worker {procs_per_worker}: checkpoints of the whole job do not have the state of a worker's other processes yet; "
             "leave --checkpoint and --resume out, and save in the script (docs/groups.md)"
         )
-    if port > 65535:
-        raise ConfigurationError(f"--port {port}: must be at most 65535; 0 chooses a free port")
-    if not 0.1 <= timeout_s < float("inf"):
-        raise ConfigurationError(f"--timeout {timeout_s:g}: must be a number of seconds of at least 0.1")
-    if not (progress_timeout_s == 0.0 or 0.1 <= progress_timeout_s < float("inf")):
-        raise ConfigurationError(f"--progress-timeout {progress_timeout_s:g}: must be at least 0.1 seconds, or 0 for no limit")
-    if not 0.0 <= grace_s < float("inf"):
-        raise ConfigurationError(f"--grace {grace_s:g}: must be a number of seconds of at least 0")
     if options.notice_command is not None:
         NoticeCommand(options.notice_command)
     program.check()
@@ -335,7 +336,6 @@ def check(
     check_files(options.journal, options.summary)
     if options.log_dir is not None:
         _check_folder(options.log_dir)
-    slow_faults, kills = parse_all(options.slow or [], options.kill or [], workers)
     return JobSettings(
         workers=workers,
         servers=servers,
@@ -349,8 +349,8 @@ def check(
         script=program.name,
         journal=None if options.journal is None else str(options.journal.absolute()),
         follow=kinds_of(followers),
-        slow=slow_faults,
-        kill=kills,
+        slow=tuple(parse_slow(text, workers) for text in options.slow or ()),
+        kill=tuple(parse_kill(text, workers) for text in options.kill or ()),
         late=tuple(parse_late(text, servers) for text in late),
         checkpoint=checkpoint,
         resume=None if resume is None else str(resume.path),

@@ -5,28 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.chaos.fake import FORKSERVER, process
 
 from offbeat.chaos import procfs
 from offbeat.chaos.machine import LinuxMachine
-from offbeat.chaos.procfs import Process
-
-FORKSERVER = b"python\0-m\0offbeat.launch.forkserver\0"
-
-
-NAMES = {21: "ob-worker-2", 22: "ob-worker-0"}
-
-
-def process(pid: int, parent: int, command: bytes = b"python", **environment: str) -> Process:
-    return Process(pid, pid, pid, parent, environment, command, NAMES.get(pid, "python"))
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LinuxMachine:
     """A job of three workers that are forks: the processes 21 and 22 have names."""
     processes = [
-        process(1, 0),
-        process(2, 1, OFFBEAT_SERVER="0"),
-        *(process(pid, 20 if pid > 20 else 1, FORKSERVER) for pid in (20, 21, 22, 23)),
+        process(1, parent=0),
+        process(2, OFFBEAT_SERVER="0"),
+        process(20, command=FORKSERVER),
+        *(process(pid, parent=20, command=FORKSERVER, name=name) for pid, name in ((21, "ob-worker-2"), (22, "ob-worker-0"), (23, ""))),
     ]
     monkeypatch.setattr(procfs, "marked", lambda mark: iter(processes))
     machine = LinuxMachine("mark", tmp_path / "j.jsonl")

@@ -11,19 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.chaos.fake import FORKSERVER, process
 
 from offbeat.chaos import procfs
 from offbeat.chaos.machine import JournalVictim, Links, ProcessVictim, why_no_cuts
 from offbeat.chaos.procfs import MARK, Process
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and pidfd are Linux's")
-
-
-def process(pid: int, *, parent: int = 1, leads: bool = True, command: bytes = b"python", name: str = "", **environment: str) -> Process:
-    return Process(pid, 7, pid if leads else 1, parent, environment, command, name)
-
-
-FORKSERVER = b"python\0-m\0offbeat.launch.forkserver\0"
 
 
 def test_roles_of_a_job_on_one_machine() -> None:
@@ -62,9 +56,7 @@ def test_of_the_processes_of_a_server_the_oldest_leads() -> None:
 
 def test_new_standbys_are_forks_and_lead_once_they_are_the_oldest() -> None:
     forkserver = process(20, parent=10, command=FORKSERVER, OFFBEAT_STANDBY="servers")
-    led, stands_by = (
-        process(pid, parent=20, command=FORKSERVER, name="ob-server-0", OFFBEAT_STANDBY="servers")._replace(start=pid) for pid in (21, 22)
-    )
+    led, stands_by = (process(pid, parent=20, command=FORKSERVER, name="ob-server-0", OFFBEAT_STANDBY="servers") for pid in (21, 22))
     unnamed = process(23, parent=20, command=FORKSERVER, OFFBEAT_STANDBY="servers")
     first = process(11, parent=10, OFFBEAT_SERVER="0", OFFBEAT_ROLE="leader")
     assert procfs.roles([process(10), first, forkserver, led])[21] == ("standby", 0)
@@ -185,7 +177,8 @@ def test_a_process_that_has_no_environment_yet_is_looked_at_again(tmp_path: Path
     stat = " ".join(["17 (a (b) c) S 1", *["17"] * 2, *["0"] * 15, "99"])
     for name, text in (("environ", ""), ("stat", stat), ("cmdline", "python\0")):
         (folder / name).write_text(text)
+    monkeypatch.setattr(procfs, "PROC", tmp_path)
     monkeypatch.setattr(os, "sched_yield", lambda: (folder / "environ").write_text(f"A=b\0{MARK}=m\0OFFBEAT_WORKER=3\0"))
     found = Process(17, 99, 17, 1, {MARK: "m", "OFFBEAT_WORKER": "3"}, b"python\0", "a (b) c")
-    assert list(procfs.marked("m", tmp_path)) == [found]
-    assert procfs.status(17, tmp_path) == ("S", 1, 17, 99, "a (b) c")
+    assert list(procfs.marked("m")) == [found]
+    assert procfs.status(17) == ("S", 1, 17, 99, "a (b) c")

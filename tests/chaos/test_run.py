@@ -41,7 +41,8 @@ def test_a_job_that_ends(tmp_path: Path) -> None:
     journal = tmp_path / "j.jsonl"
     ended = run(tmp_path, words(journal, JOB, PUSHED, END), journal).run()
     assert (ended.status, ended.said, ended.hang, ended.timed, ended.left) == (0, "it ends", None, False, [])
-    assert ended.history.end == END and ended.history.tally.summary()["pushes"] == 1
+    summary = ended.history.tally.summary()
+    assert (summary["reason"], summary["pushes"]) == (END["reason"], 1)
 
 
 def test_a_job_that_hangs_is_ended_and_nothing_of_it_is_left(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ script, address = sys.argv[1:]
 duties = Duties(program=Program(script), workers=1, seat=0, local_size=1, advertise="", preload=NOTHING, start_s=30.0, grace_s=5.0)
 sys.exit(Agent(duties, take_token(), lambda: read_addresses(address)[0]).run())
 """
+TIMEOUT_S = 60.0
+"""Longer than the last tests take, during which nobody serves the agent that all others share: it would take the job for dead."""
 FOREVER = "import time; time.sleep(1000)"
 HERE = Address("host", ("127.0.0.1", 1), "")
 
@@ -68,7 +70,7 @@ class Bench:
         else:
             self.engine = LocalEngine(program, preload=Preload(("json",)) if kind == "preload" else NOTHING)
         self.now = 0.0
-        self.engine.begin(JobSettings(workers=1, timeout_s=5.0), self._hub)
+        self.engine.begin(JobSettings(workers=1, timeout_s=TIMEOUT_S), self._hub)
         if self.addresses:
             self.start_agent()
         self.wait("servers can start", self.engine.ready_for_servers)
@@ -225,7 +227,7 @@ def test_a_silent_machine_is_lost_and_ends_its_children_itself(tmp_path: Path) -
     stopped.suspend()
     bench.wait("a stopped agent", lambda: stopped.status() == psutil.STATUS_STOPPED)
     bench.wait("the last messages", lambda: True)
-    bench.now += 5.0
+    bench.now += TIMEOUT_S
     bench.wait("the loss", lambda: child.ended() is not None)
     assert child.lost is not None and "nothing came" in child.lost
     assert alive(child.pid), "it runs on, until its agent wakes up"

@@ -51,7 +51,7 @@ class ToSupervisor(Receiver):
             self.supervisor._servers.begin_job()
         for number in range(3):
             started = RemoteChild(2 + number, Mute("agent"), "node1")
-            started.started(77)
+            started.pid = 77
             self.supervisor._workers._states[WorkerId(number)] = WorkerProcess(started, standing=ProcessStanding(0.0))
 
     def receive(self, message: Message) -> Outcome:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from offbeat.launch.environment import Place, server_environment, worker_environment
+from offbeat.launch.environment import Place, common_environment, server_environment, worker_variables
 from offbeat.runtime.job.settings import InjectedSlowdown, JobSettings, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
 from offbeat.types import WorkerId
@@ -29,8 +29,9 @@ print(faults(10))
 """
 
 
-def of_worker(**user: str) -> dict[str, str]:
-    return worker_environment(WorkerId(1), JOB, token="t", servers=(HERE, THERE), user={**USER, **user})
+def of_worker(job: JobSettings = JOB, place: Place | None = None, **user: str) -> dict[str, str]:
+    variables = worker_variables(WorkerId(1), job, token="t", servers=(HERE, THERE), place=place)
+    return {**common_environment(job.workers, {**USER, **user}), **variables}
 
 
 def of_server(**user: str) -> dict[str, str]:
@@ -52,9 +53,8 @@ def test_a_workers() -> None:
 
 
 def test_a_worker_has_torchruns_variables_if_wanted() -> None:
-    user = {**USER, "RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "elsewhere"}
-    plain = worker_environment(WorkerId(1), JOB, token="t", servers=(HERE, THERE), user=user)
-    placed = worker_environment(WorkerId(1), JOB, token="t", servers=(HERE, THERE), place=Place(1, 0, 1, "10.0.0.7", 4321), user=user)
+    plain = of_worker(RANK="7", WORLD_SIZE="9", MASTER_ADDR="elsewhere")
+    placed = of_worker(place=Place(1, 0, 1, "10.0.0.7", 4321), RANK="7", WORLD_SIZE="9", MASTER_ADDR="elsewhere")
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "LOCAL_RANK", "MASTER_PORT"} & plain.keys(), "another launcher's are not passed on"
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
     assert [placed[name] for name in names] == ["1", "0", "2", "1", "1", "10.0.0.7", "4321"]
@@ -73,8 +73,7 @@ def test_a_servers() -> None:
 def test_cores_are_shared_out() -> None:
     assert of_worker()["OMP_NUM_THREADS"] == "2"
     assert of_server()["OMP_NUM_THREADS"] == "1"
-    many = worker_environment(WorkerId(0), JobSettings(workers=9), token="t", servers=(HERE,), user={})
-    assert many["OMP_NUM_THREADS"] == "1"
+    assert of_worker(JobSettings(workers=9))["OMP_NUM_THREADS"] == "1"
 
 
 def test_the_users_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +93,6 @@ def test_another_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other habits, and is left to them")
 def test_memory_is_kept() -> None:
     """Each of ten blocks would be 6144 pages: a threshold that the library refuses makes it map each anew."""
-    environment = worker_environment(WorkerId(0), JOB, token="t", servers=(HERE,))
+    environment = common_environment(2)
     result = subprocess.run([sys.executable, "-c", PAGE_FAULTS], env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert int(result.stdout) < 6144

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.faults import parse_all, parse_kill, parse_late, parse_slow
+from offbeat.launch.faults import parse_kill, parse_late, parse_slow
 from offbeat.runtime.job.settings import ANY, InjectedKill, InjectedSlowdown, Late
 from offbeat.types import WorkerId
 
@@ -78,9 +78,3 @@ def test_late_blocks(text: str, late: Late) -> None:
 def test_what_is_not_late(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^--late {text}: .*{message}"):
         parse_late(text, servers=2)
-
-
-def test_a_whole_command_line() -> None:
-    slow, kill = parse_all(["0=0.1", "any=1@2-3"], ["1@7"], workers=2)
-    assert slow == (InjectedSlowdown(worker=WorkerId(0), seconds=0.1), InjectedSlowdown(worker=ANY, seconds=1.0, start=2, stop=3))
-    assert kill == (InjectedKill(worker=WorkerId(1), version=7),)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.waiting import alive, printed, until
+from tests.launch.waiting import alive, ended, printed, until
 
 from offbeat.launch import forkserver as forkservers
 from offbeat.launch.engine import Child
@@ -44,7 +44,7 @@ def script(tmp_path: Path) -> Path:
 def forkserver(script: Path) -> Iterator[Forkserver]:
     """Has imported decimal, numpy and the module beside the script."""
     script.touch()
-    forkserver = Forkserver(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"}, capture=True)
+    forkserver = Forkserver(Program(str(script)), ["decimal", "numpy", "beside"], {**os.environ, "SHARED": "1"})
     until("its imports", forkserver.settled)
     yield forkserver
     forkserver.child.kill()
@@ -89,8 +89,7 @@ def test_its_name_says_which_process_of_the_job_it_is(fork: Fork) -> None:
 )
 def test_how_it_ended(fork: Fork, program: str, status: int) -> None:
     child = fork(program)
-    until("its end", lambda: child.ended() is not None)
-    assert child.ended() == status
+    assert ended(child) == status
     until("its number to be free again", lambda: not there(child.pid))
 
 
@@ -151,7 +150,7 @@ def test_an_exit_does_not_copy_what_the_forkserver_holds(script: Path) -> None:
         "        write(1, f'{private()}\\n'.encode())\n"
         "sys.modules['last'] = Last()\n"
     )
-    forkserver = Forkserver(Program(str(script)), ["torch"], os.environ, capture=True)
+    forkserver = Forkserver(Program(str(script)), ["torch"], os.environ)
     until("its imports", forkserver.settled)
     child = forkserver.fork(os.environ, Program(str(script)))
     assert child is not None
@@ -182,7 +181,7 @@ def test_several_at_once_and_each_is_killed_alone(fork: Fork, tmp_path: Path) ->
     children[0].signal(signal.SIGSTOP)
     until("it to stop", lambda: psutil.Process(children[0].pid).status() == psutil.STATUS_STOPPED)
     os.write(go, b"!")
-    until("the third's end", lambda: children[2].ended() is not None)
+    ended(children[2])
     assert children[0].ended() is None
     children[0].kill()
     assert children[0].ended() == -9
@@ -194,8 +193,7 @@ def test_forks_die_with_their_forkserver(fork: Fork, forkserver: Forkserver, scr
     assert alive(child.pid)
     os.kill(forkserver.child.pid, signal.SIGKILL)
     until("the fork's end", lambda: not alive(child.pid))
-    until("the news of it", lambda: child.ended() is not None)
-    assert child.ended() == -9
+    assert ended(child) == -9
     assert forkserver.fork(os.environ, Program(str(script))) is None, "who asks starts a new process instead"
 
 
@@ -210,8 +208,7 @@ def test_one_that_is_stopped_is_killed_and_a_plain_process_takes_the_place(
     assert [printed(child) for child in children] == [["False"], ["False"]], "they have imported nothing before"
     (note,) = notes
     assert re.fullmatch(r"the process that .*script.py is forked from \(pid \d+\) did not answer within 0.3 s: it is killed .*", note)
-    until("the end of its earlier fork", lambda: earlier.ended() is not None)
-    assert (earlier.ended(), forkserver.child.ended()) == (-9, -9)
+    assert (ended(earlier), forkserver.child.ended()) == (-9, -9)
 
 
 def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +230,7 @@ def test_beside_torch_it_has_imported_what_joins_a_job(script: Path, module: str
         "import sys\nprint('torch' in sys.modules, 'offbeat.optimizer' in sys.modules, 'offbeat.runtime.joining' in sys.modules)\n"
     )
     program = Program(str(script))
-    forkserver = Forkserver(program, [module], os.environ, capture=True)
+    forkserver = Forkserver(program, [module], os.environ)
     until("its imports", forkserver.settled)
     child = forkserver.fork(os.environ, program)
     assert child is not None
@@ -275,6 +272,5 @@ def test_a_forkserver_without_descriptors_refuses_and_goes_on(forkserver: Forkse
     assert refused is not None or {int(name) for name in os.listdir(f"/proc/{pid}/fd")} == used
     again = forkserver.fork(dict(os.environ), script)
     assert again is not None
-    until("its end", lambda: again.ended() is not None)
-    assert again.ended() == 0
+    assert ended(again) == 0
     earlier.kill()

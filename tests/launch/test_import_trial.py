@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.waiting import alive, printed, until
+from tests.launch.waiting import alive, ended, printed, until
 
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, left_to_workers
 from offbeat.launch.processes import start
@@ -57,7 +57,7 @@ def test_each_harm_is_left_out_and_named(script: Path) -> None:
     program = Program(str(script))
     # The pairs are in turn, so that what comes after a trial that failed is imported by another process than what came before.
     found = ["drawing", *list(HARMFUL)[:5], "setting", *list(HARMFUL)[5:], "ranked:RANK", "lazy:part"]
-    forkserver = Forkserver(program, ["decimal"], os.environ, capture=True, found=found)
+    forkserver = Forkserver(program, ["decimal"], os.environ, found)
     until("its imports", forkserver.settled)
     assert forkserver.left_out == {name: why for name, (_, why) in HARMFUL.items()}
     assert "seeding: it seeds the random numbers" in str(left_to_workers(forkserver))
@@ -70,7 +70,7 @@ def test_each_harm_is_left_out_and_named(script: Path) -> None:
 def test_one_whose_imports_do_no_harm_has_nothing_to_say(script: Path) -> None:
     script.write_text("print('decimal' in __import__('sys').modules)")
     program = Program(str(script))
-    forkserver = Forkserver(program, ["json"], os.environ, capture=True, found=["decimal:Decimal", "drawing"])
+    forkserver = Forkserver(program, ["json"], os.environ, found=["decimal:Decimal", "drawing"])
     until("its imports", forkserver.settled)
     assert left_to_workers(forkserver) is None
     (serving,) = psutil.Process(forkserver.child.pid).children()
@@ -82,7 +82,7 @@ def test_one_whose_imports_do_no_harm_has_nothing_to_say(script: Path) -> None:
     child = forkserver.fork(os.environ, Program(str(sleeper)))
     assert child is not None
     os.kill(serving.pid, signal.SIGKILL)  # as if it ran out of memory: the process that was started ends with it, and so do the forks
-    until("the end of the process that was started", lambda: forkserver.child.ended() is not None)
+    ended(forkserver.child)
     until("the fork's end", lambda: not alive(child.pid))
     assert forkserver.child.ended() == -signal.SIGKILL and forkserver.fork(os.environ, program) is None
 

@@ -44,8 +44,8 @@ def test_an_address_that_cannot_be_read_is_refused(text: str) -> None:
 def test_the_engines_store_is_taken_unless_another_or_none_is_named() -> None:
     of_engine = TorchrunStore("node0", 29500), "none"
     assert store_client(None, None) is None
-    assert store_client("none", lambda: of_engine) is None
-    assert isinstance(store_client(None, lambda: of_engine), StoreClient)
+    assert store_client("none", of_engine) is None
+    assert isinstance(store_client(None, of_engine), StoreClient)
     assert isinstance(store_client("etcd://node0/night", None), StoreClient)
 
 

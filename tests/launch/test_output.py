@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from tests.launch.waiting import until
+from tests.launch.waiting import ended, until
 
 from offbeat.launch.engine import Child
 from offbeat.launch.missing import Missing
@@ -80,7 +80,7 @@ def test_a_restart_is_appended(tmp_path: Path) -> None:
     for text in ("first", "second"):
         child = python(f"print({text!r}, end='')")
         output.attach("worker", 4, child)
-        until("its end", lambda child=child: child.ended() is not None)  # type: ignore[misc]
+        ended(child)
     output.close()
     assert [line for _, line in screen.said] == ["[worker 4] first", "[worker 4] second"]
     lines = (tmp_path / "worker-4.log").read_text()
@@ -112,7 +112,7 @@ def test_a_full_disk_under_a_log_is_said_once_and_kept_for_the_outcome(tmp_path:
     for text in ("first", "second"):
         child = python(f"print({text!r})")
         output.attach("worker", 0, child)
-        until("its end", lambda child=child: child.ended() is not None)  # type: ignore[misc]
+        ended(child)
     output.close()
     assert [line for _, line in screen.said] == ["[worker 0] first", "[worker 0] second"]
     assert list(missing) == ["the log of worker 0 is not complete: No space left on device"]
@@ -140,7 +140,7 @@ def test_the_reason_of_a_failure_is_the_exception_that_was_printed(tmp_path: Pat
         output = Output(Screen(), None, Missing())  # type: ignore[arg-type]
         child = python(program)
         output.attach("worker", 0, child)
-        until("its end", lambda child=child: child.ended() is not None)  # type: ignore[misc]
+        ended(child)
         output.drain()
         assert output.reason("worker", 0, 1) == reason
         output.close()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.launch.waiting import DEADLINE_S, alive, until
+from tests.launch.waiting import DEADLINE_S, alive, ended, until
 
 from offbeat.launch.processes import describe, start
 
@@ -28,7 +28,7 @@ def test_words() -> None:
 def test_an_ended_childs_number_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may give it to another process: it is not signalled a second time."""
     child = start(["true"], os.environ)
-    until("its end", lambda: child.ended() is not None)
+    ended(child)
     monkeypatch.setattr(os, "killpg", lambda *arguments: pytest.fail(f"killpg{arguments}"))
     child.strike()
     child.kill()
@@ -59,8 +59,7 @@ def test_ctrl_c_reaches_the_child_of_a_process_that_blocks_it() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         signal.signal(signal.SIGINT, heeded)
     child.signal(signal.SIGINT)
-    until("its end", lambda: child.ended() is not None)
-    assert child.ended() == -signal.SIGINT
+    assert ended(child) == -signal.SIGINT
 
 
 def test_a_status_that_comes_after_the_ends_of_the_pipes_is_awaited_once(monkeypatch: pytest.MonkeyPatch) -> None:

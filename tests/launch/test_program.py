@@ -61,7 +61,7 @@ def alone(program: Program) -> Any:
 )
 def test_a_fork_is_what_python_would_be(program: Program) -> None:
     program.check()
-    forkserver = Forkserver(program, ["decimal"], os.environ, capture=True)
+    forkserver = Forkserver(program, ["decimal"], os.environ)
     until("its imports", forkserver.settled)
     child = forkserver.fork(os.environ, program)
     assert child is not None

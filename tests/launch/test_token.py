@@ -138,7 +138,6 @@ def test_another_folder_in_place_of_the_private_one_is_not_read(tmp_path: Path, 
         folder.symlink_to(other)
         return descriptor
 
-    monkeypatch.setattr(private_folder, "_make_private", lambda path: None)
     monkeypatch.setattr(private_folder, "_checked", then_replaced)
     assert Meeting(ALONE, folder=folder).token(None) == token
 

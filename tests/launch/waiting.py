@@ -29,6 +29,14 @@ def alive(pid: int) -> bool:
     return False
 
 
+def ended(child: Child) -> int:
+    """Wait until a process has ended, and return its status."""
+    until("its end", lambda: child.ended() is not None)
+    status = child.ended()
+    assert status is not None
+    return status
+
+
 def printed(child: Child) -> list[str]:
     """All lines that a captured process prints until its end, those of stderr last."""
     pieces: list[tuple[bool, bytes]] = []

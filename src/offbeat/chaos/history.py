@@ -13,7 +13,6 @@ from typing import TypeAlias
 from offbeat.chaos.schedule import Fault
 from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
-from offbeat.policies import RULES
 from offbeat.types import Seconds
 
 REPLICA, REPLICA_VERSION = "replica", "replica_version"
@@ -26,8 +25,6 @@ class History:
 
     def __init__(self) -> None:
         self.tally = Tally()
-        self.job: Record = {}
-        self.end: Record = {}
         self.folds = array("d")
         """Times of the folds of the first optimizer."""
         self.replicated = False
@@ -53,8 +50,6 @@ class History:
         self.tally.add(record)
         first = "optimizer" not in record
         match record["kind"]:
-            case "job":
-                self.job = record
             case "fold" if first:
                 self.folds.append(record["t"])
             case "state_changed" if first:
@@ -63,8 +58,6 @@ class History:
                 self.replicated = True
             case "metrics" if {REPLICA, REPLICA_VERSION} <= record["values"].keys():
                 self._compare(record, record.get("optimizer", 0), float(record["values"][REPLICA_VERSION]))
-            case "end":
-                self.end = record
 
     def _changed(self, t: Seconds, worker: int, alive: bool) -> None:
         before = bool(self._there)
@@ -79,12 +72,6 @@ class History:
         self.compared += 1
         if self.replicas.setdefault((optimizer, version), checksum) != checksum:
             self.unequal.append(f"worker {record['worker']} has another model of version {version:g} than others, at {record['t']} s")
-
-    @property
-    def family(self) -> str:
-        """Return the family of the rule."""
-        kind = RULES.get(self.job.get("sync", "").partition("(")[0])
-        return "server" if kind is None else kind.family
 
     def pauses(self, faults: Iterable[Fault], timeout_s: Seconds) -> tuple[list[Seconds], Seconds]:
         """Return how long the folds paused after each fault on a worker, at most, and the longest time between two that no fault touches.

@@ -78,11 +78,6 @@ class Injector:
         self._noticed: set[str] = set()
         """Keys of the workers that have been told to leave."""
 
-    @property
-    def exhausted(self) -> bool:
-        """Return True if no fault is left and nothing is under way."""
-        return self._next is None and not self._due
-
     def tick(self, now: Seconds) -> None:
         """Do what is due."""
         self._now = now

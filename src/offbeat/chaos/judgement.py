@@ -6,13 +6,14 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from offbeat.chaos.history import History
 from offbeat.chaos.schedule import Fault
 from offbeat.journal.summary import Tally
+from offbeat.policies import RULES
 from offbeat.types import Seconds
 
 SLACK_S: Final[Seconds] = 1.0
@@ -93,7 +94,7 @@ def judge(ended: Ended, *, timeout_s: Seconds, max_restarts: int, baseline: Hist
     """
     history, done = ended.history, ended.done
     summary, (pauses, usual) = history.tally.summary(), history.pauses(done, timeout_s)
-    outcome, reason = end_of(ended, max_restarts)
+    outcome, reason = end_of(ended, summary, max_restarts)
     earlier = summary["earlier_epochs"] or {}
     epochs = len(summary["epochs"]) + earlier.get("epochs", 0)
     counts = {name: sum(epoch.get(name, 0) for epoch in (earlier, *summary["epochs"])) for name in ("indices", "unused")}
@@ -109,7 +110,7 @@ def judge(ended: Ended, *, timeout_s: Seconds, max_restarts: int, baseline: Hist
         Check("end", outcome in (FINISHED, DOCUMENTED), f"{outcome}: {reason}"),
         _none("each fault happened", unseen, f"{sum(fault.proved is True for fault in done)} of {len(done)} seen in /proc"),
         _none("the books", history.tally.problems(), f"{until}{pushes}; {indices}"),
-        _replicas(history),
+        _replicas(history, _family(summary)),
         _waiting(pauses, (max(timeout_s, STANDBY_S) if history.replicated else timeout_s) + usual + SLACK_S),
         _none("nothing left", ended.left, "no process and no segment"),
     ]
@@ -129,28 +130,27 @@ def rate(tally: Tally) -> float:
 # How the job ended.
 
 
-def end_of(ended: Ended, max_restarts: int) -> tuple[str, str]:
-    """Return the outcome and the reason."""
-    end = ended.history.end
+def end_of(ended: Ended, summary: Mapping[str, Any], max_restarts: int) -> tuple[str, str]:
+    """Return the outcome and the reason. ``summary``: that of its journal, in which ``ok`` is None if the journal has no end."""
     if ended.hang is not None:
         return HANG, ended.hang
-    if ended.status == 0 and (end.get("ok") or not end):
-        return (FINISHED, str(end["reason"])) if end else (LOST, "status 0, and the journal has no end")
-    if ended.timed and (ended.status == STOPPED or str(end.get("reason", "")).startswith("stopped by SIGTERM")):
+    if ended.status == 0 and summary["ok"] is not False:
+        return (FINISHED, str(summary["reason"])) if summary["ok"] else (LOST, "status 0, and the journal has no end")
+    if ended.timed and (ended.status == STOPPED or str(summary["reason"]).startswith("stopped by SIGTERM")):
         return FINISHED, "told to end when the time was over"
-    if why := documented(ended, max_restarts):
+    if why := documented(ended, summary, max_restarts):
         return DOCUMENTED, why
-    return LOST, f"status {ended.status}: {ended.said or end.get('reason', 'nothing was said')}"
+    return LOST, f"status {ended.status}: {ended.said or summary['reason'] or 'nothing was said'}"
 
 
-def documented(ended: Ended, max_restarts: int) -> str | None:
+def documented(ended: Ended, summary: Mapping[str, Any], max_restarts: int) -> str | None:
     """Return why this job had to end after these faults, in the words of docs/failures.md; None: it had not."""
     history, said, done = ended.history, ended.said, ended.done
     names = {fault.name for fault in done}
     pairs = Counter(fault.victim.split()[-1] for fault in done if fault.target in ("server", "standby"))
     stays = re.search(r"\((.*)\)", said)  # the reason for which a server cannot go on
     mortal = stays is None or any(words in stays[1] for words in REASONS)
-    used_up = all(_used_up(done, worker, max_restarts) for worker in range(history.job.get("workers", 0)))
+    used_up = all(_used_up(done, worker, max_restarts) for worker in range(summary["workers"] or 0))
     found = {
         "the supervisor was ended, and the job ends with it": bool(names & {"kill:supervisor", "term:supervisor"}),
         "training went on to its end without the journal, and the status says so": (
@@ -165,7 +165,7 @@ def documented(ended: Ended, max_restarts: int) -> str | None:
         ),
         "an agent was ended; that of the supervisor ends the job": bool(names & {"kill:agent", "term:agent"}),
         "every worker was told to leave, or had used up --max-restarts": "no worker finished" in said and used_up,
-        "all ranks were away at once, and the parameters with them": history.family != "server" and bool(history.nobody),
+        "all ranks were away at once, and the parameters with them": _family(summary) != "server" and bool(history.nobody),
     }
     return next((why for why, holds in found.items() if holds), None)
 
@@ -179,8 +179,14 @@ def _used_up(done: Sequence[Fault], worker: int, max_restarts: int) -> bool:
 # The checks.
 
 
-def _replicas(history: History) -> Check:
-    if history.family == "gossip":
+def _family(summary: Mapping[str, Any]) -> str:
+    """Return the family of the job's rule."""
+    kind = RULES.get((summary["sync"] or "").partition("(")[0])
+    return "server" if kind is None else kind.family
+
+
+def _replicas(history: History, family: str) -> Check:
+    if family == "gossip":
         return Check("replicas equal", None, "under gossip rules replicas differ")
     if not history.compared:
         return Check("replicas equal", None, "the script logs no checksum (docs/chaos.md)")

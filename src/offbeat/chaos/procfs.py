@@ -49,35 +49,35 @@ class Process(NamedTuple):
         return self.session == self.pid
 
 
-def status(pid: int, proc: Path = PROC) -> tuple[str, int, int, int, str]:
+def status(pid: int) -> tuple[str, int, int, int, str]:
     """Return state, parent, session, start and name of a process, as in ``/proc/PID/stat``. Raises `OSError` if there is none.
 
     A zombie has the state Z.
     """
-    text = (proc / str(pid) / "stat").read_text()
+    text = (PROC / str(pid) / "stat").read_text()
     end = text.rindex(")")  # a name may have spaces and parentheses
     fields = text[end + 2 :].split()
     return fields[0], int(fields[1]), int(fields[3]), int(fields[19]), text[text.index("(") + 1 : end]
 
 
-def marked(mark: str, proc: Path = PROC) -> Iterator[Process]:
+def marked(mark: str) -> Iterator[Process]:
     """Yield the living processes whose environment has this mark.
 
     A process that is just starting its program has no environment for a moment; such ones are looked at again, a few times.
     """
-    pids = [int(folder.name) for folder in proc.iterdir() if folder.name.isdigit()]
+    pids = [int(folder.name) for folder in PROC.iterdir() if folder.name.isdigit()]
     for _ in range(LOOKS):
         again = []
         for pid in pids:
             with contextlib.suppress(OSError, ValueError):  # it is gone, or another user's
-                block = (proc / str(pid) / "environ").read_bytes()
-                state, parent, session, start, name = status(pid, proc)
+                block = (PROC / str(pid) / "environ").read_bytes()
+                state, parent, session, start, name = status(pid)
                 if not block and state not in "ZX" and KTHREADD not in (pid, parent):
                     again.append(pid)
                 elif _has(block, mark) and state not in "ZX":
                     pairs = (item.split(b"=", 1) for item in block.split(b"\0") if b"=" in item)
                     variables = {os.fsdecode(name): os.fsdecode(value) for name, value in pairs if name.startswith(b"OFFBEAT_")}
-                    yield Process(pid, start, session, parent, variables, (proc / str(pid) / "cmdline").read_bytes(), name)
+                    yield Process(pid, start, session, parent, variables, (PROC / str(pid) / "cmdline").read_bytes(), name)
         pids = again
         os.sched_yield()
 
@@ -139,7 +139,7 @@ def _role(one: Process, forkservers: Collection[int], waiting: Collection[int]) 
     return "other", None
 
 
-def send(process: Process, number: signal.Signals, mark: str, proc: Path = PROC) -> bool:
+def send(process: Process, number: signal.Signals, mark: str) -> bool:
     """Send a signal to this very process. Returns False, and sends nothing, if its pid has come to mean another one.
 
     The process is opened first, then start, session and mark are compared, then the open process is signalled: between these no other
@@ -150,8 +150,8 @@ def send(process: Process, number: signal.Signals, mark: str, proc: Path = PROC)
     except OSError:
         return False
     try:
-        block = (proc / str(process.pid) / "environ").read_bytes()
-        if state(process, proc) in ("", "Z", "X") or (block and not _has(block, mark)):  # empty: it is just starting another program
+        block = (PROC / str(process.pid) / "environ").read_bytes()
+        if state(process) in ("", "Z", "X") or (block and not _has(block, mark)):  # empty: it is just starting another program
             return False
         signal.pidfd_send_signal(opened, number)
     except OSError:
@@ -161,16 +161,16 @@ def send(process: Process, number: signal.Signals, mark: str, proc: Path = PROC)
     return True
 
 
-def state(process: Process, proc: Path = PROC) -> str:
+def state(process: Process) -> str:
     """Return the state of this very process; "" if it is gone."""
     with contextlib.suppress(OSError, ValueError):
-        found, _, session, start, _ = status(process.pid, proc)
+        found, _, session, start, _ = status(process.pid)
         if (session, start) == (process.session, process.start):
             return found
     return ""
 
 
-def remains(mark: str, segments: set[str], proc: Path = PROC) -> list[str]:
+def remains(mark: str, segments: set[str]) -> list[str]:
     """Return what is left of a job, in words: processes, and segments in /dev/shm that were not there before.
 
     Its sockets, which are abstract ones, are gone with its last process.
@@ -179,7 +179,7 @@ def remains(mark: str, segments: set[str], proc: Path = PROC) -> list[str]:
         mark: the job's.
         segments: what was in /dev/shm before (`shared_memory`).
     """
-    left = [f"process {one.pid}" for one in marked(mark, proc)]
+    left = [f"process {one.pid}" for one in marked(mark)]
     return left + [f"/dev/shm/{name}" for name in sorted(shared_memory() - segments) if "offbeat" in name]
 
 
@@ -188,11 +188,11 @@ def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
 
 
-def holders(path: Path, processes: Sequence[Process], proc: Path = PROC) -> list[int]:
+def holders(path: Path, processes: Sequence[Process]) -> list[int]:
     """Return those of the processes that have a file open."""
     found = []
     for one in processes:
         with contextlib.suppress(OSError):
-            if str(path.resolve()) in map(os.readlink, (proc / str(one.pid) / "fd").iterdir()):
+            if str(path.resolve()) in map(os.readlink, (PROC / str(one.pid) / "fd").iterdir()):
                 found.append(one.pid)
     return found

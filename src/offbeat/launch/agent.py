@@ -59,6 +59,29 @@ def versions() -> list[str]:
     return [f"offbeat {importlib.metadata.version('offbeat')}", f"torch {torch}"]
 
 
+def hello(hub: SocketHub, seat: int | None, address: str, local_size: int = 1, workers: int = 1) -> dict[str, Any]:
+    """Return an agent's first message.
+
+    Args:
+        hub: the agent's hub.
+        seat: the agent's number; None: the supervisor gives it one.
+        address: the address at which others reach this machine; "": unknown.
+        local_size: number of agents on this machine.
+        workers: number of workers that the agent starts.
+    """
+    return {
+        "kind": HELLO,
+        "seat": seat,
+        "node": socket.gethostname(),
+        "host": hub.host,
+        "local_size": local_size,
+        "workers": workers,
+        "port": free_port(""),
+        "address": address,
+        "versions": versions(),
+    }
+
+
 @dataclass(frozen=True, kw_only=True)
 class Duties:
     """Describe the work of one agent.
@@ -167,7 +190,7 @@ class Agent:
     def _preload(self) -> None:
         modules, found, _ = self._duties.preload
         if modules and POSSIBLE:
-            self._forkserver = Forkserver(self._duties.program, modules, self._common(), capture=True, found=found)
+            self._forkserver = Forkserver(self._duties.program, modules, self._common(), found)
             self._names_imports = self._duties.seat in (0, None)
 
     def _common(self) -> dict[str, str]:
@@ -214,18 +237,8 @@ class Agent:
         self._heard_at = self._clock.now()
         self._unheard = 0
         interface = self._connection.interface
-        near = "" if is_loopback(interface) else interface
-        self._tell(
-            HELLO,
-            seat=self._seat,
-            node=socket.gethostname(),
-            host=self._hub.host,
-            local_size=self._duties.local_size,
-            workers=self._duties.workers,
-            port=free_port(""),
-            address=self._duties.advertise or near,
-            versions=versions(),
-        )
+        address_here = self._duties.advertise or ("" if is_loopback(interface) else interface)
+        self._connection.send(hello(self._hub, self._seat, address_here, self._duties.local_size, self._duties.workers))
 
     def _supervisor_ended(self) -> bool:
         """Return True if this agent has started the supervisor, and the supervisor has ended: then the job is over."""
@@ -285,12 +298,10 @@ class Agent:
                     say(f"the job has ended with status {header['status']}: {header['reason']}")
             case "signal" if child is not None:
                 child.signal(header["number"])
-            case "signal" if self._waiting.pop(header["child"], None) is not None:  # it was not started: it has nothing to save
-                self._tell("ended", child=header["child"], status=-header["number"])
             case "strike" if child is not None:
                 child.strike()
-            case "strike" if self._waiting.pop(header["child"], None) is not None:
-                self._tell("ended", child=header["child"], status=-signal.SIGKILL)
+            case "signal" | "strike" if self._waiting.pop(header["child"], None) is not None:  # it was not started: it has nothing to save
+                self._tell("ended", child=header["child"], status=-header.get("number", signal.SIGKILL))
             case "stacks" if child is not None:
                 why_not = child.print_stacks()
                 if why_not is not None:

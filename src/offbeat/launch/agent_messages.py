@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from offbeat.launch.environment import Place, torchrun_variables
+from offbeat.launch.environment import TORCHRUN
 from offbeat.transport.schema import Kinds, MessageSchema, Unfit, fields, flag, many, maybe, number, one_of, shown, text, whole
-from offbeat.types import FIRST_WORKER
 
 _child: Final = whole()
 _words: Final = text(1 << 16)
 _SEATS_MAX: Final = 1 << 16
-_OF_TORCHRUN: Final = frozenset(torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)))
 
 
 def _variables(value: Any) -> None:
@@ -20,8 +18,8 @@ def _variables(value: Any) -> None:
     if len(value) % 2:
         raise Unfit("a value for each name", shown(value))
     for index, (name, content) in enumerate(zip(value[::2], value[1::2], strict=True)):
-        if name not in _OF_TORCHRUN and not (name.startswith("OFFBEAT_") and name.isidentifier()):
-            raise _at(2 * index, Unfit(f"OFFBEAT_... or one of {', '.join(sorted(_OF_TORCHRUN))}", shown(name)))
+        if name not in TORCHRUN and not (name.startswith("OFFBEAT_") and name.isidentifier()):
+            raise _at(2 * index, Unfit(f"OFFBEAT_... or one of {', '.join(sorted(TORCHRUN))}", shown(name)))
         if "\0" in content:
             raise _at(2 * index + 1, Unfit("a text without zero bytes", shown(content)))
 

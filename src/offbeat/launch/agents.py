@@ -9,7 +9,7 @@ its processes itself, and may come back. Another agent may also come for the sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from offbeat.errors import ConfigurationError, ProtocolError
@@ -48,15 +48,12 @@ class RemoteChild(Child):
         node: the name of its machine.
     """
 
+    pid = 0
+
     def __init__(self, number: int, connection: Connection, node: str) -> None:
         self._number, self._connection, self._node = number, connection, node
-        self._pid = 0
         self._said: deque[tuple[bool, bytes]] = deque()
         self._status: int | None = None
-
-    @property
-    def pid(self) -> int:
-        return self._pid
 
     @property
     def where(self) -> str:
@@ -95,10 +92,6 @@ class RemoteChild(Child):
             self._connection.send({"kind": kind, "child": self._number, **fields})
 
     # Reports of the agent.
-
-    def started(self, pid: int) -> None:
-        """Note the process number on its machine."""
-        self._pid = pid
 
     def said(self, error: bool, data: bytes) -> None:
         """Queue output of the process."""
@@ -176,6 +169,7 @@ class AgentEngine(Engine):
         guests: bool = False,
         starter: ServerStarter | None = None,
     ) -> None:
+        super().__init__()
         self._seats, self._machines, self._workers, self._start_s = seats, machines, workers, start_s
         self._listen, self._port, self._reached = listen, port, reached
         self._versions, self._publish, self._guests = list(versions), publish, guests
@@ -188,7 +182,6 @@ class AgentEngine(Engine):
         """Agents that are there, by seat."""
         self._refused: list[Connection] = []
         self._came: list[int] = []
-        self._notes: list[str] = []
         self._encrypted = encrypted
         self._numbers = 0
         self._now: Seconds = 0.0
@@ -237,17 +230,11 @@ class AgentEngine(Engine):
         return self._start_server(machines[number % len(machines)][0], number, role, self._ports_of(number)[0])
 
     def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
-        if self._starter is not None and earlier is None:
-            return self.start_server(number, token)
-        if self._starter is not None and earlier is not None:
-            return self._start_here(self._starter, number, token, "", earlier.tcp[1], earlier.local)
-        agents = next((agents for agents in self._by_machine() if agents[0].host == self._hub.host), None)
-        if agents is None:
-            return None
-        if earlier is None:
-            return self._start_server(agents[0], number, "", self._ports_of(number)[0])
-        host, port = earlier.tcp
-        return self._start_server(agents[0], number, "", port, listen=host, local=earlier.local)
+        (host, port), local = (("", self._ports_of(number)[0]), "") if earlier is None else earlier[1:]
+        if self._starter is not None:
+            return self._start_here(self._starter, number, token, "", port, local)
+        agent = next((agents[0] for agents in self._by_machine() if agents[0].host == self._hub.host), None)
+        return None if agent is None else self._start_server(agent, number, "", port, listen=host, local=local)
 
     def start_standby(self, number: int, token: str, leader: Child, leader_at: Address | None) -> Child | None:
         machines = self._machines_of_servers()
@@ -313,15 +300,14 @@ class AgentEngine(Engine):
         if agent is None:
             return None
         place = self._place(worker, agent) if self._settings.torchrun_env else None
-        known = None if standbys is None else tuple(standbys)
         variables = worker_variables(
             worker,
             self._settings,
             token="",
-            servers=tuple(servers),
+            servers=servers,
             place=place,
             servers_return=servers_return,
-            standbys=known,
+            standbys=standbys,
         )
         del variables[TOKEN]  # each agent has the token
         return self._start(agent, "worker", worker, variables)
@@ -329,10 +315,6 @@ class AgentEngine(Engine):
     def arrived(self) -> list[WorkerId]:
         came, self._came = self._came, []
         return [worker for seat in came for worker in worker_ids(self._settings.workers) if worker // self._workers == seat]
-
-    def notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
-        return notes
 
     def tick(self, now: Seconds) -> None:
         self._now = now
@@ -355,14 +337,13 @@ class AgentEngine(Engine):
         self._told = True
         return not self._agents  # each agent closes its connection
 
-    def strike(self) -> None:
-        if self._starter is not None and self._starter.child is not None:
-            self._starter.child.strike()
+    def helpers(self) -> Mapping[str, Child]:
+        child = None if self._starter is None else self._starter.child
+        return {} if child is None else {"servers": child}
 
     def close(self) -> None:
         self._agents.clear()
-        if self._starter is not None and self._starter.child is not None:
-            self._starter.child.kill()
+        super().close()
 
     # Messages of agents.
 
@@ -409,7 +390,7 @@ class AgentEngine(Engine):
             return
         match header["kind"]:
             case "started":
-                child.started(header["pid"])
+                child.pid = header["pid"]
             case "said":
                 child.said(header["error"], bytes(message.payload))
                 agent.connection.send({"kind": "heard"})

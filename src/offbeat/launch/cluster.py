@@ -7,20 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.agent import Agent, Duties, versions
 from offbeat.launch.agents import AgentEngine
-from offbeat.launch.followers import FollowerSpec
-from offbeat.launch.leadership import TorchrunStore, store_client
-from offbeat.launch.outcome import Display, Outcome
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.rendezvous import Meeting
-from offbeat.launch.supervisor import Supervisor
 from offbeat.launch.tasks import Task
-from offbeat.runtime.job.settings import TOKEN, JobSettings, read_addresses
+from offbeat.runtime.job.settings import TOKEN, read_addresses
 from offbeat.transport.addresses import addresses_here, is_loopback, loopback
 from offbeat.transport.base import Address
 from offbeat.transport.tls import VARIABLE, Identity, Tls
@@ -29,25 +23,6 @@ from offbeat.types import Seconds
 SUPERVISES = "OFFBEAT_SUPERVISES"
 """The environment variable with the file descriptor to which the supervisor's process writes its address."""
 EVERYWHERE = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """Hold the checked options of a job on several machines.
-
-    Args:
-        task: the task that this process is.
-        workers: number of workers of each task.
-        start_s: seconds to wait for the other machines.
-        listen: the address at which the supervisor listens; "": that of the task's host.
-        port: the port at which the supervisor listens; 0: the task's.
-    """
-
-    task: Task
-    workers: int
-    start_s: Seconds
-    listen: str = ""
-    port: int = 0
 
 
 def tls_of(wanted: bool | None, *, several: bool, certificate: str, key: str, authority: str) -> Tls | None:
@@ -88,11 +63,12 @@ def pass_on(tls: Tls | None) -> None:
         os.environ[VARIABLE] = tls.to_text()
 
 
-def take_part(cluster: Cluster, duties: Duties, token: str | None, arguments: Sequence[str]) -> int:
+def take_part(task: Task, listen: str, duties: Duties, token: str | None, arguments: Sequence[str]) -> int:
     """Act as an agent until the job is over. Returns the job's exit status.
 
     Args:
-        cluster: the options of the job.
+        task: the task that this process is.
+        listen: the address that the user has given for the supervisor; "": none.
         duties: the work of this agent.
         token: the job's token, if the user has given one.
         arguments: of this command, with which the supervisor is started.
@@ -101,7 +77,7 @@ def take_part(cluster: Cluster, duties: Duties, token: str | None, arguments: Se
         ConfigurationError: there is no token, or the supervisor does not accept this agent.
         JobError: the supervisor cannot be reached, or is gone.
     """
-    meeting = Meeting(cluster.task, cluster.listen)
+    meeting = Meeting(task, listen)
     secret = meeting.token(token)
     if not meeting.hosts():
         return Agent(duties, secret, meeting.find).run()
@@ -123,59 +99,36 @@ def take_part(cluster: Cluster, duties: Duties, token: str | None, arguments: Se
         meeting.done()
 
 
-def supervise(
-    cluster: Cluster,
-    settings: JobSettings,
-    token: str,
-    display: Display,
-    *,
-    max_restarts: int,
-    grace_s: Seconds,
-    log_dir: Path | None,
-    followers: Sequence[FollowerSpec] = (),
-    leaders: str | None,
-    report_to: int,
-) -> Outcome:
-    """Run the job's supervisor, in the process that `take_part` has started. ``report_to``: the file descriptor for its address.
+def engine_of(task: Task, *, workers: int, start_s: Seconds, listen: str, port: int, report_to: int) -> AgentEngine:
+    """Return the engine of a job whose agents are an engine's tasks. For the supervisor's process, which `take_part` has started.
 
-    Raises:
-        ConfigurationError: the supervisor cannot listen at its address.
+    Args:
+        task: the task that this machine is.
+        workers: number of workers of each task.
+        start_s: seconds to wait for the other machines.
+        listen: the address at which the supervisor listens; "": that of the task's host.
+        port: the port at which the supervisor listens; 0: the task's.
+        report_to: the file descriptor to which the supervisor's address is written once the supervisor listens.
     """
-    task = cluster.task
 
     def publish(address: Address) -> None:
         with os.fdopen(report_to, "wb") as pipe:
             pipe.write(json.dumps([address]).encode() + b"\n")
 
     reached = next((address for address in addresses_here(task.host) if not is_loopback(address)), "") if task.host else ""
-    listen = cluster.listen or (loopback() if task.alone else reached or EVERYWHERE)
-    engine = AgentEngine(
+    return AgentEngine(
         seats=task.size,
         machines=task.machines,
-        workers=cluster.workers,
-        start_s=cluster.start_s,
-        listen=listen,
-        port=cluster.port or task.port,
+        workers=workers,
+        start_s=start_s,
+        listen=listen or (loopback() if task.alone else reached or EVERYWHERE),
+        port=port or task.port,
         reached=reached,
         encrypted=Tls.of() is not None,
         never_again=task.never_again,
         versions=versions(),
         publish=publish,
     )
-    at = task.store if settings.replicas else None
-    supervisor = Supervisor(
-        settings,
-        engine,
-        token=token,
-        max_restarts=max_restarts,
-        return_s=cluster.start_s,
-        grace_s=grace_s,
-        log_dir=log_dir,
-        followers=followers,
-        store=store_client(leaders, None if at is None else lambda: (TorchrunStore(*at), task.run)),
-        display=display,
-    )
-    return supervisor.run()
 
 
 def _reported(reading: int, supervisor: LocalChild) -> Address | None:

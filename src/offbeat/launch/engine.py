@@ -76,6 +76,10 @@ class Engine(ABC):
     failure: tuple[str, bool] | None = None
     """The reason for which the job cannot begin or go on, and True if it is a mistake of the user; None: the job can."""
 
+    def __init__(self) -> None:
+        self._notes: list[str] = []
+        """Lines for the user that were not taken yet."""
+
     @abstractmethod
     def begin(self, settings: JobSettings, hub: Hub) -> Address:
         """Listen at an address that servers and agents can reach, and prepare to start processes. Returns the address.
@@ -98,9 +102,9 @@ class Engine(ABC):
     workers_elsewhere = False
     """True if workers may be on other machines than the servers."""
 
+    @abstractmethod
     def servers_return(self, servers: int) -> bool:
         """Return True if a server of a job with so many servers can be restarted after its death: all are on this machine."""
-        return False
 
     @abstractmethod
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
@@ -117,6 +121,7 @@ class Engine(ABC):
         """
         return self.start_server(number, token, "standby")
 
+    @abstractmethod
     def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
         """Restart a server whose process has died, on this machine.
 
@@ -128,15 +133,14 @@ class Engine(ABC):
         Returns:
             The process; None: no agent is left here that could start one.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not start servers again (expected only where servers_return() is True)")
 
+    @abstractmethod
     def prepare_returns(self) -> Child | None:
         """Prepare a helper process from which servers can be restarted quickly. Returns it; None: there is none on this side."""
-        return None
 
+    @abstractmethod
     def returns_soon(self) -> bool:
         """Return True while that helper is still importing, if waiting for it is faster than a new process."""
-        return False
 
     @abstractmethod
     def start_worker(
@@ -164,11 +168,12 @@ class Engine(ABC):
 
     def notes(self) -> list[str]:
         """Return lines for the user since the last call."""
-        return []
+        notes, self._notes = self._notes, []
+        return notes
 
+    @abstractmethod
     def helpers(self) -> Mapping[str, Child]:
         """Return processes that are neither servers nor workers, by name."""
-        return {}
 
     def on_message(self, connection: Connection, message: Message) -> bool:
         """Handle an agent's message. Returns False if the message is not for the engine."""
@@ -184,10 +189,12 @@ class Engine(ABC):
         """Send every machine the end of the job. Returns True once all have received it; until then, call it again."""
         return True
 
-    @abstractmethod
     def strike(self) -> None:
-        """Kill the engine's helper processes without waiting. For signal handlers."""
+        """Kill the helpers without waiting. For signal handlers."""
+        for child in self.helpers().values():
+            child.strike()
 
-    @abstractmethod
     def close(self) -> None:
-        """End the engine's helper processes."""
+        """End the helpers."""
+        for child in self.helpers().values():
+            child.kill()

@@ -11,9 +11,9 @@ import os
 import platform
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.settings import JobSettings, WorkerSettings
@@ -88,8 +88,7 @@ def common_environment(workers: int, user: Mapping[str, str] = os.environ) -> di
         workers: number of workers on this machine.
         user: the variables that the job was started with. Variables of an outer torchrun are left out.
     """
-    outer = {*torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)), *_AGENT_STORE}
-    rest = {name: value for name, value in user.items() if name not in outer}
+    rest = {name: value for name, value in user.items() if name not in (*TORCHRUN, *_AGENT_STORE)}
     return _defaults({THREADS: str(share_of_cores(workers)), **_keep_memory(*platform.libc_ver())}, rest)
 
 
@@ -111,6 +110,10 @@ def torchrun_variables(worker: WorkerId, workers: int, place: Place) -> dict[str
         "MASTER_ADDR": place.address,
         "MASTER_PORT": str(place.port),
     }
+
+
+TORCHRUN: Final = frozenset(torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)))
+"""The names of these variables."""
 
 
 def free_port(host: str | None = None) -> int:
@@ -144,18 +147,17 @@ def _local_ports_begin() -> int:
     return 32768
 
 
-def worker_environment(
+def worker_variables(
     worker: WorkerId,
     job: JobSettings,
     *,
     token: str,
-    servers: tuple[Address, ...],
+    servers: Sequence[Address],
     place: Place | None = None,
     servers_return: bool = False,
-    standbys: tuple[Address | None, ...] | None = None,
-    user: Mapping[str, str] = os.environ,
+    standbys: Sequence[Address | None] | None = None,
 ) -> dict[str, str]:
-    """Return all variables of a worker's process in a job whose workers are all on this machine.
+    """Return the variables by which a worker's process joins its job. It has these beside `common_environment`.
 
     Args:
         worker: the worker.
@@ -165,28 +167,12 @@ def worker_environment(
         place: the worker's place, for the script's own process group; None: do not set torchrun's variables.
         servers_return: True if a server that dies may be restarted.
         standbys: addresses of the servers' standbys, None for a server without one; None: the job has no standbys.
-        user: the variables that the job was started with.
     """
-    variables = worker_variables(worker, job, token=token, servers=servers, place=place, servers_return=servers_return, standbys=standbys)
-    return {**common_environment(job.workers, user), **variables}
-
-
-def worker_variables(
-    worker: WorkerId,
-    job: JobSettings,
-    *,
-    token: str,
-    servers: tuple[Address, ...],
-    place: Place | None = None,
-    servers_return: bool = False,
-    standbys: tuple[Address | None, ...] | None = None,
-) -> dict[str, str]:
-    """Return the variables by which a worker's process joins its job, beside `common_environment`. Arguments: see `worker_environment`."""
     settings = WorkerSettings(
         worker=worker,
         workers=job.workers,
         token=token,
-        servers=servers,
+        servers=tuple(servers),
         seed=job.seed,
         timeout_s=job.timeout_s,
         slow=job.slow,
@@ -195,7 +181,7 @@ def worker_variables(
         phases=job.phases,
         batch=job.batch,
         servers_return=servers_return,
-        standbys=standbys,
+        standbys=None if standbys is None else tuple(standbys),
     )
     group = {} if place is None else torchrun_variables(worker, job.workers, place)
     return {**group, **settings.to_environment()}

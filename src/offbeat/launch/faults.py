@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.settings import ANY, InjectedKill, InjectedSlowdown, Late
@@ -29,7 +28,7 @@ def parse_slow(text: str, workers: int) -> InjectedSlowdown:
             f"--slow {text}: write WORKER=SECONDS or any=SECONDS, for instance 2=0.2, or 2=0.2@50-100 for versions 50 to 100"
         )
     who, seconds, start, stop = match.groups()
-    worker = ANY if who == "any" else _existing(int(who), workers, f"--slow {text}")
+    worker = WorkerId(ANY if who == "any" else _existing("worker", int(who), workers, f"--slow {text}"))
     if stop is not None and int(stop) < int(start):
         raise ConfigurationError(f"--slow {text}: the last version, {stop}, comes before the first, {start}")
     return InjectedSlowdown(worker=worker, seconds=float(seconds), start=int(start or 0), stop=None if stop is None else int(stop))
@@ -47,7 +46,7 @@ def parse_kill(text: str, workers: int) -> InjectedKill:
     match = _KILL.fullmatch(text)
     if match is None:
         raise ConfigurationError(f"--kill {text}: write WORKER@VERSION, for instance 1@200")
-    return InjectedKill(worker=_existing(int(match[1]), workers, f"--kill {text}"), version=int(match[2]))
+    return InjectedKill(worker=WorkerId(_existing("worker", int(match[1]), workers, f"--kill {text}")), version=int(match[2]))
 
 
 def parse_late(text: str, servers: int) -> Late:
@@ -65,20 +64,15 @@ def parse_late(text: str, servers: int) -> Late:
             f"--late {text}: write SERVER=SECONDS or any=SECONDS, for instance 1=0.5, or any=4@0.16% for 0.16 % of all replies"
         )
     who, seconds, percent = match.groups()
-    if who != "any" and int(who) >= servers:
-        raise ConfigurationError(f"--late {text}: there is no server {who}, {servers} servers are numbered 0 to {servers - 1}")
+    server = ANY if who == "any" else _existing("server", int(who), servers, f"--late {text}")
     if percent is not None and float(percent) > 100.0:
         raise ConfigurationError(f"--late {text}: {percent} % of the replies are late; write at most 100 %")
     share = 1.0 if percent is None else float(percent) / 100.0
-    return Late(server=ANY if who == "any" else int(who), seconds=float(seconds), share=share)
+    return Late(server=server, seconds=float(seconds), share=share)
 
 
-def parse_all(slow: Sequence[str], kill: Sequence[str], workers: int) -> tuple[tuple[InjectedSlowdown, ...], tuple[InjectedKill, ...]]:
-    """Parse all ``--slow`` and ``--kill`` options of a command line. Raises `ConfigurationError` as `parse_slow` and `parse_kill` do."""
-    return tuple(parse_slow(text, workers) for text in slow), tuple(parse_kill(text, workers) for text in kill)
-
-
-def _existing(worker: int, workers: int, where: str) -> WorkerId:
-    if worker >= workers:
-        raise ConfigurationError(f"{where}: there is no worker {worker}, {workers} workers are numbered 0 to {workers - 1}")
-    return WorkerId(worker)
+def _existing(role: str, number: int, count: int, where: str) -> int:
+    """Return the number of a worker or a server. Raises `ConfigurationError` if the job has fewer of them."""
+    if number >= count:
+        raise ConfigurationError(f"{where}: there is no {role} {number}, {count} {role}s are numbered 0 to {count - 1}")
+    return number

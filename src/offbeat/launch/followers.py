@@ -113,14 +113,11 @@ class Follower:
         self._heard_at: Seconds = 0.0
         """Monotonic time of its last confirmation, or of the first item that it was given after it had confirmed all."""
         self._backoff = Backoff()
-        self._closing = self._over = self._hung = self._answers = False
+        self._closing = self._hung = self._answers = False
+        self.over = False
+        """True if the follower has ended for good."""
         self._said, self._tail = b"", b""
         self._lack: str | None = None
-
-    @property
-    def over(self) -> bool:
-        """True if the follower has ended for good."""
-        return self._over
 
     def hopeless(self, now: Seconds) -> bool:
         """Return True if it hangs: it has confirmed before and is silent now. A process that is still importing does not count."""
@@ -132,7 +129,7 @@ class Follower:
 
     def add(self, records: int, data: bytes) -> None:
         """Queue lines of records."""
-        if self._over:
+        if self.over:
             return
         if self._gap:
             data = json.dumps({"kind": "missed", "records": self._gap}).encode() + b"\n" + data
@@ -151,14 +148,14 @@ class Follower:
 
     def show(self, status: bytes) -> None:
         """Queue a line with the job's newest figures, in place of one that still waits."""
-        if self._over:
+        if self.over:
             return
         self._status = status
         self._requeue([*(item for item in self._waiting if item.records), _Item(0, status)])
 
     def pump(self, now: Seconds) -> None:
         """Start the process if there is none, write what its pipe accepts, read its output, and handle its end."""
-        if self._over:
+        if self.over:
             return
         if self.child is None:
             if not self._backoff.due(now):
@@ -181,15 +178,15 @@ class Follower:
 
     def give_up(self, why: str) -> None:
         """End the follower for good, for a reason: kill its process and report the lack."""
-        if not self._over:
-            self._over = True
+        if not self.over:
+            self.over = True
             self.kill()
             self._missing.report(f"{self._spec.name} is not complete", why, fails=False)
             self._note(f"{self._spec.name}: {why}{'' if self._closing else '; training goes on without it'}")
 
     def account(self) -> None:
         """Report, at the job's end, the records that it has not got."""
-        lost = self._lost + (0 if self._over else sum(item.records for item in [*self._given, *self._waiting]))
+        lost = self._lost + (0 if self.over else sum(item.records for item in [*self._given, *self._waiting]))
         if lost:
             what = f"{self._spec.name} lacks {lost:,} records of the job, which came faster than it read"
             self._missing.report(what, fails=False)
@@ -225,7 +222,7 @@ class Follower:
         self._close_pipe()
         self.child = None
         if status == 0 and self._closing and not self._given and not self._waiting:
-            self._over = True
+            self.over = True
         elif self._lack is not None:
             self.give_up(self._lack)
         else:

@@ -59,7 +59,6 @@ class Forkserver:
         program: the program of the forks; modules are searched in its folder first.
         modules: modules to import once.
         environment: all variables; forks have these and more.
-        capture: True: keep the forks' output for `LocalChild.read`.
         found: modules to import once unless that does harm, as in `ScriptImports.modules`.
     """
 
@@ -68,12 +67,9 @@ class Forkserver:
         program: Program,
         modules: Sequence[str],
         environment: Mapping[str, str],
-        *,
-        capture: bool = False,
         found: Sequence[str] = (),
     ) -> None:
         self._environment = environment
-        self._capture = capture
         self._ready = False
         self._statuses: dict[int, int] = {}
         self.over = False
@@ -87,7 +83,7 @@ class Forkserver:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, "-m", "offbeat.launch.forkserver", str(theirs.fileno()), program.folder, *modules, FOUND, *found]
-            self.child = start(command, environment, capture=capture, keep=[theirs.fileno()])
+            self.child = start(command, environment, capture=True, keep=[theirs.fileno()])
 
     def settled(self) -> bool:
         """Return True if all modules are imported, or the process has ended."""
@@ -104,11 +100,11 @@ class Forkserver:
             program: the user's program.
         """
         more = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        request = json.dumps({"environment": more, "command": program.command, "outputs": 2 if self._capture else 0}).encode()
+        request = json.dumps({"environment": more, "command": program.command}).encode()
         with contextlib.ExitStack() as ends:
             outputs: list[IO[bytes]] = []
             theirs: list[int] = []
-            for _ in range(2 if self._capture else 0):
+            for _ in range(2):
                 reading, writing = os.pipe()
                 ends.callback(os.close, writing)
                 theirs.append(writing)
@@ -194,11 +190,12 @@ def fork_or_start(
 class Fork:
     """Provide, for a fork, the parts of `subprocess.Popen` that `LocalChild` needs."""
 
-    def __init__(self, forkserver: Forkserver, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
+    def __init__(self, forkserver: Forkserver, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
         self._forkserver = forkserver
         self._status: int | None = None
         self.pid = pid
-        self.stdout, self.stderr = stdout, stderr
+        self.stdout: IO[bytes] | None = stdout
+        self.stderr: IO[bytes] | None = stderr
 
     def poll(self) -> int | None:
         return self._look(0.0)
@@ -265,9 +262,9 @@ def _serve(channel: socket.socket) -> list[str] | None:
                     continue
                 text, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
                 match json.loads(text or "{}"):
-                    case {"command": command, "environment": environment, "outputs": outputs}:
+                    case {"command": command, "environment": environment}:
                         watch, pid = REFUSED, REFUSED
-                        if len(descriptors) == outputs:  # the kernel passes fewer if this process may not open so many files
+                        if len(descriptors) == 2:  # the kernel passes fewer if this process may not open so many files
                             watch, pid = _fork(environment, descriptors)
                         for descriptor in descriptors:
                             os.close(descriptor)

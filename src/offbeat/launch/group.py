@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 from offbeat.launch.environment import THREADS, free_port, share_of_cores
 from offbeat.launch.forkserver import begin_anew, run_program
+from offbeat.launch.process_exit import end_as
 from offbeat.launch.processes import describe, die_with_parent
 from offbeat.launch.program import Program
 from offbeat.runtime.job.notices import INTERRUPT, LEAVE, NOTICES, heeded, ordered, sit_out
@@ -129,7 +130,9 @@ class Ranks:
         leaderless = False
         while self._pids:
             pid, waited = os.wait()
-            rank, status = self._pids.pop(pid, 0), os.waitstatus_to_exitcode(waited)
+            rank, status = self._pids.pop(pid, None), os.waitstatus_to_exitcode(waited)
+            if rank is None:
+                continue  # a child that something else in this process has started, such as a ``.pth`` file
             if status == LEADERLESS and 0 in self._pids.values():
                 leaderless = True  # the leader is about to end too, with a status that tells more
             elif status != 0 or (leaderless and not self._pids):
@@ -170,8 +173,7 @@ def main(arguments: Sequence[str]) -> None:
         run_program(program.command)
     status = ranks.watch()
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
-        os.kill(os.getpid(), -status)
+        end_as(status)
     sys.exit(status)
 
 

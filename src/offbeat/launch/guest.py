@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 import time
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
-from offbeat.launch.agent import RETRY_S, versions
-from offbeat.launch.agent_messages import HELLO, TO_AGENT
+from offbeat.launch.agent import RETRY_S, hello
+from offbeat.launch.agent_messages import TO_AGENT
 from offbeat.launch.agents import beat_of
-from offbeat.launch.environment import free_port
 from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -49,19 +47,7 @@ class Guest:
         self._over = False
         self._timeout_s: Seconds = 10.0
         self._connection = self._connect(supervisor)
-        self._connection.send(
-            {
-                "kind": HELLO,
-                "seat": seat,
-                "node": socket.gethostname(),
-                "host": self._hub.host,
-                "local_size": 1,
-                "workers": 1,
-                "port": free_port(""),
-                "address": advertise,
-                "versions": versions(),
-            }
-        )
+        self._connection.send(hello(self._hub, seat, advertise))
         while not (self._child or self._over):
             if time.monotonic() >= self._deadline:
                 raise JobError(f"worker {seat} has waited {start_s:g} s for the start of the job (start_timeout_s)")

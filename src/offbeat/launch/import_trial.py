@@ -21,16 +21,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from offbeat.launch.environment import Place, torchrun_variables
+from offbeat.launch.environment import TORCHRUN
+from offbeat.launch.process_exit import end_as
 from offbeat.launch.processes import describe, die_with_parent
-from offbeat.types import FIRST_WORKER, Seconds
+from offbeat.types import Seconds
 
 IMPORT_S: Seconds = 30.0
 """Most seconds for the import of one module."""
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 """Prefixes of the devices that a GPU's library opens."""
-WORKERS_OWN = frozenset(torchrun_variables(FIRST_WORKER, 1, Place(0, 0, 1, "", 0)))
-"""Variables that differ between workers, beside all those that begin with ``OFFBEAT_``."""
 
 
 def import_all(found: Sequence[str], keep: int) -> list[tuple[str, str]]:
@@ -110,11 +109,7 @@ def _watch(pid: int, reading: int) -> _Trouble | None:
 def _end_with(pid: int, keep: int) -> NoReturn:
     os.close(keep)
     _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
-        os.kill(os.getpid(), -code)
-    os._exit(code & 0xFF)
+    end_as(os.waitstatus_to_exitcode(status))
 
 
 def _import_each(items: Sequence[str], log: Any) -> None:
@@ -144,7 +139,7 @@ def _import(item: str) -> str | None:
             if pid == 0:
                 os._exit(0)
             os.waitpid(pid, 0)
-    own = sorted(name for name in missed if name in WORKERS_OWN or name.startswith("OFFBEAT_"))
+    own = sorted(name for name in missed if name in TORCHRUN or name.startswith("OFFBEAT_"))
     if printed:
         return f"it prints {printed[0]!r}"
     if own:

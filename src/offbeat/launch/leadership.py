@@ -137,18 +137,18 @@ class StoreClient:
         self._store.close()
 
 
-def store_client(text: str | None, engine: Callable[[], tuple[LeaderStore, str]] | None) -> StoreClient | None:
+def store_client(text: str | None, of_engine: tuple[LeaderStore, str] | None) -> StoreClient | None:
     """Return the client with which a supervisor asks who leads; None: it decides alone.
 
     Args:
         text: ``--leaders``: ``etcd://HOST/JOB``, or ``none``; None: the store of the engine, if it has one.
-        engine: returns the store of the engine that has started the job, and the job's name in it; None: it has no store.
+        of_engine: the store of the engine that has started the job, and the job's name in it; None: it has no store.
 
     Raises:
         ConfigurationError: the text has another form.
     """
     if text is None:
-        return None if engine is None else StoreClient(*engine())
+        return None if of_engine is None else StoreClient(*of_engine)
     return None if text == "none" else StoreClient(*store_of(text))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from offbeat.launch.engine import Child, Engine, ServerRole
-from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_environment
+from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_variables
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start, left_to_workers
 from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
@@ -26,9 +26,10 @@ class LocalEngine(Engine):
     """
 
     def __init__(self, program: Program, *, port: int = 0, preload: Preload = NOTHING) -> None:
+        super().__init__()
         self._program, self._port, self._preload = program, port, preload
         self._forkserver: Forkserver | None = None
-        self._notes = [] if preload.note is None else [preload.note]
+        self._notes += [] if preload.note is None else [preload.note]
         self._servers = ServerStarter()
         self._settings: JobSettings
         self._address: Address
@@ -41,7 +42,7 @@ class LocalEngine(Engine):
         if self._preload.modules:
             common = common_environment(settings.workers)
             modules, found, _ = self._preload
-            self._forkserver = Forkserver(self._program, modules, common, capture=True, found=found)
+            self._forkserver = Forkserver(self._program, modules, common, found)
             self._servers.prepare(self._server_environment(0, "", 0, ""))
         return self._address
 
@@ -92,29 +93,12 @@ class LocalEngine(Engine):
     ) -> Child:
         job = self._settings
         place = Place(0, worker, job.workers, loopback(), self._group_port) if job.torchrun_env else None
-        environment = worker_environment(
-            worker,
-            job,
-            token=token,
-            servers=tuple(servers),
-            place=place,
-            servers_return=servers_return,
-            standbys=None if standbys is None else tuple(standbys),
+        variables = worker_variables(
+            worker, job, token=token, servers=servers, place=place, servers_return=servers_return, standbys=standbys
         )
+        environment = {**common_environment(job.workers), **variables}
         return fork_or_start(self._forkserver, environment, self._program, self._notes.append)
-
-    def notes(self) -> list[str]:
-        notes, self._notes = self._notes, []
-        return notes
 
     def helpers(self) -> Mapping[str, Child]:
         found = {"preload": None if self._forkserver is None else self._forkserver.child, "servers": self._servers.child}
         return {name: child for name, child in found.items() if child is not None}
-
-    def strike(self) -> None:
-        for child in self.helpers().values():
-            child.strike()
-
-    def close(self) -> None:
-        for child in self.helpers().values():
-            child.kill()

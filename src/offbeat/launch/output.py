@@ -133,7 +133,7 @@ class _Printer:
         """Read and print the available output; after the process's end, all of it."""
         said: list[str] = []
         for error, data in self.child.read():
-            self._log_it(data, display)
+            self.write_log(data, display)
             if error and (lines := self._err.feed(data)):
                 self._hold(lines)
                 self._held_at = now
@@ -165,11 +165,8 @@ class _Printer:
             elif self._in_traceback and line[:1] not in (" ", ""):
                 self._in_traceback, self.error = False, line.strip()
 
-    def begin(self, text: str, display: Display) -> None:
-        """Write the first line of a process to its log."""
-        self._log_it(text.encode(), display)
-
-    def _log_it(self, data: bytes, display: Display) -> None:
+    def write_log(self, data: bytes, display: Display) -> None:
+        """Append data to the process's log, if it has one."""
         if self.log is not None and (lack := self.log.write(data)) is not None:
             display.note(f"{lack}; training goes on")
 
@@ -205,7 +202,7 @@ class Output:
             log = _LogFile(self._folder / f"{role}-{number}.log", f"{role} {number}", self._missing)
         printer = self._printers[key] = _Printer(child, f"[{role} {number}] ", log)
         when = datetime.now().astimezone().isoformat(timespec="seconds")
-        printer.begin(f"=== {role} {number}, start {self._starts[key]}, pid {child.pid}, {when}\n", self._display)
+        printer.write_log(f"=== {role} {number}, start {self._starts[key]}, pid {child.pid}, {when}\n".encode(), self._display)
 
     def reason(self, role: str, number: int, status: int) -> str | None:
         """Return why a process ended with a status, by its stderr: the exception, or the last line; None: stderr was empty."""

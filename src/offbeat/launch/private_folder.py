@@ -17,20 +17,17 @@ def folder_of_user() -> Path:
     return Path(tempfile.gettempdir()) / f"offbeat-{os.getuid()}"
 
 
-def _make_private(folder: Path) -> None:
-    """Make a folder for this user only. Raises `ConfigurationError` if a link, or a folder open to others, has its name."""
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    os.close(_checked(folder))
-
-
 @contextlib.contextmanager
 def opened_folder(folder: Path) -> Iterator[int]:
-    """Make a private folder if need be, and return its descriptor for as long as the context lasts. Raises what `_make_private` raises.
+    """Make a private folder if need be, and return its descriptor for as long as the context lasts.
 
     Files are opened relative to the descriptor, so that a process that may rename the folder cannot substitute another.
+
+    Raises:
+        ConfigurationError: a link, or a folder that is open to others, has this name.
     """
-    _make_private(folder)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     descriptor = _checked(folder)
     try:
         yield descriptor

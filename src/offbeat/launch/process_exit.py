@@ -41,9 +41,15 @@ def run_and_exit(program: Callable[[], None]) -> NoReturn:
     if not _flushed(sys.stdout):
         status = status or 120  # as Python
     _flushed(sys.stderr)
-    if interrupted:  # a waiting process must see the signal: Python ends in the same way
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+    end_as(-signal.SIGINT if interrupted else status)  # a waiting process must see the signal: Python ends in the same way
+
+
+def end_as(status: int) -> NoReturn:
+    """End this process as another one has ended, at once. ``status``: its exit status, negative for a signal."""
+    if status < 0:
+        if -status not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
     os._exit(status & 0xFF)
 
 

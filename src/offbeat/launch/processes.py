@@ -109,7 +109,8 @@ class LocalChild(Child):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(timeout=STATUS_S)
         if status is not None:
-            self._sweep()
+            self.strike()  # the rest of its session, once: later the system may reuse the process number
+            self._swept = True
         return status
 
     def signal(self, number: int) -> None:
@@ -135,17 +136,8 @@ class LocalChild(Child):
 
     def strike(self) -> None:
         if not self._swept:
-            self._kill_group()
-
-    def _sweep(self) -> None:
-        """Kill the rest of the session once: later the system may reuse the process number."""
-        if not self._swept:
-            self._swept = True
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 def _available(pipe: IO[bytes], limit: int | None) -> tuple[bytes, bool]:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import importlib.util
 import site
 import sys
 import sysconfig
 import tokenize
 from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,14 +131,12 @@ class _Reader:
 
     def _import(self, module: str, names: Sequence[str]) -> None:
         top = module.partition(".")[0]
-        if top in sys.stdlib_module_names:
-            return
+        if top in sys.stdlib_module_names or top == "offbeat":
+            return  # the forkserver imports offbeat in any case
         own_package = self._program.module and top == self._program.name.partition(".")[0]
         spec = _spec(top, self._folder)
         if spec is None:
             return
-        if top == "offbeat":
-            return  # the forkserver imports offbeat in any case
         if is_installed(spec) and not own_package:
             self.installed.setdefault(module, {}).update(dict.fromkeys(names))
             return
@@ -168,7 +165,7 @@ def is_installed(spec: ModuleSpec) -> bool:
 
 def _spec(top: str, folder: str) -> ModuleSpec | None:
     with contextlib.suppress(ValueError, ImportError, AttributeError):
-        return PathFinder.find_spec(top, [folder]) or importlib.util.find_spec(top)
+        return module_spec(top, folder)
     return None
 
 

@@ -49,7 +49,7 @@ class ServerStarter:
         marks = {name: value for name, value in os.environ.items() if name.startswith("OFFBEAT_") and name != TOKEN}
         self._since = time.monotonic()
         try:
-            self._forkserver = Forkserver(SERVER, MODULES, {**common, **marks, "OFFBEAT_STANDBY": "servers"}, capture=True)
+            self._forkserver = Forkserver(SERVER, MODULES, {**common, **marks, "OFFBEAT_STANDBY": "servers"})
         except OSError:  # this machine lacks descriptors or memory: a restarted server imports for itself
             return None
         return self._forkserver.child

@@ -187,17 +187,15 @@ class Supervisor:
         self._watchers.publish(self._engine.begin(self._settings, self._hub))
         for name, helper in self._engine.helpers().items():
             self._output.attach(name, 0, helper)
-        if not self._wait_for_start(self._engine.ready_for_servers):
-            return
-        self._servers.begin()
-        if not self._wait_for_start(self._servers.fleet.all_listen):
-            return
-        self._servers.begin_job()
-        if not self._wait_for_start(self._servers.fleet.all_follow):
-            return
-        if not self._wait_for_start(self._engine.ready_for_workers):  # the servers import meanwhile
-            return
-        self._workers.start()
+        for ready, begin in (
+            (self._engine.ready_for_servers, self._servers.begin),
+            (self._servers.fleet.all_listen, self._servers.begin_job),
+            # The servers import meanwhile.
+            (lambda: self._servers.fleet.all_follow() and self._engine.ready_for_workers(), self._workers.start),
+        ):
+            if not self._wait_for_start(ready):
+                return
+            begin()
 
     def _wait_for_start(self, ready: Callable[[], bool]) -> bool:
         """Wait until ``ready`` returns True, and return True; False: something has happened first that ends the job."""
