@@ -31,7 +31,6 @@ from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
-from offbeat.runtime.worker.siblings import Sibling
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
@@ -64,7 +63,7 @@ class WorkerSession(JobSession):
         *,
         stop_on_nonfinite: bool = False,
         local_only: str | None = None,
-        siblings: list[Sibling] | None = None,
+        siblings: list[JobSession] | None = None,
         hub: Hub | None = None,
         wire: WireFormat = "float32",
         grouped: bool = False,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.job.packing import pack, unpack
 from offbeat.runtime.worker.changed_settings import differences
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.process_state import (
@@ -125,10 +125,7 @@ class JobCheckpoints:
         part = self._part()
         if chief:
             part["model"] = self._rest(frozen=not self._described)
-        packer = Packer()
-        plain = packer.pack(part, "this worker's part of the last checkpoint")
-        header = {"kind": "checkpoint_part", "version": 0, "final": True, "leaves": True, "part": plain}
-        self._link.coordinator.send(header, payload=packer.payload)
+        self._send(part, "this worker's part of the last checkpoint", version=0, final=True, leaves=True)
 
     def with_settings(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's ``state_dict`` with the group settings of the part to resume from, until `_restore` has set them."""
@@ -157,12 +154,13 @@ class JobCheckpoints:
         if wanted["rest"]:
             part = {**part, "model": self._rest(frozen=wanted["frozen"])}
             self._described = self._described or wanted["frozen"]
-        packer = Packer()
-        plain = packer.pack(part, "this worker's part of a checkpoint")
-        header = {"kind": "checkpoint_part", "version": wanted["version"], "final": final, "part": plain}
-        self._link.coordinator.send(header, payload=packer.payload)
+        self._send(part, "this worker's part of a checkpoint", version=wanted["version"], final=final)
         if final:
             self._wanted = self._held = None
+
+    def _send(self, part: Mapping[str, Any], what: str, **about: Any) -> None:
+        plain, payload = pack(part, what)
+        self._link.coordinator.send({"kind": "checkpoint_part", **about, "part": plain}, payload=payload)
 
     def _rest(self, *, frozen: bool) -> dict[str, Any]:
         """Return the model's untrained ``state_dict`` entries (``rest``), and the layout's name for each entry that is trained (``names``).

@@ -30,7 +30,7 @@ from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
 from offbeat.runtime.job.loading import frozen
 from offbeat.runtime.job.messages import METRICS_MAX
-from offbeat.runtime.job.packing import Packer
+from offbeat.runtime.job.packing import pack
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
 from offbeat.runtime.worker.checkpoint_parts import parts_of_others
@@ -41,7 +41,7 @@ from offbeat.runtime.worker.phase_watch import Account, PhaseWatch
 from offbeat.runtime.worker.process_state import schedulers_of, watch_schedulers
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.script_writes import ScriptWrites
-from offbeat.runtime.worker.siblings import Sibling, Siblings
+from offbeat.runtime.worker.siblings import Siblings
 from offbeat.session import Barrier, LeasedRange, Place, Session
 from offbeat.tensors.flat import FlatModel
 from offbeat.transport.base import Message, SharedMemory
@@ -87,6 +87,7 @@ class JobSession(Session):
     """
 
     tended = False
+    """True if the session has work to do while the process waits with any of its sessions; see `idle`."""
 
     def __init__(
         self,
@@ -96,12 +97,13 @@ class JobSession(Session):
         *,
         stop_on_nonfinite: bool,
         local_only: str | None,
-        siblings: list[Sibling] | None,
+        siblings: list[JobSession] | None,
     ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
         self._settings, self.link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
         self.in_step = False
+        """True while the script is inside this session's `step`."""
         self.checkpoints = checkpoints
         self._siblings = Siblings([] if siblings is None else siblings)
         self._seen = 0
@@ -552,10 +554,9 @@ class JobSession(Session):
 
     @library_call
     def hand_in(self, part: dict[str, Any]) -> None:
-        packer = Packer()
-        plain = packer.pack(part, "this worker's part of a checkpoint")
+        plain, payload = pack(part, "this worker's part of a checkpoint")
         version, nth = self._next_save()
-        self._coordinator.send({"kind": "part", "version": version, "nth": nth, "part": plain}, payload=packer.payload)
+        self._coordinator.send({"kind": "part", "version": version, "nth": nth, "part": plain}, payload=payload)
 
     def _parts_of_others(self) -> dict[WorkerId, dict[str, Any]]:
         """Fetch the other workers' parts of the checkpoint that this worker writes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -268,19 +269,15 @@ class Links:
             if link.closed:
                 del self._cut[link]
                 continue
-            if link in self._replicated:  # its standby reports when it leads
+            connection: Connection | None = None
+            if link not in self._replicated:  # the standby of a replicated server reports when it leads
+                with contextlib.suppress(JobError):
+                    connection = self._hub.connect(self._addresses[link])
+            if connection is None:
                 if time.monotonic() >= until:
                     del self._cut[link]
                     lost.append((link, Closed(reason)))
-                continue
-            try:
-                connection = self._hub.connect(self._addresses[link])
-            except JobError:
-                if time.monotonic() >= until:
-                    del self._cut[link]
-                    lost.append((link, Closed(reason)))
-                continue
-            if connection.shares_memory == link.shares_memory:
+            elif connection.shares_memory == link.shares_memory:
                 del self._cut[link]
                 self._go_over(link, connection)
             else:
