@@ -77,7 +77,7 @@ class Leading:
                 "of the optimizer with torch.distributed.checkpoint"
             )
         if call == "load_state_dict":
-            self._shadow.give()
+            self._shadow.own.give()
             return (self._shadow.to_load(arguments[0], [request["state"] for request in requests]),)
         elif call == "step":
             self._shadow.give_gradients({number for request in requests for number in request["nonfinite"]})
@@ -106,9 +106,9 @@ class Leading:
         session, memory = self._session, self._session.memory[1]
         moved, self._values = memory is not self._values, memory
         if moved:
-            self._shadow.read_from(memory.view)
+            self._shadow.own.read_from(memory.view)
         if loads:
-            self._shadow.publish()
+            self._shadow.own.take()
             self._version = session.version
         news, self._told = session.reports_since(self._told), session.reported
         self._channel.answer(

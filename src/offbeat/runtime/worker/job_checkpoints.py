@@ -12,7 +12,7 @@ names the settings in use.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from offbeat.runtime.worker.process_state import (
     watch_schedulers,
 )
 from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import load_settings
 from offbeat.transport.base import Message
 from offbeat.types import FIRST_WORKER
 
@@ -189,7 +190,7 @@ class JobCheckpoints:
         if "random" in part and self.random:
             set_random_state(part["random"])
         load_buffers([self.model], part["buffers"])
-        self._load_groups(part["groups"])
+        load_settings(self._optimizer, part["groups"], strict=False)
         load_schedulers(schedulers_of(self.optimizers), part["schedulers"])
         if "state" in part and self._own_state():
             groups = self._optimizer.state_dict()["param_groups"]
@@ -203,7 +204,3 @@ class JobCheckpoints:
         self._script = before  # the settings in use derive from these, so the next resumption has to compare with them
         if self._link.worker == FIRST_WORKER and (lines := differences(now, before, part)):
             print(f"offbeat: resumed with the settings of the checkpoint, and not with the script's: {'; '.join(lines)}", file=sys.stderr)
-
-    def _load_groups(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        for group, settings in zip(self._optimizer.param_groups, saved, strict=False):
-            group.update({key: value for key, value in settings.items() if key != "params"})
