@@ -255,7 +255,7 @@ class ElasticStream(Passes):
                 yield batch
                 del batch
             if early == [None]:  # this worker's batches have been used: the next request waits for the other workers
-                early, grants = [], self._grants(self._session, epoch)
+                early, grants = [], self._grants(self.session, epoch)
 
     def _reader(self, epoch: Epoch) -> _Reader:
         return _Reader(lambda: iter(self._stream(epoch)))
@@ -291,7 +291,7 @@ class ElasticStream(Passes):
 
     def _note(self, grant: LeasedRange, by: LeasedRange | None) -> None:
         if grant is not by:
-            self._session.amend(grant, by)
+            self.session.amend(grant, by)
             at = self.dealt.index(grant)
             self.dealt[at : at + 1] = [] if by is None else [by]
 

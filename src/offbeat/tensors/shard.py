@@ -99,8 +99,8 @@ class Shard:
         self._last: list[torch.Tensor] | None = None
         """The bytes of the last g, in as many halves, if differences are measured."""
         self._units = self._cut(runs_of(self._own, {}))
-        self.kept = None if kept is None else kept(self._sizes())
-        """The memory that outlives the process; None: there is none."""
+        self.kept = None if kept is None else kept(Sizes(span.nbytes, len(self._units) + len(self._own)))
+        """The memory that outlives the process; None: there is none. Loaded state may cut as many more units as there are tensors."""
         if self.kept is not None:
             if "last" in self.kept.known:
                 self._last = self.kept.named("last", span.nbytes)
@@ -258,10 +258,6 @@ class Shard:
 
     def _make_lanes(self, count: int) -> list[_Lane]:
         return [_Lane(self.spec.name, self._groups, self._units, self._state, self.kept) for _ in range(count)]
-
-    def _sizes(self) -> Sizes:
-        """Return the room that the memory of this shard needs. Loaded state may cut as many runs as there are tensors."""
-        return Sizes(self.span.nbytes, len(self._units) + len(self._own))
 
     def _cut(self, runs: list[int]) -> list[tuple[Block, ...]]:
         """Return the units: each block in all halves."""
