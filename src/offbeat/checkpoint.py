@@ -181,11 +181,9 @@ def _load_own(model: torch.nn.Module, state: dict[str, Any], trained: Collection
 
 
 def _objects(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    if isinstance(given, Mapping):
-        return list(given.values())
-    return list(given) if isinstance(given, list | tuple) else [given]
+    found: list[Any] = []
+    _each(given, found.append)
+    return found
 
 
 def _each(given: Any, what: Callable[[Any], Any]) -> Any:

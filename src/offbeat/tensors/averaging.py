@@ -17,7 +17,7 @@ from offbeat.tensors.blocks import OwnState, owned, owned_state
 from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, elements
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
-from offbeat.tensors.shard_memory import ShardMemory, Sizes
+from offbeat.tensors.shard_memory import ShardMemory, Sizes, named_halves
 
 CHUNK_NUMEL = 1 << 18
 """Elements combined at a time, so that the stacked copy for a median stays small."""
@@ -163,10 +163,6 @@ class AveragingShard:
 
     def _velocity(self, at: int, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:
         if at not in self._velocities:
-            nbytes = numel * dtype.itemsize
-            if self.kept is not None:
-                bare = self.kept.named(f"velocity {at}", nbytes)
-            else:
-                bare = [torch.zeros(nbytes, dtype=torch.uint8) for _ in self._halves.views]
+            bare = named_halves(self.kept, f"velocity {at}", numel * dtype.itemsize, len(self._halves.views))
             self._velocities[at] = [half.view(dtype) for half in bare]
         return self._velocities[at]

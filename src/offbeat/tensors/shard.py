@@ -21,7 +21,7 @@ from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Memory, Span, elements
 from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, checked
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
-from offbeat.tensors.shard_memory import ShardMemory, Sizes
+from offbeat.tensors.shard_memory import ShardMemory, Sizes, named_halves
 from offbeat.tensors.steps import step_across
 from offbeat.tensors.threads import single_threaded
 
@@ -273,11 +273,7 @@ class Shard:
     def _lasts(self) -> list[dict[torch.dtype, torch.Tensor]]:
         """Return the last g in each half, by dtype."""
         if self._last is None:
-            nbytes = self.span.nbytes
-            if self.kept is not None:
-                self._last = self.kept.named("last", nbytes)
-            else:
-                self._last = [torch.zeros(nbytes, dtype=torch.uint8) for _ in self._halves.views]
+            self._last = named_halves(self.kept, "last", self.span.nbytes, len(self._halves.views))
         return [{dtype: self._typed(last, dtype) for dtype in self._dtypes()} for last in self._last]
 
     def _configure(self, groups: list[Hyperparameters], scale: float) -> None:

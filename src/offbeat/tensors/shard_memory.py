@@ -238,6 +238,13 @@ class ShardMemory:
             self._grown[part] = high
 
 
+def named_halves(kept: ShardMemory | None, name: str, nbytes: int, count: int) -> list[torch.Tensor]:
+    """Return the halves of a part of the kept memory by its name, or as many zeros (``count``), which die with the process."""
+    if kept is not None:
+        return kept.named(name, nbytes)
+    return [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(count)]
+
+
 def _kind(value: Any) -> str:
     return "t" if isinstance(value, torch.Tensor) else "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
 

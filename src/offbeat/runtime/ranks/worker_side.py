@@ -29,9 +29,8 @@ from offbeat.runtime.job.loading import too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
-from offbeat.runtime.worker.checkpoint_parts import LOOK_S, PARTS_S
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
+from offbeat.runtime.worker.job_checkpoints import LOOK_S, PARTS_S, JobCheckpoints
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.session import LeasedRange, Snapshot

@@ -7,17 +7,21 @@ last step, and the settings and schedulers as they are when the next step begins
 moment: when its first batch is dealt out, or else when its first step begins. The state overwrites what the script has done before, such as
 seeding. A part also has the settings that the script had at its own first batch. If a resumed script has others there, a line on stderr
 names the settings in use.
+
+A worker that writes the file of `offbeat.save` fetches the parts that other workers have handed in by that call: `parts_of_others`.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
+from offbeat.errors import warn
 from offbeat.runtime.job.packing import pack, unpack
 from offbeat.runtime.worker.changed_settings import differences
 from offbeat.runtime.worker.connection import WorkerConnection
@@ -35,7 +39,12 @@ from offbeat.runtime.worker.process_state import (
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import load_settings
 from offbeat.transport.base import Message
-from offbeat.types import FIRST_WORKER
+from offbeat.types import FIRST_WORKER, Seconds, Version, WorkerId
+
+PARTS_S: Final[Seconds] = 5.0
+"""Longest wait for the parts of other workers, in seconds."""
+LOOK_S: Final[Seconds] = 0.005
+"""The interval between two requests, in seconds."""
 
 
 class JobCheckpoints:
@@ -204,3 +213,34 @@ class JobCheckpoints:
         self._script = before  # the settings in use derive from these, so the next resumption has to compare with them
         if self._link.worker == FIRST_WORKER and (lines := differences(now, before, part)):
             print(f"offbeat: resumed with the settings of the checkpoint, and not with the script's: {'; '.join(lines)}", file=sys.stderr)
+
+
+def parts_of_others(link: WorkerConnection, version: Version, nth: int) -> dict[WorkerId, dict[str, Any]]:
+    """Return the parts of this checkpoint that other workers have handed in, by worker.
+
+    Under lockstep rules, workers that may still reach the same `offbeat.save` are awaited, for `PARTS_S`. A warning names the missing.
+
+    Args:
+        link: connections of the worker that writes.
+        version, nth: the version of the checkpoint, and the number of earlier saves at that version.
+    """
+    until = time.monotonic() + PARTS_S
+    while True:
+        last = time.monotonic() > until
+        link.coordinator.send({"kind": "parts", "version": version, "nth": nth, "last": last})
+        answer = link.receive("parts")
+        awaited = answer.header["awaited"]
+        if not awaited or last:
+            break
+        time.sleep(LOOK_S)
+    if awaited:
+        workers = ", ".join(str(worker) for worker in awaited)
+        warn(
+            f"offbeat.save: worker {workers} has not called it within {PARTS_S:.0f} s, so the checkpoint lacks its random generators: "
+            "call offbeat.save on every worker"
+        )
+    parts, at = {}, 0
+    for worker, plain, nbytes in answer.header["parts"]:
+        parts[worker] = unpack(plain, answer.payload[at : at + nbytes])
+        at += nbytes
+    return parts

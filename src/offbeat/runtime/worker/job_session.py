@@ -33,9 +33,8 @@ from offbeat.runtime.job.messages import METRICS_MAX
 from offbeat.runtime.job.packing import pack
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
-from offbeat.runtime.worker.checkpoint_parts import parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
+from offbeat.runtime.worker.job_checkpoints import JobCheckpoints, parts_of_others
 from offbeat.runtime.worker.library_calls import TakesPart, library_call
 from offbeat.runtime.worker.phase_watch import Account, PhaseWatch
 from offbeat.runtime.worker.process_state import schedulers_of, watch_schedulers

@@ -43,19 +43,19 @@ LAUNCHERS = (
 )
 
 
-def hand_over(environment: Mapping[str, str] = os.environ, token: str | None = None) -> None:
+def hand_over(token: str | None) -> None:
     """Replace this process by an agent, which starts the script again, if another launcher has started several processes of it.
 
     The script's beginning runs twice, up to its first `DistributedOptimizer`; process 0 prints a line about it with the command to type. If
     the process cannot be replaced (a notebook, a child of ``multiprocessing``, variables that were set by hand), `refuse` is called.
 
     Args:
-        environment: of this process.
         token: the job's secret, if the user has given one; ``import offbeat`` has removed it from the environment.
 
     Raises:
         ConfigurationError: the process cannot be replaced; the message has the command to type.
     """
+    environment = os.environ
     launcher = _detected(environment)
     if launcher is None:
         return
