@@ -38,7 +38,7 @@ class FollowerSession(Session):
         channel = follower(place)
         self._channel, self._optimizer = channel, optimizer
         parameters = values.trained(model, optimizer)
-        channel.announce("DistributedOptimizer", {"pieces": values.to_wire(values.own_pieces(channel.rank, parameters))})
+        channel.announce("DistributedOptimizer", {"pieces": values.own_pieces(channel.rank, parameters)})
         pieces = values.from_wire(channel.await_answer(messages.PIECES)["pieces"])
         gradients, parameters_in_memory = channel.receive_memory(), channel.receive_memory()
         self._own = values.Own(channel.rank, parameters, pieces, gradients.view, parameters_in_memory.view)

@@ -51,7 +51,7 @@ class Leading:
         """Number of the session's reports that the followers have received."""
         self._version = -1
         gradients, self._values = session.memory
-        self._channel.answer({"pieces": values.to_wire(shadow.pieces)}, _mapped(gradients), _mapped(self._values))
+        self._channel.answer({"pieces": shadow.pieces}, _mapped(gradients), _mapped(self._values))
         shadow.enter(session.flat, gradients.view, self._values.view)
         shadow.watch(session.watch)
         shadow.begin_with([request["state"] for request in self._channel.gather("DistributedOptimizer")])

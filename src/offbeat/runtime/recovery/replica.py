@@ -96,7 +96,8 @@ class Replica(Survival):
         """At the standby: memory reserved for blocks of which `on_bytes` has handled no part yet."""
         self._free: deque[tuple[int, memoryview]] = deque()
         """Memory for sums, each with the position of the record that must be committed before the memory is reused; 0: no record must."""
-        self._results: deque[Any] = deque()
+        self.leaders_results: deque[Any] = deque()
+        """At the standby: results of `ask` that the leader got while it handled the next record."""
         self.results: list[Any] = []
         """At the leader: results of `ask` since the last record."""
 
@@ -185,9 +186,9 @@ class Replica(Survival):
         if not self.replays:
             self.results.append(found := live())
             return found
-        if not self._results:
+        if not self.leaders_results:
             raise ProtocolError("the leader sent no measurements where some were to come")
-        return self._results.popleft()  # type: ignore[no-any-return]
+        return self.leaders_results.popleft()  # type: ignore[no-any-return]
 
     # At the standby.
 
@@ -245,10 +246,6 @@ class Replica(Survival):
         self.replays, self._of_fold = False, None
         for follower in self.followers:
             follower.abandon()
-
-    def on_results(self, results: list[Any]) -> None:
-        """Keep the results of `ask` that the leader got while it handled the next record."""
-        self._results.extend(results)
 
 
 class StreamRecorder(SessionLinks):
@@ -412,7 +409,7 @@ class StreamRecorder(SessionLinks):
         try:
             for record in unpacker:
                 if record[0] == "measured":
-                    self.survival.on_results(record[1])
+                    self.survival.leaders_results.extend(record[1])
                 else:
                     yield record
         except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
