@@ -30,7 +30,7 @@ from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.job_checkpoints import LOOK_S, PARTS_S, JobCheckpoints
+from offbeat.runtime.worker.job_checkpoints import LOOK_S, PARTS_S
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.session import LeasedRange, Snapshot
@@ -38,7 +38,6 @@ from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message, SharedMemory
-from offbeat.transport.hub import SocketHub
 from offbeat.types import Epoch, LeaseId, Version, WorkerId
 
 PartOf: TypeAlias = Callable[
@@ -51,8 +50,7 @@ class RankSession(JobSession):
     """One rank's part in a job without servers, from `join` on. The owner of its process calls `follow_process` before that.
 
     Args:
-        siblings: see `JobSession`.
-        hub: the connections of this rank; None: a hub of its own.
+        siblings, hub: see `JobSession`.
         grouped: see `Replica`.
         part_of: which part the rank takes, by the rule of the job that has welcomed it.
 
@@ -75,32 +73,29 @@ class RankSession(JobSession):
         grouped: bool = False,
         part_of: PartOf,
     ) -> None:
-        link = WorkerConnection(
-            hub if hub is not None else SocketHub(settings.token),
-            settings.worker,
-            settings.servers[:1],
-            [],
-            {
+        super().__init__(
+            settings,
+            layout,
+            model,
+            optimizer,
+            servers=settings.servers[:1],
+            spans=[],
+            at_once={
                 "parameters": self._on_parameters,
                 "provide": self._on_provide,
                 "donate": self._on_donate,
                 "meet": self._on_meet,
                 "chief": self._on_chief,
-                "checkpoint": self._on_checkpoint,
-                "resume_part": self._on_resume,
-                "goes_on": self._on_goes_on,
-                "job_over": self._on_job_over,
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
             },
-            settings.timeout_s / 10,
-            servers_return=settings.servers_return,
             anywhere=True,
-            standbys=settings.standbys,
+            own_state=lambda: False,
+            hub=hub,
+            stop_on_nonfinite=stop_on_nonfinite,
+            local_only=local_only,
+            siblings=siblings,
         )
-        checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=lambda: False)
-        super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._terms = {"layout": layout.to_wire(), "optimizer": spec.to_wire()}
-        self._optimizer = optimizer
         self._replica = Replica(layout, model, optimizer, self.worker, self.workers, grouped=grouped)
         self._buffers = ModelBuffers(model)
         self._numbers = itertools.count(time.time_ns())

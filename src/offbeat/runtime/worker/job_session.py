@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any, Final
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from offbeat.core.batch_sizes import Deal
@@ -43,7 +44,9 @@ from offbeat.runtime.worker.script_writes import ScriptWrites
 from offbeat.runtime.worker.siblings import Siblings
 from offbeat.session import Barrier, LeasedRange, Place, Session
 from offbeat.tensors.flat import FlatModel
-from offbeat.transport.base import Message, SharedMemory
+from offbeat.tensors.layout import Layout
+from offbeat.transport.base import Address, Hub, Message, SharedMemory
+from offbeat.transport.hub import SocketHub
 from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
 
 METRIC_NAME_MAX: Final = 200
@@ -78,11 +81,17 @@ class JobSession(Session):
 
     Args:
         settings: the worker's settings, from its launcher.
-        link: the worker's connections.
-        checkpoints: hands in this worker's parts of checkpoints.
+        layout, model, optimizer: the parameters' layout, the model and the optimizer of this session.
+        servers: addresses of the servers that it connects to.
+        spans, at_once, anywhere: see `WorkerConnection`; this class has the handlers for checkpoints, and for the state of the job.
+        own_state: see `JobCheckpoints`.
+        hub: the connections of this worker; None: a hub of its own.
         siblings: the sessions of this process, one for each of its optimizers in the order in which they were made; `join` adds this one.
         stop_on_nonfinite: True: a gradient that is not finite ends the job.
         local_only: the reason for which this optimizer cannot step on servers; None: it can.
+
+    Raises:
+        JobError: a server cannot be reached.
     """
 
     tended = False
@@ -91,19 +100,44 @@ class JobSession(Session):
     def __init__(
         self,
         settings: WorkerSettings,
-        link: WorkerConnection,
-        checkpoints: JobCheckpoints,
+        layout: Layout,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
         *,
+        servers: Sequence[Address],
+        spans: Sequence[tuple[int, int]],
+        at_once: Mapping[str, Callable[[Message], None]],
+        anywhere: bool,
+        own_state: Callable[[], bool],
+        hub: Hub | None,
         stop_on_nonfinite: bool,
         local_only: str | None,
         siblings: list[JobSession] | None,
     ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
+        self._optimizer = optimizer
+        link = WorkerConnection(
+            hub if hub is not None else SocketHub(settings.token),
+            settings.worker,
+            servers,
+            spans,
+            {
+                **at_once,
+                "checkpoint": self._on_checkpoint,
+                "resume_part": self._on_resume,
+                "goes_on": self._on_goes_on,
+                "job_over": self._on_job_over,
+            },
+            settings.timeout_s / 10,
+            servers_return=settings.servers_return,
+            anywhere=anywhere,
+            standbys=settings.standbys,
+        )
         self._settings, self.link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
         self.in_step = False
         """True while the script is inside this session's `step`."""
-        self.checkpoints = checkpoints
+        self.checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=own_state)
         self._siblings = Siblings([] if siblings is None else siblings)
         self._seen = 0
         """Steps that the session with the sampler had made when this session made its last one."""
