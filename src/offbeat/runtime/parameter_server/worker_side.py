@@ -197,11 +197,7 @@ class WorkerSession(JobSession):
             with self.phases.within(Phase.OWN):
                 self.link.linger(lateness(self._settings, self.steps, self.version), unless=self._interrupts.now)
         done = self.progress.done
-        leases, counted = self.consume()
-        self._exchange.flat.stepped()
-        counted = self._weight(samples, counted)
-        loss, self._loss = self._loss, None
-        self._stepped(self._exchange.flat, leases, counted, nonfinite)
+        leases, counted, loss = self._use_gradient(samples, nonfinite)
         if self._exchange.averaging is None:
             self._glance_for_interrupts()
         else:
@@ -324,14 +320,7 @@ class WorkerSession(JobSession):
 
     @library_call
     def snapshot(self) -> Snapshot:
-        pull = self._exchange.averaging is None
-        while True:
-            self.link.expect_states()
-            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": pull})
-            answer = self.link.answer("place")
-            if answer is not None:
-                break
-            self._admitted()
+        answer = self._places(pull=self._exchange.averaging is None)
         if answer.header["released"]:
             self._admitted()
             state = self._exchange.assembled()

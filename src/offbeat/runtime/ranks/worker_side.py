@@ -336,11 +336,7 @@ class RankSession(JobSession):
         with self.phases.within(Phase.OWN):
             self.link.linger(lateness(self._settings, self.steps, self.version), unless=lambda: False)
         self.link.glance()
-        leases, counted = self.consume()
-        self._replica.flat.stepped()
-        counted = self._weight(samples, counted)
-        loss, self._loss = self._loss, None
-        self._stepped(self._replica.flat, leases, counted, nonfinite)
+        leases, counted, loss = self._use_gradient(samples, nonfinite)
         self._mine.restore()
         try:
             self._start()
@@ -406,14 +402,10 @@ class RankSession(JobSession):
         """
         until = time.monotonic() + PARTS_S
         while True:
-            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": False})
-            answer = self.link.answer("place")
-            if answer is None:
-                self._admitted()
-            elif answer.header["version"] >= self.version or time.monotonic() > until:
+            answer = self._places(pull=False)
+            if answer.header["version"] >= self.version or time.monotonic() > until:
                 break
-            else:
-                time.sleep(LOOK_S)
+            time.sleep(LOOK_S)
         if not self._may_load and not self._fenced:
             try:
                 self._mine.catch_up(answer.header["version"])

@@ -549,11 +549,24 @@ class JobSession(Session):
 
     # Reports to the coordinator.
 
-    def _stepped(self, flat: FlatModel, leases: tuple[LeaseId, ...], samples: int, nonfinite: str | None) -> None:
-        """Count a step whose gradient is in ``flat``, computed over this many samples (0: unknown)."""
+    def _use_gradient(self, samples: int | None, nonfinite: str | None) -> tuple[tuple[LeaseId, ...], int, float | None]:
+        """Count a step with the gradient in `flat`.
+
+        Args:
+            samples: from the script; None: not given.
+            nonfinite: the tensor whose gradient is not finite; None: none is.
+
+        Returns:
+            The leases of the gradient's samples, their number (0: unknown), and the loss that the script has logged.
+        """
+        leases, counted = self.consume()
+        self.flat.stepped()
+        counted = self._weight(samples, counted)
+        loss, self._loss = self._loss, None
         self.steps += 1
         if not leases and self.workers > 1:
-            self._first.note(self.steps, lambda: None if nonfinite else flat.digest(), known=samples > 0 or self.has_sampler)
+            self._first.note(self.steps, lambda: None if nonfinite else self.flat.digest(), known=counted > 0 or self.has_sampler)
+        return leases, counted, loss
 
     def _finite(self, nonfinite: str | None) -> str | None:
         """Return the name of the tensor whose gradient is not finite, None: none. Ends the job instead where it stops on such a gradient.
@@ -578,11 +591,16 @@ class JobSession(Session):
     # Checkpoints.
 
     def place(self, pool: int) -> dict[str, Any] | None:
+        places: dict[int, dict[str, Any]] = dict(self._places(pull=False).header["places"])
+        return places.get(pool)
+
+    def _places(self, *, pull: bool) -> Message:
+        """Return the coordinator's answer to a question for the places of all samplers; ``pull``: the servers send their states too."""
         while True:
-            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": False})
+            self.link.expect_states()
+            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": pull})
             if (answer := self.link.answer("place")) is not None:
-                places = dict(answer.header["places"])
-                return places.get(pool)
+                return answer
             self._admitted()
 
     @library_call
