@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -229,6 +229,15 @@ class RankSession(JobSession):
         if self._mine.others_decide:
             self._coordinator.send({"kind": "outside", "incarnation": self.link.incarnation, "reason": str(why)})
 
+    @contextmanager
+    def _back_if_fenced(self) -> Iterator[None]:
+        """Come back to the rounds if the body of the ``with`` finds that they go on without this rank."""
+        try:
+            yield
+        except Fenced as error:
+            self._fall_out(error)
+            self._admitted()
+
     def _rejoin(self) -> None:
         # What was stale before and is not outstanding any more has been pushed, or lost with the round in which it was used.
         self._stale = {grant.lease for grant in self._outstanding}
@@ -311,11 +320,8 @@ class RankSession(JobSession):
     @library_call
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         self._mine.restore(again=True)
-        try:
+        with self._back_if_fenced():
             self._start()
-        except Fenced as error:
-            self._fall_out(error)
-            self._admitted()
         return super().take(pool, epoch, size, batch)
 
     def _voided(self, number: Version) -> None:
@@ -338,16 +344,13 @@ class RankSession(JobSession):
         self.link.glance()
         leases, counted, loss = self._use_gradient(samples, nonfinite)
         self._mine.restore()
-        try:
+        with self._back_if_fenced():
             self._start()
             self._tell(Advanced(self.version))
             try:
                 self._tell(Stepped(leases, counted, loss, nonfinite))
             finally:  # also where Ctrl-C has ended the round for this rank
                 self._resume()
-        except Fenced as error:
-            self._fall_out(error)
-            self._admitted()
         self.link.heed_notice()
 
     def _push(self, push: Pushed) -> None:
@@ -384,13 +387,10 @@ class RankSession(JobSession):
         self._end_loading()
         if not self._samples.finish():
             self._hear()
-            try:
+            with self._back_if_fenced():
                 self._start()
                 self._mine.pull()
                 self.version = self._mine.version
-            except Fenced as error:
-                self._fall_out(error)
-                self._admitted()
 
     # State.
 
@@ -407,12 +407,9 @@ class RankSession(JobSession):
                 break
             time.sleep(LOOK_S)
         if not self._may_load and not self._fenced:
-            try:
+            with self._back_if_fenced():
                 self._mine.catch_up(answer.header["version"])
                 self.version = self._mine.version
-            except Fenced as error:
-                self._fall_out(error)
-                self._admitted()
         return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), self._parts_of_others())
 
     @library_call
