@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVa
 import msgpack  # type: ignore[import-untyped]
 
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.runtime.recovery.sessions import SUPERVISOR, SessionLinks
+from offbeat.runtime.recovery.sessions import SessionLinks
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.link import Link
@@ -421,10 +421,7 @@ class StreamRecorder(SessionLinks):
 
         table, *blocks = self.survival.given(header["blocks"])
         whole = loads(table, blocks, {**parts, "commit": self.commit, "replica": self.survival})
-        supervisor = next(iter(self._at))
-        self._own, self.sessions = whole["links"], whole["sessions"]
-        self.supervisor = self._own[SUPERVISOR]
-        self._at = {supervisor: self.supervisor}
+        self._take_over(whole["links"], whole["sessions"])
         self.commit.position = header["at"] + 1
         self.commit.sent, self.survival.count = header["done"]
         return whole["server"]
@@ -440,10 +437,7 @@ class StreamRecorder(SessionLinks):
 
     def again(self, record: list[Any]) -> tuple[Link, Message]:
         """Return the link and the message of a record that `message` has written, and bring the link to that message."""
-        _, _, session, received, delivered, header, payload = record
-        link = self.named(session)
-        link.note(received)
-        link.forget(delivered)
+        link, (header, payload) = self._brought_to(record)
         if header.get("kind") in CARRYING:
             link.keep_carried()
         return link, Message(header, memoryview(bytearray(payload)), ())
