@@ -135,7 +135,7 @@ def test_a_stream_is_told_its_epoch_and_may_be_made_before_the_optimizer() -> No
         next(iter(stream))
     optimizer = optimizer_of()
     assert [indices(stream, optimizer) for _ in range(2)] == [[0, 1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15]]
-    assert (stream._pool, later.batch_sampler._pool) == (0, 1)
+    assert (stream.pool, later.batch_sampler.pool) == (0, 1)
     assert stream.state_dict()["epoch"] == 2
 
 

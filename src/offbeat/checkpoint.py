@@ -24,6 +24,7 @@ from offbeat.optimizer import DistributedOptimizer
 from offbeat.runtime.worker.process_state import buffers_of, load_buffers, random_state, set_random_state
 from offbeat.sampler import Passes
 from offbeat.session import Session, Snapshot
+from offbeat.tensors.optimizers import load_settings
 from offbeat.types import FIRST_WORKER
 
 FORMAT = 1
@@ -107,7 +108,7 @@ def _save(
             "format": FORMAT,
             "version": session.version if session is not None else 0,
             "workers": len(parts),
-            "steps": _steps_of(session),
+            "steps": 0 if session is None else session.made,
             "barriers": 0 if session is None else session.barriers,
         },
     }
@@ -156,7 +157,8 @@ def load(
     else:
         trained = {id(parameter) for one in wrapped for group in one.param_groups for parameter in group["params"]}
         _load_each("model", model, content["model"], lambda one, state: _load_own(one, state, trained))
-        _load_each("optimizer", optimizer, content["optimizer"], _load_settings)
+        # Learning rates and other settings of the groups, from which schedulers continue.
+        _load_each("optimizer", optimizer, content["optimizer"], lambda one, state: load_settings(one, state["param_groups"]))
     _load_each("sampler", sampler, content["sampler"], lambda one, state: one.load_state_dict(state))
     _load_each("scheduler", scheduler, content["scheduler"], lambda one, state: one.load_state_dict(state))
     if session is not None:
@@ -169,31 +171,19 @@ def load(
     return own
 
 
-def _steps_of(session: Session | None) -> int:
-    return 0 if session is None else session.made
-
-
 def _load_own(model: torch.nn.Module, state: dict[str, Any], trained: Collection[int]) -> None:
     """Load a model of the script's own, such as an average of the weights; the job has the state of the others."""
     if not any(id(parameter) in trained for parameter in model.parameters()):
         model.load_state_dict(state)
 
 
-def _load_settings(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load learning rates and other settings of the groups, from which schedulers continue."""
-    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        group.update({key: value for key, value in saved.items() if key != "params"})
-
-
 # One object, or several.
 
 
 def _objects(given: Any) -> list[Any]:
-    if given is None:
-        return []
-    if isinstance(given, Mapping):
-        return list(given.values())
-    return list(given) if isinstance(given, list | tuple) else [given]
+    found: list[Any] = []
+    _each(given, found.append)
+    return found
 
 
 def _each(given: Any, what: Callable[[Any], Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -126,8 +127,6 @@ def _of_loader(
         _check_deal(deal)
         if loader.num_workers:  # the loader's processes read and collate, so that only whole batches can be dealt out
             return ElasticStream(_again(loader), None, lambda batch: batch, session=session, auto=auto)
-        if loader.batch_size is None:
-            return ElasticStream(_epochs(loader.dataset), None, loader.collate_fn, session=session, auto=auto)
         of = _epochs(loader.dataset), loader.batch_size, loader.collate_fn
         return ElasticStream(*of, drop_last=loader.drop_last, session=session, auto=auto)
     if loader.batch_sampler is None:
@@ -228,13 +227,13 @@ class ElasticStream(Passes):
     def __iter__(self) -> Iterator[Any]:
         epoch, grants = self._pass()
         self._size = None
-        reader = self._reader(epoch)
+        reader = _Reader(partial(self._stream, epoch))
         early: list[LeasedRange | None] = []
         while True:
             grant = early.pop() if early else next(grants, None)
             if grant is None and not self._moved and not self._dealt and asked_by_next():
                 epoch, grant, grants = self._go_on_after(epoch)
-                reader = self._reader(epoch)
+                reader = _Reader(partial(self._stream, epoch))
             if grant is None:
                 return
             if self._single and grant.stop - grant.start > 1:
@@ -255,10 +254,7 @@ class ElasticStream(Passes):
                 yield batch
                 del batch
             if early == [None]:  # this worker's batches have been used: the next request waits for the other workers
-                early, grants = [], self._grants(self._session, epoch)
-
-    def _reader(self, epoch: Epoch) -> _Reader:
-        return _Reader(lambda: iter(self._stream(epoch)))
+                early, grants = [], self._grants(self.session, epoch)
 
     def _go_on_after(self, epoch: Epoch) -> tuple[Epoch, LeasedRange | None, Iterator[LeasedRange]]:
         """Return the present epoch and its grants, see `_after`, the first one by itself."""
@@ -291,7 +287,7 @@ class ElasticStream(Passes):
 
     def _note(self, grant: LeasedRange, by: LeasedRange | None) -> None:
         if grant is not by:
-            self._session.amend(grant, by)
+            self.session.amend(grant, by)
             at = self.dealt.index(grant)
             self.dealt[at : at + 1] = [] if by is None else [by]
 
@@ -299,16 +295,16 @@ class ElasticStream(Passes):
 class _Reader:
     """Elements of a stream by their positions; earlier elements are read and skipped."""
 
-    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+    def __init__(self, begin: Callable[[], Iterable[Any]]) -> None:
         self._begin = begin
-        self._stream = begin()
+        self._stream = iter(begin())
         self.at = 0
         """The number of elements read."""
 
     def read(self, start: int, stop: int) -> list[Any]:
         """Return the elements from ``start`` to ``stop``; fewer if the stream ends before. Going back restarts the stream."""
         if start < self.at:
-            self._stream, self.at = self._begin(), 0
+            self._stream, self.at = iter(self._begin()), 0
         for _ in islice(self._stream, start - self.at):
             self.at += 1
         found = list(islice(self._stream, stop - start)) if self.at == start else []

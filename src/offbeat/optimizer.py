@@ -144,9 +144,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         """Return this process's session, whose kind follows from the environment."""
         if self._place.rank:
-            from offbeat.runtime.group.follower import followed  # a script without a launcher needs no sockets
+            from offbeat.runtime.group.follower import FollowerSession  # a script without a launcher needs no sockets
 
-            following = followed(self._place, model, self.wrapped)
+            following = FollowerSession(self._place, model, self.wrapped)
             sessions.made(following)
             return following
         settings = WorkerSettings.from_environment()
@@ -169,8 +169,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 shadow = shadow_of(self._place, model, wrapped)
                 model, wrapped, layout = shadow.module, shadow.optimizer, shadow.layout
                 spec, self._local_only = _spec_of(wrapped)
-            stop = self._nonfinite == "stop"
-            why = self._local_only
             session = session_of(
                 settings,
                 policy,
@@ -178,8 +176,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 spec,
                 model,
                 wrapped,
-                stop_on_nonfinite=stop,
-                local_only=why,
+                stop_on_nonfinite=self._nonfinite == "stop",
+                local_only=self._local_only,
                 siblings=_SIBLINGS,
                 wire=self._wire,
                 grouped=shadow is not None,
@@ -384,12 +382,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise `ConfigurationError` once the servers have the parameters: add groups to the optimizer before wrapping it."""
-        if hasattr(self, "_session"):
-            self._refuse_group()
+        if "_session" in self.__dict__:
+            raise ConfigurationError("parameter groups cannot be added to a running job: add them to the optimizer before wrapping it")
         super().add_param_group(param_group)
-
-    def _refuse_group(self) -> NoReturn:
-        raise ConfigurationError("parameter groups cannot be added to a running job: add them to the optimizer before wrapping it")
 
     def _first_nonfinite(self) -> str | None:
         for number, group in enumerate(self.param_groups):

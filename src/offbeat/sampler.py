@@ -118,15 +118,7 @@ class Passes:
             )
         self._joined = session, session.new_pool()
         if self._deal != Deal():
-            session.deals[self._pool] = self._deal
-
-    @property
-    def _session(self) -> Session:
-        return self._membership[0]
-
-    @property
-    def _pool(self) -> int:
-        return self._membership[1]
+            session.deals[self.pool] = self._deal
 
     @property
     def _membership(self) -> tuple[Session, int]:
@@ -140,12 +132,12 @@ class Passes:
     @property
     def session(self) -> Session:
         """This worker's part in the job that deals out the samples."""
-        return self._session
+        return self._membership[0]
 
     @property
     def pool(self) -> int:
         """This sampler's number: scripts make their samplers in the same order on every worker."""
-        return self._pool
+        return self._membership[1]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for resuming. Without this call each pass is the next epoch."""
@@ -156,12 +148,12 @@ class Passes:
 
         Positions that a worker was dealt but has not used in a step are left; in a job, also those whose step has no fate yet.
         """
-        return self.state_at(self._session.place(self._pool))
+        return self.state_at(self.session.place(self.pool))
 
     def state_at(self, place: dict[str, Any] | None) -> dict[str, Any]:
         """Return the `state_dict` for this place of the job's data; see `core.leases.Leases.place`."""
         epoch = place["epoch"] if place is not None and place["epoch"] == self._last[0] and not self._chosen else self.next_epoch
-        seed = self._session.seed if self._seed is None else self._seed
+        seed = self.session.seed if self._seed is None else self._seed
         state = {"epoch": epoch, "size": self._size, "seed": seed, "rest": None}
         if place is not None and place["epoch"] == epoch and place["rest"] != [[0, self._size]]:
             state["rest"] = place["rest"]
@@ -182,17 +174,17 @@ class Passes:
         self.set_epoch(state["epoch"])
         self._seed = state.get("seed", self._seed)
         if state.get("rest") is not None:
-            self._session.go_on_from(self._pool, state["epoch"], state["rest"])
+            self.session.go_on_from(self.pool, state["epoch"], state["rest"])
 
     def _pass(self) -> tuple[Epoch, Iterator[LeasedRange]]:
         """Begin the next pass; return its epoch, and an iterator over its grants."""
-        session, epoch = self._session, self.next_epoch
+        session, epoch = self.session, self.next_epoch
         session.check_end()
         kept = list(self._dealt) if self._peeked and epoch == self._begun else []
         if epoch == self._ahead.epoch and not kept:
             kept, self._progress = self._still_held(self._ahead.dealt), self._ahead.progress
         if kept:
-            session.take_back(self._pool)
+            session.take_back(self.pool)
         else:
             self._progress = SplitProgress()
         self._begun, self._dealt, self._moved = epoch, kept, False
@@ -229,11 +221,11 @@ class Passes:
         self._look_for_evaluation(dealt)
 
     def _take(self, session: Session, epoch: Epoch, dealt: list[LeasedRange], progress: SplitProgress) -> LeasedRange | None:
-        grant = session.take(self._pool, epoch, self._size, self._batch_size)
+        grant = session.take(self.pool, epoch, self._size, self._batch_size)
         if grant is not None:
             self._check(grant)
             dealt.append(grant)
-            if self._pool == 0:
+            if self.pool == 0:
                 session.progress = progress
                 progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
         return grant
@@ -248,12 +240,12 @@ class Passes:
         Raises:
             JobEnded: the job has ended, so that no epoch comes any more.
         """
-        session, steps = self._session, self._session.steps
+        session, steps = self.session, self.session.steps
         dealt = self._still_held(self._ahead.dealt)
         at, progress = max(epoch + 1, self._ahead.epoch), self._ahead.progress if dealt else SplitProgress()
         self._ahead, self._moved = _Ahead(at, dealt, progress), True
         if dealt:
-            session.take_back(self._pool)
+            session.take_back(self.pool)
         given = list(dealt)
         any_given = bool(given)
         while session.steps == steps:
@@ -271,18 +263,18 @@ class Passes:
                 self._ahead = _Ahead(at, dealt, progress)
 
     def _still_held(self, grants: list[LeasedRange]) -> list[LeasedRange]:
-        held = self._session.held(self._pool)
+        held = self.session.held(self.pool)
         return [grant for grant in grants if grant in held]
 
     def _delivered(self, dealt: list[LeasedRange], number: int, batch: Any = None) -> None:
         """Note that the script has received a batch of a pass; ``dealt`` are the pass's grants."""
-        self._session.deliver(dealt[number], life_of(batch))
+        self.session.deliver(dealt[number], life_of(batch))
         if number:  # one batch may be a look at the data
             self._look_for_evaluation(dealt[: number + 1])
 
     def _look_for_evaluation(self, received: list[LeasedRange]) -> None:
         """Warn once if the script has received these batches without gradients, and so may take a share of the data for all of it."""
-        if self._warned or not received or torch.is_grad_enabled() or self._session.held(self._pool)[: len(received)] != received:
+        if self._warned or not received or torch.is_grad_enabled() or self.session.held(self.pool)[: len(received)] != received:
             return
         self._warned = True
         warn(
@@ -298,7 +290,7 @@ class Passes:
     def _peeked(self) -> bool:
         """Whether the last pass took batches and no step has used any of them."""
         taken = self._last[1]
-        return bool(taken) and self._session.held(self._pool) == taken
+        return bool(taken) and self.session.held(self.pool) == taken
 
     @property
     def next_epoch(self) -> Epoch:
@@ -350,7 +342,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
 
     @property
     def _batch(self) -> int:
-        return self._session.batch or self._batch_size
+        return self.session.batch or self._batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         try:
@@ -380,7 +372,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         indices, first = None, 0
         for epoch, grant in grants:
             if indices is None or grant.parts != self._parts:
-                even = bool(self._unit and grant.parts and self._session.overlap is None)
+                even = bool(self._unit and grant.parts and self.session.overlap is None)
                 first = grant.parts[0][0] if even else 0  # a share is a range of the epoch's order
                 indices = self._indices(epoch, () if even else grant.parts)
                 self._parts = grant.parts
@@ -399,7 +391,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Return the number of batches in this worker's split, or in an equal share of the data, of which slow workers take less."""
-        parts, session = self._parts, self._session
+        parts, session = self._parts, self.session
         if parts is None and session.overlap is not None:
             parts = Splits(self._size, session.workers, session.overlap).among(worker_ids(session.workers))[session.worker]
         elif parts is None and self._unit:
@@ -414,7 +406,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
     @property
     def _all_batches(self) -> int:
         """One batch of each worker with which the job was started."""
-        return round(self._mean_batch * self._session.workers)
+        return round(self._mean_batch * self.session.workers)
 
     @property
     def batches_max(self) -> int:
@@ -422,7 +414,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         return self._batches_in(self._size)
 
     def _batches_in(self, samples: int) -> int:
-        return _ceil(samples * self._session.workers, self._all_batches)
+        return _ceil(samples * self.session.workers, self._all_batches)
 
     def position_of(self, number: int) -> int:
         """Return how many batches of all epochs the job had dealt out with batch ``number`` of the last pass, from 0.
@@ -466,10 +458,10 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         split = torch.cat([fixed[start:stop] for start, stop in parts])
         if not self._order.shuffles:
             return split
-        return split[torch.randperm(len(split), generator=self._generator(epoch, 1 + self._session.worker), device="cpu")]
+        return split[torch.randperm(len(split), generator=self._generator(epoch, 1 + self.session.worker), device="cpu")]
 
     def _generator(self, *numbers: int) -> torch.Generator:
-        seed = self._session.seed if self._seed is None else self._seed
+        seed = self.session.seed if self._seed is None else self._seed
         mixed = reduce(lambda value, number: value * 1_000_003 + number, (seed, *numbers))
         return torch.Generator().manual_seed(mixed % 2**63)
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat
@@ -48,9 +48,9 @@ class Place(NamedTuple):
     """Sockets: the leader's to each other process, by rank; another process's to the leader."""
 
     @classmethod
-    def of_process(cls, environment: Mapping[str, str] = os.environ) -> Place:
+    def of_process(cls) -> Place:
         """Return the place of this process."""
-        rank, size, links = json.loads(environment.get(PROCESS, "[0, 1, []]"))
+        rank, size, links = json.loads(os.environ.get(PROCESS, "[0, 1, []]"))
         return cls(rank, size, tuple(links))
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.live.harness import Job, Worker
+from tests.live.harness import Job, Script, Worker
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -53,15 +53,29 @@ def once(used: Iterable[Iterable[int]], size: int) -> bool:
     return sorted(index for part in used for index in part) == list(range(size))
 
 
+def audited(journal: Path) -> list[dict[str, Any]]:
+    """The records of a journal, in which every push has one fate."""
+    records = list(read(journal))
+    assert Tally.of(records).problems() == []
+    return records
+
+
 def finished(job: Job, journal: Path) -> list[dict[str, Any]]:
     """The epochs' reports, after the books have been checked."""
-    assert Tally.of(read(journal)).problems() == []
+    audited(journal)
     assert job.summary is not None
     reports: list[dict[str, Any]] = job.summary["epochs"]
     for report in reports:
         assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == report["indices"]
         assert sum(e["stop"] - e["start"] for e in report["exceptions"]) == report["indices"] - report["folded"]
     return reports
+
+
+def run(journal: Path, workers: int, script: Script, **options: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Let all workers of a job run a script; what it returned, by worker, and the epochs' reports, after the books have been checked."""
+    with Job(workers, journal=str(journal), **options) as job:
+        results = job.run(script)
+    return results, finished(job, journal)
 
 
 def ahead(sampler: ElasticBatchSampler, depth: int) -> Iterator[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker, wait
-from tests.live.samples import Trainer, Used, finished, once
+from tests.live.samples import Trainer, Used, finished, once, run
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -42,10 +42,8 @@ def test_each_element_of_a_stream_once(tmp_path: Path, sync: str, size: int) -> 
             used.append([index for batch in loader for index in trainer.step(batch)])
         return used
 
-    with Job(3, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, reports = run(tmp_path / "journal", 3, script)
     assert all(once((used[epoch] for used in results), size) for epoch in range(2))
-    reports = finished(job, tmp_path / "journal")
     assert [(report["indices"], report["folded"]) for report in reports] == [(size, size)] * 2
 
 
@@ -69,10 +67,8 @@ def test_what_a_dead_worker_held_is_read_again(tmp_path: Path, sync: str) -> Non
         return used
 
     kept: dict[int, list[int]] = {}
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, (report,) = run(tmp_path / "journal", 2, script)
     assert once([kept[0], results[1]], 61)
-    (report,) = finished(job, tmp_path / "journal")
     assert report["returned"] == 4 and report["folded"] == 61
 
 
@@ -116,7 +112,6 @@ def test_a_loader_with_a_length(tmp_path: Path) -> None:
         assert isinstance(loader, DataLoader) and loader.collate_fn is double
         return [[index // 2 for batch in loader for index in trainer.step(batch)] for _ in range(2)]
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, reports = run(tmp_path / "journal", 2, script)
     assert all(once((used[epoch] for used in results), 30) for epoch in range(2))
-    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [30] * 2
+    assert [report["folded"] for report in reports] == [30] * 2

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker, wait
-from tests.live.samples import data, finished
+from tests.live.samples import audited, data, finished
 from tests.live.test_equality import CLOSE, JOBS, Case, adamw, mlp, sgd
 from tests.live.test_local_steps import Values, error, plain_sgd, values
-from tests.live.test_ranks import audited
 from torch import Tensor, nn
 
 import offbeat

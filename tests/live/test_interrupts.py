@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker, seeded, wait
-from tests.live.samples import data, finished
+from tests.live.samples import audited, data, run
 from torch import Tensor, nn
 
 from offbeat.journal.file import read
-from offbeat.journal.summary import Tally
 
 Record = dict[str, Any]
 SLOW = 2
@@ -132,9 +131,7 @@ def overtaken(sync: str, journal: Path, where: str, *, watched: bool, servers: i
 
     with Job(3, servers=servers, journal=str(journal)) as job:
         went = job.run(script)[SLOW]
-    records = list(read(journal))
-    assert Tally.of(records).problems() == []
-    return went, [record for record in records if record.get("worker") == SLOW]
+    return went, [record for record in audited(journal) if record.get("worker") == SLOW]
 
 
 @pytest.mark.parametrize("servers", [1, 3])
@@ -198,10 +195,8 @@ def test_each_batch_that_a_broken_off_step_has_taken_goes_back(tmp_path: Path) -
                 folded.set()
         return used, went
 
-    with Job(3, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, (report,) = run(tmp_path / "journal", 3, script)
     assert results[SLOW][1] == []
-    (report,) = finished(job, tmp_path / "journal")
     assert report["folded"] + report["dropped"] == report["indices"] == 60 and report["returned"] >= 4
     abandoned = [r for r in read(tmp_path / "journal") if r["kind"] == "abandoned"]
     assert len(abandoned[0]["leases"]) == 2 and abandoned[0]["worker"] == SLOW
@@ -228,9 +223,7 @@ def test_every_index_is_folded_although_one_worker_never_gets_anything_done(tmp_
                 word.notify_all()
         return used
 
-    with Job(3, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
-    (report,) = finished(job, tmp_path / "journal")
+    results, (report,) = run(tmp_path / "journal", 3, script)
     assert report["folded"] + report["dropped"] == 90 and report["dropped"] <= 6 and report["returned"] >= 30
     assert set().union(*results) == set(range(90)) and len(results[SLOW]) <= 6
 
@@ -250,9 +243,8 @@ def test_the_books_add_up_whenever_word_comes(tmp_path: Path, sync: str, job: di
             for indices in sampler:
                 trainer.step(torch.tensor(indices))
 
-    with Job(4, journal=str(tmp_path / "journal"), **job) as running:
-        running.run(script)
-    for report in finished(running, tmp_path / "journal"):
+    _, reports = run(tmp_path / "journal", 4, script, **job)
+    for report in reports:
         assert report["folded"] + report["dropped"] == report["indices"] == 200, report
     records = list(read(tmp_path / "journal"))
     pushed, fates, given_up = (sum(r["kind"] == kind for r in records) for kind in ("pushed", "settle", "abandoned"))

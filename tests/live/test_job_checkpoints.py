@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker
+from tests.live.samples import audited
 from tests.support.same_state import same
 from tests.tiers import marked
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from offbeat.journal.file import read
-from offbeat.journal.summary import Tally
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, manifest_of
 from offbeat.runtime.job.settings import CheckpointOrder
 
@@ -144,8 +143,7 @@ def test_under_every_rule_each_index_is_accounted_for(tmp_path: Path, sync: str,
     taken = made(sync, tmp_path / "job")
     place = dict(taken.manifest["optimizers"][0]["places"])[0]
     scripts = run(sync, workers=workers, servers=servers, resume=str(taken.path), journal=str(tmp_path / "journal.jsonl"))
-    records = list(read(tmp_path / "journal.jsonl"))
-    assert Tally.of(records).problems() == []
+    records = audited(tmp_path / "journal.jsonl")
     reports = {record["epoch"]: record["report"] for record in records if record["kind"] == "epoch_ended"}
     assert sorted(reports) == list(range(place["epoch"], EPOCHS))
     for epoch, report in reports.items():

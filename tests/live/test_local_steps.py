@@ -15,12 +15,11 @@ import pytest
 import torch
 from tests.device import DEVICE
 from tests.live.harness import Job, Worker
+from tests.live.samples import audited
 from tests.live.test_equality import CLOSE, JOBS, Batch, Case, adamw, mlp, sgd
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.journal.file import read
-from offbeat.journal.summary import Tally
 from offbeat.tensors import fisher
 
 Values = dict[str, Tensor]
@@ -222,8 +221,7 @@ def test_the_comparison_would_notice_another_period() -> None:
 def test_what_a_fold_is_made_of(tmp_path: Path) -> None:
     """Four folds of five steps and one of the three that are left: as many messages as that, not as there are steps."""
     Local(model=mlp, optimizer=sgd, steps=23).together(journal=str(tmp_path / "journal"))
-    records = list(read(tmp_path / "journal"))
-    assert Tally.of(records).problems() == []
+    records = audited(tmp_path / "journal")
     pushes = [record for record in records if record["kind"] == "pushed"]
     assert sorted(push["steps"] for push in pushes) == [3] * 4 + [5] * 16
     assert all(push["samples"] == 8 * push["steps"] for push in pushes)

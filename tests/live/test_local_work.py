@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import APART, Job, Worker, barrier, wait
-from tests.live.samples import Trainer, Used, ahead, all_is_pushed, data, finished, once, pushes
+from tests.live.samples import Trainer, Used, ahead, all_is_pushed, audited, data, finished, once, pushes, run
 from tests.live.test_local_steps import Local, alike, natural, plain_sgd, values
 from torch import nn
 
 from offbeat.errors import JobError, RefusedError
 from offbeat.journal.file import read
-from offbeat.journal.summary import Tally
 
 
 def test_samples_of_the_dead_find_a_worker_that_has_only_now_handed_in_its_local_steps(tmp_path: Path) -> None:
@@ -66,7 +65,7 @@ def test_a_pull_hands_in_what_there_is(tmp_path: Path) -> None:
         results = job.run(script)
     assert results[0] == [0, 1, 1, 1, 1, 1, 2, 2, 2, 2] and results[1] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 2]
     assert sorted((push["worker"], push["steps"]) for push in pushes(tmp_path / "journal")) == [(0, 2), (0, 3), (0, 5), (1, 5), (1, 5)]
-    assert Tally.of(read(tmp_path / "journal")).problems() == []
+    audited(tmp_path / "journal")
 
 
 def test_a_step_over_several_batches_does_not_miss_a_fraction_of_the_epoch(tmp_path: Path) -> None:
@@ -81,10 +80,8 @@ def test_a_step_over_several_batches_does_not_miss_a_fraction_of_the_epoch(tmp_p
                 trainer.model(torch.tensor(part).float().unsqueeze(1)).square().mean().backward()
             trainer.optimizer.step()
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        job.run(script)
+    run(tmp_path / "journal", 2, script)
     assert sorted((push["steps"], len(push["leases"])) for push in pushes(tmp_path / "journal")) == [(2, 4)] * 2 + [(3, 6)] * 2
-    finished(job, tmp_path / "journal")
 
 
 def test_a_watched_step_takes_the_samples_of_its_own_batch(tmp_path: Path) -> None:
@@ -98,11 +95,9 @@ def test_a_watched_step_takes_the_samples_of_its_own_batch(tmp_path: Path) -> No
             steps += 1
         return steps
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        steps = job.run(script)
+    steps, _ = run(tmp_path / "journal", 2, script)
     all_is_pushed(tmp_path / "journal", steps)
     assert all(push["samples"] == 4 * push["steps"] for push in pushes(tmp_path / "journal"))
-    finished(job, tmp_path / "journal")
 
 
 @pytest.mark.parametrize("job", [{}, {"hosts": APART, "servers": 2}], ids=["shm", "tcp, 2 servers"])
@@ -203,6 +198,5 @@ def test_nobody_waits_for_one_whose_steps_cannot_be_used(tmp_path: Path) -> None
     with Job(3, journal=str(tmp_path / "journal")) as job:
         results = job.run(script)
     assert results == [[0, 1, 1, 2, 2, 2, 2, 3]] * 3
-    folds = [record for record in read(tmp_path / "journal") if record["kind"] == "fold"]
+    folds = [record for record in audited(tmp_path / "journal") if record["kind"] == "fold"]
     assert [sorted(part["worker"] for part in fold["parts"]) for fold in folds] == [[0, 1, 2], [0, 2], [0, 1, 2]]
-    assert Tally.of(read(tmp_path / "journal")).problems() == []

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.live.harness import APART, TOGETHER, Job, Worker, barrier, wait
-from tests.live.test_ranks import audited, linear, step
+from tests.live.samples import audited
+from tests.live.test_ranks import linear, step
 
 HUGE = 3e38
 FELLOWS = dict.fromkeys(range(8), "elsewhere")

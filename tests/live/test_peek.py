@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import DEADLINE_S, Job, Worker, barrier, wait
-from tests.live.samples import Trainer, Used, ahead, data, finished, once
+from tests.live.samples import Trainer, Used, ahead, data, finished, once, run
 
 import offbeat
 
@@ -40,11 +40,10 @@ def test_a_peek_costs_nothing(tmp_path: Path, sync: str, depth: int, told: bool)
         trainer.optimizer.pull()
         return used
 
-    with Job(3, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, reports = run(tmp_path / "journal", 3, script)
     for epoch in range(2):
         assert once((used[epoch] for used in results), 101)
-    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [101] * 2
+    assert [report["folded"] for report in reports] == [101] * 2
 
 
 def test_a_pass_over_all_data_without_a_step_is_a_look_too(tmp_path: Path) -> None:
@@ -64,10 +63,8 @@ def test_a_pass_over_all_data_without_a_step_is_a_look_too(tmp_path: Path) -> No
         sampler.set_epoch(5)
         return [first, [index for batch in ahead(sampler, 1) for index in trainer.step(batch)]]
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, reports = run(tmp_path / "journal", 2, script)
     assert all(once((used[epoch] for used in results), 40) for epoch in range(2))
-    reports = finished(job, tmp_path / "journal")
     assert [(report["epoch"], report["folded"]) for report in reports if report["folded"]] == [(0, 40), (5, 40)]
 
 

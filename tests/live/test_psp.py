@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import DEADLINE_S, Job, Worker, seeded, wait
+from tests.live.samples import audited
 from tests.live.test_rules import SIZE, WORKERS, script
 from tests.tiers import marked
 from torch import Tensor, nn
 
 from offbeat.errors import JobError, RefusedError
-from offbeat.journal.file import read
-from offbeat.journal.summary import Tally
 from offbeat.runtime.job.settings import Late
 from offbeat.runtime.parameter_server import per_shard
 from offbeat.transport.wire import VERIFIED
@@ -44,10 +43,9 @@ class Training:
         return [p.detach().clone() for p in self.model.parameters()]
 
 
-def audited(journal: Path) -> list[Record]:
+def audited_by_shard(journal: Path) -> list[Record]:
     """The records, of which every gradient has one fate at every shard that heard of it."""
-    records = list(read(journal))
-    assert Tally.of(records).problems() == []
+    records = audited(journal)
     pushed, settled = (Counter(r.get("shard") for r in records if r["kind"] == kind) for kind in ("pushed", "settle"))
     assert pushed == settled and None not in pushed
     return records
@@ -79,7 +77,7 @@ def parts(records: list[Record], shard: int) -> list[Record]:
 def test_the_books_add_up(tmp_path: Path, sync: str, job: dict[str, Any]) -> None:
     with Job(WORKERS, journal=str(tmp_path / "journal"), sync=sync, **job) as running:
         results = running.run(lambda worker: script(worker, "bsp"))
-    records = audited(tmp_path / "journal")
+    records = audited_by_shard(tmp_path / "journal")
     # The end of an epoch brings everybody the whole model: what is folded after that belongs to the next.
     assert len({version for version, _ in (result[-1] for result in results)}) == 1
     first = results[0][-1][1]
@@ -110,7 +108,7 @@ def test_late_blocks_of_one_server_hold_nobody_up(tmp_path: Path) -> None:
     with Job(3, servers=2, late=late, journal=str(tmp_path / "journal")) as job:
         took = job.run(train(12, "psp(c=3, b=0.5)"))
     assert max(took) < 6.0
-    records = audited(tmp_path / "journal")
+    records = audited_by_shard(tmp_path / "journal")
     assert max(part["staleness"] for part in parts(records, 1)) > 3, "they compute with what they have of it"
     assert max(part["staleness"] for part in parts(records, 0)) <= 1
     assert any(record["kind"] == "fault" and record["what"] == "late" for record in records)
@@ -121,7 +119,7 @@ def test_who_needs_every_block_waits_for_the_late_ones(tmp_path: Path) -> None:
     with Job(2, servers=2, late=late, journal=str(tmp_path / "journal")) as job:
         took = job.run(train(6, "psp(c=2)"))
     assert min(took) > 6 * 0.2
-    assert all(part["staleness"] == 0 for shard in (0, 1) for part in parts(audited(tmp_path / "journal"), shard))
+    assert all(part["staleness"] == 0 for shard in (0, 1) for part in parts(audited_by_shard(tmp_path / "journal"), shard))
 
 
 def test_a_block_that_no_message_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +166,7 @@ def test_a_dead_worker_is_not_waited_for_and_comes_back(tmp_path: Path, hosts: d
         job.await_state(1, "dead")
         job.start(1, return_)
         job.join()
-    records = audited(tmp_path / "journal")
+    records = audited_by_shard(tmp_path / "journal")
     assert sum(part["incarnation"] == 2 for part in parts(records, 1) if part["worker"] == 1) >= 2
 
 
@@ -182,7 +180,7 @@ def test_a_gradient_that_is_not_finite_is_rejected_everywhere_and_its_worker_goe
 
     with Job(2, servers=2, journal=str(tmp_path / "journal")) as job:
         job.run(body)
-    settled = [record for record in audited(tmp_path / "journal") if record["kind"] == "settle"]
+    settled = [record for record in audited_by_shard(tmp_path / "journal") if record["kind"] == "settle"]
     assert sorted(r["shard"] for r in settled if r["fate"] == "rejected" and "not finite" in r["reason"]) == [0, 1]
 
 
@@ -213,7 +211,7 @@ def test_a_slow_worker_breaks_off_what_has_been_overtaken(tmp_path: Path) -> Non
 
     with Job(3, servers=2, journal=str(tmp_path / "journal")) as job:
         job.run(body)
-    records = audited(tmp_path / "journal")
+    records = audited_by_shard(tmp_path / "journal")
     assert sum(record["kind"] == "abandoned" and record["worker"] == 2 for record in records) == 3
     assert not [record for record in records if record["kind"] == "pushed" and record["worker"] == 2]
 

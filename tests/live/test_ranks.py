@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from tests.device import DEVICE
 from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier, wait
+from tests.live.samples import audited
 from tests.support.rule_examples import spelled
 from tests.tiers import marked
 from torch import Tensor, nn
@@ -23,8 +24,6 @@ import offbeat
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy
 from offbeat.errors import JobError, RefusedError
-from offbeat.journal.file import read
-from offbeat.journal.summary import Tally
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.policies import rule_of
 from offbeat.runtime.job.settings import Late
@@ -55,12 +54,6 @@ def parameters(model: nn.Module) -> list[Tensor]:
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def audited(journal: Path) -> list[dict[str, Any]]:
-    records = list(read(journal))
-    assert Tally.of(records).problems() == []
-    return records
 
 
 # What one process would compute.

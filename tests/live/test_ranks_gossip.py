@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier
-from tests.live.test_ranks import RANKS, audited, parameters, train
+from tests.live.samples import audited
+from tests.live.test_ranks import RANKS, parameters, train
 from tests.live.test_ranks_return import Trainer
 from tests.runtime.gossip.gossiping import NUMEL, STEPS, lockstep, moved
 from tests.support.rule_examples import spelled

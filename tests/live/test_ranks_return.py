@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import APART, DEADLINE_S, HALVES, TOGETHER, Job, Worker, barrier, wait
-from tests.live.test_ranks import audited, mlp, parameters, same
+from tests.live.samples import audited
+from tests.live.test_ranks import mlp, parameters, same
 from tests.support.rule_examples import spelled
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker, barrier, wait
-from tests.live.test_ranks import audited
+from tests.live.samples import audited
 from torch import Tensor, nn
 
 

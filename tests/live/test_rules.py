@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.core.promises import promised
 from tests.live.harness import Job, Worker, seeded
+from tests.live.samples import audited
 from tests.support.rule_examples import spelled
 from tests.tiers import marked
 from torch import Tensor, nn
@@ -17,8 +18,6 @@ from torch import Tensor, nn
 import offbeat
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
-from offbeat.journal.file import read
-from offbeat.journal.summary import Tally
 from offbeat.policies import rule
 
 WORKERS, EPOCHS, SIZE, BATCH = 4, 3, 200, 5
@@ -59,8 +58,7 @@ def train(journal: Path, asked: str | Policy, **job: Any) -> tuple[list[dict[str
         for version, parameters in (result[epoch] for result in results):
             assert all(torch.equal(a, b) for a, b in zip(known.setdefault(version, parameters), parameters, strict=True)), f"epoch {epoch}"
         assert len(known) == 1 or (asked != "bsp" and epoch < EPOCHS - 1)
-    records = list(read(journal))
-    assert Tally.of(records).problems() == []
+    records = audited(journal)
     summary = running.summary
     assert summary is not None and summary["ok"]
     assert sum(summary["fates"].values()) == summary["pushes"]

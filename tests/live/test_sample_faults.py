@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.live.harness import Job, Worker, barrier, wait
-from tests.live.samples import Trainer, ahead, data, finished, once
+from tests.live.samples import Trainer, ahead, data, finished, once, run
 from torch import nn
 
 
@@ -75,9 +75,7 @@ def test_a_gradient_that_is_not_finite(tmp_path: Path, sync: str) -> None:
             trainer.step(batch, scale=float("nan") if worker.number == 1 and number == 2 else 1.0)
         return [p.item() for p in trainer.model.parameters()]
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
-    (report,) = finished(job, tmp_path / "journal")
+    results, (report,) = run(tmp_path / "journal", 2, script)
     assert report["rejected"] == 4 and report["folded"] == 36
     assert report["exceptions"][0]["why"] == "rejected: gradient not finite in weight"
     assert torch.isfinite(torch.tensor(results)).all()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import APART, Job, Worker, barrier, wait
-from tests.live.samples import Trainer, Used, ahead, all_is_pushed, data, finished, once, pushes
+from tests.live.samples import Trainer, Used, ahead, all_is_pushed, data, finished, once, pushes, run
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
@@ -44,12 +44,11 @@ def test_every_index_once(tmp_path: Path, sync: str, loaders: int, job: dict[str
         trainer.optimizer.pull()
         return used, steps
 
-    with Job(3, journal=str(tmp_path / "journal"), **job) as running:
-        results = running.run(script)
+    results, reports = run(tmp_path / "journal", 3, script, **job)
     for epoch in range(3):
         assert once((used[epoch] for used, _ in results), 101)
     assert results[0][0][0] != results[0][0][1], "each epoch has an order of its own"
-    assert [report["folded"] for report in finished(running, tmp_path / "journal")] == [101] * 3
+    assert [report["folded"] for report in reports] == [101] * 3
     all_is_pushed(tmp_path / "journal", [steps for _, steps in results])
 
 
@@ -68,11 +67,10 @@ def test_a_pull_in_the_middle_of_a_loop_loads_parameters_and_the_loop_goes_on(tm
             trainer.optimizer.pull()
         return used
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, reports = run(tmp_path / "journal", 2, script)
     assert once((used[0] for used in results), 40)
     assert min(len(used[0]) for used in results) >= 12, "the loop of one of them has ended at its pull"
-    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [40]
+    assert [report["folded"] for report in reports] == [40]
 
 
 @pytest.mark.parametrize("depth", [1, 4])
@@ -92,9 +90,7 @@ def test_a_loop_left_early(tmp_path: Path, depth: int, sync: str, steps: int, si
             used[1] += trainer.step(batch)
         return used
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
-    first, second = finished(job, tmp_path / "journal")
+    results, (first, second) = run(tmp_path / "journal", 2, script)
     assert first["folded"] == sum(len(used[0]) for used in results) == 10 * steps
     assert first["unused"] == 100 - 10 * steps
     assert {e["why"] for e in first["exceptions"]} == {"unused: no worker took it"}
@@ -113,12 +109,11 @@ def test_two_samplers_in_turn(tmp_path: Path) -> None:
                 into.append([index for (batch,) in loader for index in trainer.step(batch)])
         return used
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, reports = run(tmp_path / "journal", 2, script)
     for epoch in range(2):
         assert once((used[0][epoch] for used in results), 30)
         assert once((used[1][epoch] for used in results), 45)
-    assert sorted((r["pool"], r["epoch"], r["folded"]) for r in finished(job, tmp_path / "journal")) == [
+    assert sorted((r["pool"], r["epoch"], r["folded"]) for r in reports) == [
         (0, 0, 30),
         (0, 1, 30),
         (1, 0, 45),
@@ -162,9 +157,8 @@ def test_resuming_at_an_epoch(tmp_path: Path) -> None:
         assert first.state_dict() == second.state_dict() and first.state_dict()["epoch"] == 5
         return batches[0], batches[1], len(first)
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
-    assert [(r["pool"], r["epoch"]) for r in finished(job, tmp_path / "journal")] == [(0, 3), (0, 4), (1, 4)]
+    results, reports = run(tmp_path / "journal", 2, script)
+    assert [(r["pool"], r["epoch"]) for r in reports] == [(0, 3), (0, 4), (1, 4)]
     assert [length for _, _, length in results] == [7, 7]
     assert once((first[0] for first, _, _ in results), 25) and once((second[0] for _, second, _ in results), 25)
 
@@ -196,8 +190,7 @@ def test_each_worker_goes_through_its_own_split_in_an_order_of_its_own(tmp_path:
             lengths.append(len(sampler))
         return lengths, used
 
-    with Job(3, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, reports = run(tmp_path / "journal", 3, script)
     for lengths, used in results:
         assert lengths == [10] * 4 and all(len(set(epoch)) == len(epoch) == 40 for epoch in used)
         assert set(used[0]) == set(used[1]) == set(used[2]), "the split is the same in each epoch"
@@ -207,7 +200,7 @@ def test_each_worker_goes_through_its_own_split_in_an_order_of_its_own(tmp_path:
     assert len(splits[0] & splits[1] & splits[2]) == len(splits[0] & splits[1]) == 30, "half of the data is everybody's"
     common = [[index for index in used[0] if index in splits[0] & splits[1]] for _, used in results]
     assert common[0] != common[1], "each worker has an order of its own"
-    for report in finished(job, tmp_path / "journal"):
+    for report in reports:
         assert report["indices"] == report["folded"] == 120 and len(report["splits"]) == 3
 
 
@@ -217,10 +210,8 @@ def test_without_shuffling_splits_are_cut_from_the_data_as_they_are(tmp_path: Pa
         sampler = trainer.optimizer.batch_sampler(data(16), batch_size=3, shuffle=False)
         return [[index for batch in sampler for index in trainer.step(torch.tensor(batch))]]
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, _ = run(tmp_path / "journal", 2, script)
     assert results == [[list(range(10))], [[*range(4), *range(10, 16)]]]
-    finished(job, tmp_path / "journal")
 
 
 @pytest.mark.parametrize("depth", [1, 4])
@@ -232,10 +223,9 @@ def test_workers_push_at_equal_fractions_of_their_splits_with_the_batches_that_t
         sampler = trainer.optimizer.batch_sampler(data(120), batch_size=50)
         return [[len(trainer.step(batch)) for batch in ahead(sampler, depth)] for _ in range(2)]
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, reports = run(tmp_path / "journal", 2, script)
     assert results == [[[8] * 7 + [4]] * 2, [[7] * 8 + [4]] * 2]
-    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [120, 120]
+    assert [report["folded"] for report in reports] == [120, 120]
     folds = [record for record in read(tmp_path / "journal") if record["kind"] == "fold"]
     assert [len(fold["parts"]) for fold in folds] == [2] * 12
 
@@ -254,13 +244,11 @@ def test_batches_change_at_the_end_of_an_epoch(tmp_path: Path) -> None:
                 epochs[-1].append(len(trainer.step(batch)))
         return epochs
 
-    with Job(2, journal=str(tmp_path / "journal")) as job:
-        results = job.run(script)
+    results, _ = run(tmp_path / "journal", 2, script)
     assert [epochs[0] for epochs in results] == [[8] * 4, [8] * 4]
     sizes = [epochs[1][0] for epochs in results]
     assert sum(sizes) == 16 and sizes[1] > sizes[0], results
     assert all(sum(epochs[1]) == 32 for epochs in results)
-    finished(job, tmp_path / "journal")
 
 
 def test_the_split_of_the_dead_goes_to_the_living_at_the_next_epoch(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import Job, Worker, seeded
+from tests.live.samples import audited
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
 from offbeat.journal.file import of_optimizer, read
-from offbeat.journal.summary import Tally
 
 pytestmark = pytest.mark.filterwarnings("error:the script has written to")
 """No script here does so. While a process waits with one optimizer, those of another may change in the memory that it shares."""
@@ -85,7 +85,7 @@ def script(first: str, second: str, *, size: int = SIZE, after: Callable[[Worker
 
 def books(job: Job, journal: Path) -> dict[str, Any]:
     """The summary of a job whose every record adds up."""
-    assert Tally.of(read(journal)).problems() == []
+    audited(journal)
     assert job.summary is not None
     return job.summary
 

@@ -14,7 +14,6 @@ from offbeat.runtime.members import part_of
 from offbeat.runtime.parameter_server.worker_side import WorkerSession
 from offbeat.runtime.ranks.worker_side import RankSession
 from offbeat.runtime.worker.job_session import JobSession
-from offbeat.runtime.worker.siblings import Sibling
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub
@@ -31,7 +30,7 @@ def session_of(
     *,
     stop_on_nonfinite: bool = False,
     local_only: str | None = None,
-    siblings: list[Sibling] | None = None,
+    siblings: list[JobSession] | None = None,
     hub: Hub | None = None,
     wire: WireFormat = "float32",
     grouped: bool = False,

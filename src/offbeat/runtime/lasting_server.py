@@ -196,11 +196,11 @@ class Server(ServerProcess):
             service.settings, service.servers = settings, servers
             service.take_over(state, journal[0])
         returns = state is not None
-        service.writer.held = True
+        service.writer.replays = True
         for record in recorder.records():
             returns = True
             service.follow(record)
-        service.writer.held = False
+        service.writer.replays = False
         if returns:
             self._has_returned(header.get("away_s", 0.0) + self._clock() - told_at)
         else:

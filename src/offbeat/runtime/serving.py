@@ -405,7 +405,7 @@ class Service:
         fields, before = {name: message.header[name] for name in messages.FAILURE}, None
         if self.state.job is not None:
             before = self.state.job.on_last_words(connection, fields, self.now())
-        if not self.writer.held:  # else the supervisor has it from the process that has handled this
+        if not self.writer.replays:  # else the supervisor has it from the process that has handled this
             self._launcher.send({"kind": "failing", **fields})
         connection.send({"kind": "noted", "before": before})
 

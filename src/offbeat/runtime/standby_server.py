@@ -165,7 +165,7 @@ class StandbyServer(ServerProcess):
             import offbeat.runtime.live_job
             import offbeat.runtime.recovery.plain_graph  # noqa: F401
         self._own_settings = self._with_own_journal(settings)
-        service.writer.held = True  # the leader writes the files of checkpoints
+        service.writer.replays = True  # the leader writes the files of checkpoints
         stream = self._stream = service.links = StreamRecorder(self._launcher, replays=True)
         self._leader = self._hub.connect(service.servers[service.number])
         self._leader.place_with(stream.survival.place)
@@ -271,7 +271,7 @@ class StandbyServer(ServerProcess):
             self._leader.close()
             self._leader = None
         self._catch_up(stream, hears=False)
-        service.writer.held = False
+        service.writer.replays = False
         stream.lead()
         then, at = self._heard
         service.state.began = at - then

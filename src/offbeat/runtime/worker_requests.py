@@ -21,7 +21,7 @@ from offbeat.runtime.coordination.schedule_watch import ScheduleWatch
 from offbeat.runtime.driver import Driver
 from offbeat.runtime.job.first_steps import FirstStepsWatch, Warned
 from offbeat.runtime.job.loading import Loaded
-from offbeat.runtime.job.packing import Packer
+from offbeat.runtime.job.packing import pack
 from offbeat.transport.base import Connection, Message
 from offbeat.types import Seconds, WorkerId, WorkerState
 
@@ -246,9 +246,8 @@ class WorkerRequests:
             return
         part = driver.resumed.part_of(peer.worker, driver.number)
         if part is not None:
-            packer = Packer()
-            plain = packer.pack(part, "a worker's part of the checkpoint")
-            peer.connection.send({"kind": "resume_part", "part": plain}, payload=packer.payload)
+            plain, payload = pack(part, "a worker's part of the checkpoint")
+            peer.connection.send({"kind": "resume_part", "part": plain}, payload=payload)
 
     def _take_buffers(self, peer: Peer, message: Message, now: Seconds) -> None:
         self._driver.notifier.buffers.put(peer.worker, message.header["layout"], message.payload)

@@ -17,7 +17,7 @@ from offbeat.tensors.blocks import OwnState, owned, owned_state
 from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, elements
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
-from offbeat.tensors.shard_memory import ShardMemory, Sizes
+from offbeat.tensors.shard_memory import ShardMemory, Sizes, named_halves
 
 CHUNK_NUMEL = 1 << 18
 """Elements combined at a time, so that the stacked copy for a median stays small."""
@@ -37,7 +37,7 @@ def combine(parts: Sequence[torch.Tensor], weights: Sequence[float], averaging: 
     >>> out
     tensor([2.])
     """
-    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
+    wide = _wide(out.dtype)
     if averaging.combine == "mean":
         total = torch.zeros(out.shape, dtype=wide)
         for part, weight in zip(parts, weights, strict=True):
@@ -48,6 +48,11 @@ def combine(parts: Sequence[torch.Tensor], weights: Sequence[float], averaging: 
     n = len(parts)
     cut = (n - 1) // 2 if averaging.combine == "median" else int(averaging.trim * n + 1e-9)
     out.copy_(ranked[cut : n - cut].mean(dim=0))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which parameters of this one are combined."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 class AveragingShard:
@@ -83,7 +88,7 @@ class AveragingShard:
         """The memory that outlives the process; None: there is none."""
         for at, numel, dtype in self._places if self.kept is not None else ():
             if self.kept is not None and f"velocity {at}" in self.kept.known:
-                self._velocity(at, numel, torch.float64 if dtype == torch.float64 else torch.float32)
+                self._velocity(at, numel, _wide(dtype))
 
     def fold(self, parameters: Sequence[tuple[Memory, float]], *_: Any, **__: Any) -> None:
         """Combine the workers' parameters, each with its weight, into a new version. Learning rates are used in the workers only.
@@ -110,8 +115,7 @@ class AveragingShard:
         memories = [now if isinstance(now, memoryview) else now.numpy().data]
         if self.averaging.outer_momentum:
             for at, numel, dtype in self._places:
-                combined = torch.float64 if dtype == torch.float64 else torch.float32
-                memories.append(self._velocity(at, numel, combined)[self._halves.half].view(torch.uint8).numpy().data)
+                memories.append(self._velocity(at, numel, _wide(dtype))[self._halves.half].view(torch.uint8).numpy().data)
         return memories
 
     def state(self) -> tuple[Headers, list[bytes | memoryview]]:
@@ -146,7 +150,7 @@ class AveragingShard:
         if lr == 1.0 and mu == 0.0:
             combine(parts, weights, self.averaging, now[chunk])
             return
-        combined = torch.empty_like(now[chunk], dtype=torch.float64 if now.dtype == torch.float64 else torch.float32)
+        combined = torch.empty_like(now[chunk], dtype=_wide(now.dtype))
         combine(parts, weights, self.averaging, combined)
         old = before[chunk].to(combined.dtype)
         step = old - combined
@@ -159,10 +163,6 @@ class AveragingShard:
 
     def _velocity(self, at: int, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:
         if at not in self._velocities:
-            nbytes = numel * dtype.itemsize
-            if self.kept is not None:
-                bare = self.kept.named(f"velocity {at}", nbytes)
-            else:
-                bare = [torch.zeros(nbytes, dtype=torch.uint8) for _ in self._halves.views]
+            bare = named_halves(self.kept, f"velocity {at}", numel * dtype.itemsize, len(self._halves.views))
             self._velocities[at] = [half.view(dtype) for half in bare]
         return self._velocities[at]

@@ -47,6 +47,13 @@ class _Push:
     finite: dict[int, int] = field(default_factory=dict)
     """Tensors whose gradient was found finite, with the version counter then, which changes with each write in place."""
 
+    def note(self, i: int, *, finite: bool) -> None:
+        """Note whether a gradient, by the index of its tensor in the layout, is finite as it is now."""
+        if finite:
+            self.finite[i] = self.grads[i]._version
+        else:
+            self.finite.pop(i, None)
+
 
 class FlatModel:
     """Connect a model to its two flat memories.
@@ -64,7 +71,8 @@ class FlatModel:
     def __init__(self, layout: Layout, model: nn.Module, push: Memory, pull: Memory) -> None:
         self._layout = layout
         parameters = dict(model.named_parameters())
-        self._parameters = [parameters[spec.name] for spec in layout.tensors]
+        self.parameters: list[nn.Parameter] = [parameters[spec.name] for spec in layout.tensors]
+        """The model's trainable parameters, in the layout's order."""
         self._pushes: dict[int, _Push] = {}
         """By address: all memories for gradients used so far."""
         self._to = self._place(push)
@@ -85,28 +93,23 @@ class FlatModel:
         self._hooks: list[RemovableHandle] = []
         self.computed: Callable[[int], None] = lambda _: None
         """Called when a backward pass has written a gradient into the push memory, with the tensor's index in the layout."""
-        self._began = False
-        """Whether there was a backward pass since the last step."""
+        self.accumulating = False
+        """True if there was a backward pass since the last step."""
         self.watch = GradientWatch(GradientContents())
         """Notes the backward passes over the batches of the script."""
         self._warned: set[int] = set()
         self._staging = Staging()
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Return the model's trainable parameters, in the layout's order."""
-        return self._parameters
 
     def remember(self, *, values: bool = True, whole: bool = False) -> None:
         """Remember what `touched` and `changed` compare: autograd's counts, and unless ``values`` is False a sample of the parameters, or
         all of them (``whole``)."""
         self._remembered = self._words() if values else None
         self._whole = [value.clone() for value in self._values()] if values and whole else []
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = [parameter._version for parameter in self.parameters]
         self._touched = None
 
     def _values(self) -> Iterable[torch.Tensor]:
-        for parameter, data in zip(self._parameters, self._datas, strict=True):
+        for parameter, data in zip(self.parameters, self._datas, strict=True):
             yield data if parameter.device.type == "cpu" else parameter.detach()
 
     def adopt(self) -> None:
@@ -118,7 +121,7 @@ class FlatModel:
             ConfigurationError: the new tensor has another dtype or shape.
         """
         for i in self._replaced():
-            parameter, data, name = self._parameters[i], self._datas[i], self._layout.tensors[i].name
+            parameter, data, name = self.parameters[i], self._datas[i], self._layout.tensors[i].name
             if parameter.dtype is not data.dtype or parameter.shape != data.shape:
                 raise ConfigurationError(
                     f"{name} is {parameter.dtype} of shape {tuple(parameter.shape)}, and was {data.dtype} of shape {tuple(data.shape)} "
@@ -132,7 +135,7 @@ class FlatModel:
     def _replaced(self) -> Iterator[int]:
         """Yield the indices of parameters whose ``p.data`` is not in the pull memory, and should be."""
         # Read in each call, of each tensor: the device, which takes longest to ask for, only where the address differs.
-        for i, (parameter, address) in enumerate(zip(self._parameters, self._addresses, strict=True)):
+        for i, (parameter, address) in enumerate(zip(self.parameters, self._addresses, strict=True)):
             if parameter.data_ptr() != address and parameter.device.type == "cpu" and self._datas:
                 yield i
 
@@ -140,7 +143,7 @@ class FlatModel:
         """Return the name of a parameter that has been written to in place, or whose ``p.data`` was replaced, since `remember`; None: none
         is known. Its value may have been put back since."""
         if self._touched is None and self._versions:
-            versions = enumerate(zip(self._parameters, self._versions, strict=True))
+            versions = enumerate(zip(self.parameters, self._versions, strict=True))
             written = next((i for i, (parameter, version) in versions if parameter._version != version), None)
             written = next(self._replaced(), None) if written is None else written
             self._touched = None if written is None else self._layout.tensors[written].name
@@ -171,16 +174,12 @@ class FlatModel:
         words: np.ndarray = self._pull.numpy().view(np.uint32)[self._places]
         return words
 
-    @property
-    def _grads(self) -> list[torch.Tensor]:
-        return self._to.grads
-
     def attach(self) -> None:
         """Copy the parameters into the pull memory and make each ``p.data`` a view of it; gradients go to the push memory."""
         assert not self._hooks, "attach() was called twice"
         with torch.no_grad():
-            self._copy(self._pull_memory, zip(self._datas, self._parameters, strict=True))
-            for i, (parameter, data) in enumerate(zip(self._parameters, self._datas, strict=True)):
+            self._copy(self._pull_memory, zip(self._datas, self.parameters, strict=True))
+            for i, (parameter, data) in enumerate(zip(self.parameters, self._datas, strict=True)):
                 if parameter.device.type == "cpu":
                     parameter.data = data
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._accumulated, i)))
@@ -198,11 +197,11 @@ class FlatModel:
         """
         missing, elsewhere = [], []
         with torch.no_grad():
-            for i, parameter in enumerate(self._parameters):
+            for i, parameter in enumerate(self.parameters):
                 if parameter.grad is None:
                     missing.append(i)
                     if i not in self._to.zeroed:
-                        self._grads[i].zero_()
+                        self._to.grads[i].zero_()
                         self._to.zeroed.add(i)
                 else:
                     self._keep(i, parameter)
@@ -221,14 +220,11 @@ class FlatModel:
             i: the tensor's index in the layout.
             finite: whether it was found finite.
         """
-        place = self._grads[i]
-        self._parameters[i].grad = place
-        self._began = True
+        place = self._to.grads[i]
+        self.parameters[i].grad = place
+        self.accumulating = True
         self._to.zeroed.discard(i)
-        if finite:
-            self._to.finite[i] = place._version
-        else:
-            self._to.finite.pop(i, None)
+        self._to.note(i, finite=finite)
         self.computed(i)
 
     def digest(self) -> int | None:
@@ -252,44 +248,39 @@ class FlatModel:
 
     def stepped(self) -> None:
         """Note that a step has used the gradient."""
-        self._began = False
+        self.accumulating = False
 
     def pulled(self) -> None:
         """Use the parameters that are now in the pull memory. On the CPU they are in place, unless ``p.data`` was replaced."""
         elsewhere = []
         with torch.no_grad():
-            for parameter, data in zip(self._parameters, self._datas, strict=True):
+            for parameter, data in zip(self.parameters, self._datas, strict=True):
                 if parameter.device.type != "cpu":
                     elsewhere.append((parameter, data))
                 elif parameter.data_ptr() != data.data_ptr():
                     parameter.data = data
             self._copy(self._pull_memory, elsewhere)
 
-    @property
-    def accumulating(self) -> bool:
-        """Return True if there was a backward pass since the last step."""
-        return self._began
-
     def store(self) -> None:
         """Copy the parameters into the pull memory if they are elsewhere, or ``p.data`` was replaced."""
         with torch.no_grad():
-            pairs = zip(self._datas, self._parameters, strict=True)
+            pairs = zip(self._datas, self.parameters, strict=True)
             self._copy(self._pull_memory, [(data, parameter) for data, parameter in pairs if parameter.data_ptr() != data.data_ptr()])
 
     def offer(self) -> None:
         """Write the parameters into the push memory, as the job's initial ones. Gradients that were there get memory of their own."""
         with torch.no_grad():
-            for parameter, grad in zip(self._parameters, self._grads, strict=True):
+            for parameter, grad in zip(self.parameters, self._to.grads, strict=True):
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
                     self.watch.moved(parameter)
-            self._copy(self._to.memory, zip(self._grads, self._parameters, strict=True))
+            self._copy(self._to.memory, zip(self._to.grads, self.parameters, strict=True))
         self._to.zeroed.clear()
 
     def redirect(self, push: Memory) -> None:
         """Write gradients to another push memory from now on. A ``grad`` in the old memory becomes None."""
         with torch.no_grad():
-            for parameter, grad in zip(self._parameters, self._grads, strict=True):
+            for parameter, grad in zip(self.parameters, self._to.grads, strict=True):
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = None
         address = elements(push, 0, self._layout.nbytes, torch.uint8).data_ptr()
@@ -311,7 +302,7 @@ class FlatModel:
             handle.remove()
         self._hooks.clear()
         with torch.no_grad():
-            for parameter, data, grad in zip(self._parameters, self._datas, self._grads, strict=False):
+            for parameter, data, grad in zip(self.parameters, self._datas, self._to.grads, strict=False):
                 if parameter.data_ptr() == data.data_ptr():
                     parameter.data = data.clone()
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
@@ -324,7 +315,7 @@ class FlatModel:
     def _place(self, push: Memory) -> _Push:
         """Return the views of a push memory, filled with zeros."""
         grads, flat = self._views(push), elements(push, 0, self._layout.nbytes, torch.uint8)
-        place = _Push(push, grads, flat, set(range(len(self._parameters))))
+        place = _Push(push, grads, flat, set(range(len(self.parameters))))
         flat.zero_()
         self._pushes[flat.data_ptr()] = place
         return place
@@ -338,7 +329,7 @@ class FlatModel:
 
     def _accumulated(self, i: int, parameter: torch.Tensor) -> None:
         """Called after a backward pass has added to this gradient: move a new one into the push memory, where later passes add to it."""
-        self._began = True
+        self.accumulating = True
         if self.opening:
             self.opening, self.loaded = False, self.touched() or self.changed(exact=False)
         grad, begins = parameter.grad, self.watch.begins(parameter)
@@ -354,7 +345,7 @@ class FlatModel:
             self.watch.remember(parameter)
 
     def _keep(self, i: int, parameter: torch.Tensor) -> None:
-        grad, place = parameter.grad, self._grads[i]
+        grad, place = parameter.grad, self._to.grads[i]
         assert grad is not None
         self._to.zeroed.discard(i)
         if grad is place:
@@ -394,17 +385,14 @@ class FlatModel:
 
     def _nonfinite(self) -> str | None:
         with torch.no_grad():
-            unchecked = (i for i, grad in enumerate(self._grads) if self._to.finite.get(i) != grad._version)
+            unchecked = (i for i, grad in enumerate(self._to.grads) if self._to.finite.get(i) != grad._version)
             return next((self._layout.tensors[i].name for i in unchecked if not self._check(i)), None)
 
     def _check_there(self, elsewhere: list[int]) -> None:
         """Note which gradients are finite, of those that other devices have: they look at them faster than this process at its copies."""
-        grads = [grad for i in elsewhere if (grad := self._parameters[i].grad) is not None]
+        grads = [grad for i in elsewhere if (grad := self.parameters[i].grad) is not None]
         for i, finite in zip(elsewhere, each_finite(grads), strict=True):
-            if finite:
-                self._to.finite[i] = self._grads[i]._version
-            else:
-                self._to.finite.pop(i, None)
+            self._to.note(i, finite=finite)
 
     def _check(self, i: int) -> bool:
         """Return True if a gradient is finite.
@@ -412,12 +400,8 @@ class FlatModel:
         A look at it is cheap while the tensor is in the cache: so the hook checks right after the backward pass, and `collect` checks only
         what has changed since.
         """
-        grad = self._grads[i]
-        finite = all_finite(grad)
-        if finite:
-            self._to.finite[i] = grad._version
-        else:
-            self._to.finite.pop(i, None)
+        finite = all_finite(self._to.grads[i])
+        self._to.note(i, finite=finite)
         return finite
 
 

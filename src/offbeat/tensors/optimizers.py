@@ -179,6 +179,26 @@ def build(name: str, settings: Mapping[str, Any], params: Iterable[torch.Tensor]
     return optimizer
 
 
+def load_settings(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]], *, strict: bool = True) -> None:
+    """Set all that an optimizer's parameter groups have, except the parameters, to what these groups have.
+
+    Args:
+        optimizer: its groups are changed.
+        groups: from another optimizer's ``param_groups``, or from a ``state_dict``.
+        strict: False: there may be more groups on one side, which are ignored.
+
+    Raises:
+        ValueError: the numbers of groups differ.
+
+    >>> one, other = (torch.optim.SGD([torch.zeros(1)], lr=lr) for lr in (0.1, 0.2))
+    >>> load_settings(one, other.param_groups)
+    >>> one.param_groups[0]["lr"]
+    0.2
+    """
+    for group, given in zip(optimizer.param_groups, groups, strict=strict):
+        group.update({key: value for key, value in given.items() if key != "params"})
+
+
 @contextmanager
 def weighted_decay(optimizer: torch.optim.Optimizer, weight: float) -> Iterator[None]:
     """Scale weight decay that is a part of the gradient, inside the ``with`` block, by the sum of the weights of a round's gradients.

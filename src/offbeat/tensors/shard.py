@@ -21,7 +21,7 @@ from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Memory, Span, elements
 from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, checked
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
-from offbeat.tensors.shard_memory import ShardMemory, Sizes
+from offbeat.tensors.shard_memory import ShardMemory, Sizes, named_halves
 from offbeat.tensors.steps import step_across
 from offbeat.tensors.threads import single_threaded
 
@@ -99,8 +99,8 @@ class Shard:
         self._last: list[torch.Tensor] | None = None
         """The bytes of the last g, in as many halves, if differences are measured."""
         self._units = self._cut(runs_of(self._own, {}))
-        self.kept = None if kept is None else kept(self._sizes())
-        """The memory that outlives the process; None: there is none."""
+        self.kept = None if kept is None else kept(Sizes(span.nbytes, len(self._units) + len(self._own)))
+        """The memory that outlives the process; None: there is none. Loaded state may cut as many more units as there are tensors."""
         if self.kept is not None:
             if "last" in self.kept.known:
                 self._last = self.kept.named("last", span.nbytes)
@@ -259,10 +259,6 @@ class Shard:
     def _make_lanes(self, count: int) -> list[_Lane]:
         return [_Lane(self.spec.name, self._groups, self._units, self._state, self.kept) for _ in range(count)]
 
-    def _sizes(self) -> Sizes:
-        """Return the room that the memory of this shard needs. Loaded state may cut as many runs as there are tensors."""
-        return Sizes(self.span.nbytes, len(self._units) + len(self._own))
-
     def _cut(self, runs: list[int]) -> list[tuple[Block, ...]]:
         """Return the units: each block in all halves."""
         whole = not self.spec.elementwise
@@ -277,11 +273,7 @@ class Shard:
     def _lasts(self) -> list[dict[torch.dtype, torch.Tensor]]:
         """Return the last g in each half, by dtype."""
         if self._last is None:
-            nbytes = self.span.nbytes
-            if self.kept is not None:
-                self._last = self.kept.named("last", nbytes)
-            else:
-                self._last = [torch.zeros(nbytes, dtype=torch.uint8) for _ in self._halves.views]
+            self._last = named_halves(self.kept, "last", self.span.nbytes, len(self._halves.views))
         return [{dtype: self._typed(last, dtype) for dtype in self._dtypes()} for last in self._last]
 
     def _configure(self, groups: list[Hyperparameters], scale: float) -> None:

@@ -21,17 +21,19 @@ import struct
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
 import torch
+
+from offbeat.tensors.layout import ALIGNMENT, aligned
 
 PAGE: Final = 1 << 12
 DIRECTORY_NBYTES: Final = 64 << 20
 RESULT_NBYTES: Final = 1 << 20
 STATES_MAX: Final = 12
 """Most bytes of state for each byte of parameters; an optimizer with more cannot be kept."""
-_ALIGN: Final = 64
 _DONE, _DIRECTORY, _HEAP, _RESULT = range(4)
 _KINDS: Final = {"f": float, "i": int, "b": bool}
 
@@ -54,7 +56,7 @@ class Sizes(NamedTuple):
     @property
     def total(self) -> int:
         """Return the size of the memory; pages that are not used are not allocated."""
-        return self.heap_at + 2 * _pages(self.nbytes * (STATES_MAX + self.sums) + (self.units + 1) * STATES_MAX * _ALIGN)
+        return self.heap_at + 2 * _pages(self.nbytes * (STATES_MAX + self.sums) + (self.units + 1) * STATES_MAX * ALIGNMENT)
 
 
 class ShardMemory:
@@ -169,7 +171,8 @@ class ShardMemory:
         kind = _kind(value)
         if isinstance(value, torch.Tensor):
             dtype, shape = str(value.dtype).removeprefix("torch."), list(value.shape)
-            stride = list(value.stride()) if _dense(value) else list(torch.empty(shape, device="meta").stride())
+            dense = torch.ops.aten.is_non_overlapping_and_dense(value)
+            stride = list(value.stride()) if dense else list(torch.empty(shape, device="meta").stride())
         else:
             dtype, shape, stride = "float64" if kind == "f" else "int64", [], []
         with self._lock:
@@ -184,11 +187,11 @@ class ShardMemory:
         return [torch.as_strided(flat, shape, stride, flat.storage_offset()) for flat in flats]
 
     def _halves_at(self, at: int, nbytes: int) -> list[torch.Tensor]:
-        return [self._bytes[start : start + nbytes] for start in (at, at + _aligned(nbytes))]
+        return [self._bytes[start : start + nbytes] for start in (at, at + aligned(nbytes))]
 
     def _allocate(self, nbytes: int) -> int:
         """Return the place of two halves of so many bytes."""
-        used, more = self._words[_HEAP], 2 * _aligned(nbytes)
+        used, more = self._words[_HEAP], 2 * aligned(nbytes)
         at = self._sizes.heap_at + used
         if used + more > self._sizes.total - self._sizes.heap_at:
             raise MemoryError(f"the optimizer's state has more than {STATES_MAX} times the bytes of the parameters")
@@ -235,6 +238,13 @@ class ShardMemory:
             self._grown[part] = high
 
 
+def named_halves(kept: ShardMemory | None, name: str, nbytes: int, count: int) -> list[torch.Tensor]:
+    """Return the halves of a part of the kept memory by its name, or as many zeros (``count``), which die with the process."""
+    if kept is not None:
+        return kept.named(name, nbytes)
+    return [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(count)]
+
+
 def _kind(value: Any) -> str:
     return "t" if isinstance(value, torch.Tensor) else "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
 
@@ -244,18 +254,7 @@ def _value(kind: str, kept: torch.Tensor) -> Any:
 
 
 def _nbytes(dtype: str, shape: list[int]) -> int:
-    numel = 1
-    for size in shape:
-        numel *= size
-    return numel * getattr(torch, dtype).itemsize  # type: ignore[no-any-return]
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGN) * _ALIGN
+    return prod(shape) * getattr(torch, dtype).itemsize  # type: ignore[no-any-return]
 
 
 def _pages(nbytes: int) -> int:

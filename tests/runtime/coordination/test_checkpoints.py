@@ -15,7 +15,7 @@ from offbeat.errors import ProtocolError
 from offbeat.runtime.coordination.checkpoints import PARTS_S, SERVERS_S
 from offbeat.runtime.coordination.file_writer import FileWriter
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
-from offbeat.runtime.job.packing import Packer
+from offbeat.runtime.job.packing import pack
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
 from offbeat.runtime.live_job import LiveJob
 from offbeat.transport.base import Message
@@ -42,10 +42,8 @@ class Saving:
         part: dict[str, Any] = {"buffers": [{}], "groups": [{"lr": 1.0, "params": [0]}], "schedulers": [], "number": number}
         if described:
             part["model"] = {"names": {"weight": "weight"}, "rest": {}}
-        packer = Packer()
-        header = {"kind": "checkpoint_part", "version": 0, "final": True, "leaves": True, "part": packer.pack(part)}
         line = self.workers[number].line
-        self.host.on_message(line, Message(header, memoryview(b"".join(packer.payload)), ()), now)
+        self._send(line, part, now, version=0, final=True, leaves=True)
         self.host.on_message(line, Message({"kind": "left", "incarnation": 1, "noticed": False}, memoryview(b""), ()), now)
 
     def hand_in(self, number: int, now: float, *, final: bool = True, version: int | None = None) -> None:
@@ -53,10 +51,11 @@ class Saving:
         part: dict[str, Any] = {"buffers": [{}], "groups": [{"lr": 1.0, "params": [0]}], "schedulers": [], "number": number}
         if wanted["rest"]:
             part["model"] = {"names": {"weight": "weight"}, "rest": {}}
-        packer = Packer()
-        header = {"kind": "checkpoint_part", "final": final, "part": packer.pack(part)}
-        header["version"] = wanted["version"] if version is None else version
-        self.host.on_message(self.workers[number].line, Message(header, memoryview(b"".join(packer.payload)), ()), now)
+        self._send(self.workers[number].line, part, now, version=wanted["version"] if version is None else version, final=final)
+
+    def _send(self, line: Line, part: dict[str, Any], now: float, **about: Any) -> None:
+        plain, payload = pack(part)
+        self.host.on_message(line, Message({"kind": "checkpoint_part", **about, "part": plain}, memoryview(b"".join(payload)), ()), now)
 
     def written(self, now: float) -> list[dict[str, Any]]:
         """What the supervisor has been told, once nothing is being written."""

@@ -25,7 +25,7 @@ def next_process(writer: FileWriter) -> FileWriter:
     """The writer after the death of its process."""
     again = FileWriter(nothing)
     again.follow(writer.open)
-    assert again.held
+    assert again.replays
     return again
 
 
@@ -85,7 +85,7 @@ def test_what_was_open_at_a_death_was_cut_off_unless_it_is_on_the_disk() -> None
     writer.handled(Written(3, 7, None))
     again = next_process(writer)
     again.handled(Written(2, 7, None))  # was in the log
-    again.held = False
+    again.replays = False
     assert [(result.number, result.cut_off, result.failed is None) for result in again.results()] == [(0, True, False), (1, False, True)]
     writer.close()
 
@@ -97,6 +97,6 @@ def test_a_process_that_is_told_again_what_has_happened_begins_no_write() -> Non
     again = next_process(FileWriter(nothing))
     again.begin(0, 7, fail)
     again.aside(fail)
-    again.held = False
+    again.replays = False
     again.wait(10.0)
     assert again.results() == [Written(0, 7, "its writer has died", cut_off=True)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.runtime.job.packing import DTYPES, Packer, unpack
+from offbeat.runtime.job.packing import DTYPES, pack, unpack
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=5)
 VALUES = st.recursive(
@@ -25,9 +25,8 @@ VALUES = st.recursive(
 
 def through(value: Any) -> Any:
     """To another process and back."""
-    packer = Packer()
-    plain = msgpack.unpackb(msgpack.packb(packer.pack(value)))
-    return unpack(plain, memoryview(b"".join(packer.payload)))
+    plain, payload = pack(value)
+    return unpack(msgpack.unpackb(msgpack.packb(plain)), memoryview(b"".join(payload)))
 
 
 @given(VALUES)
@@ -60,7 +59,7 @@ def test_a_tensor_is_its_own_afterwards() -> None:
 )
 def test_what_cannot_be_taken_apart_is_named(value: Any, where: str) -> None:
     with pytest.raises(ConfigurationError, match=where):
-        Packer().pack(value, "the state")
+        pack(value, "the state")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,18 @@ class Server:
         self.at = self.hub.listen()
         self.sessions = Sessions(self.hub.connect(supervisor.listen()))
 
+    def link(self) -> Link:
+        """A new link of the worker to this server."""
+        link = self.worker.connect(self.at, lasting=True, anywhere=True)
+        assert isinstance(link, Link)
+        return link
+
+    def exchange(self) -> list[Message]:
+        """Handle what has come here, and then at the worker, to which nothing has come but the answer to `resume`."""
+        taken = self.turn()
+        assert self.worker.poll(0.0) == []
+        return taken
+
     def turn(self) -> list[Message]:
         """Handle what has come. Returns the messages of links."""
         taken = []
@@ -90,39 +102,33 @@ def cut(link: Connection) -> None:
 def test_over_tcp_only_who_asks_for_it_gets_a_link() -> None:
     server = Server()
     assert not isinstance(server.worker.connect(server.at, lasting=True), Link)
-    link = server.worker.connect(server.at, lasting=True, anywhere=True)
-    assert isinstance(link, Link) and not link.shares_memory and link.interface == "127.0.0.1"
+    link = server.link()
+    assert not link.shares_memory and link.interface == "127.0.0.1"
     link.send({"kind": "hello"})
-    assert server.turn() == [], "it waits for the answer"
-    server.worker.poll(0.0)
+    assert server.exchange() == [], "it waits for the answer"
     assert [message.header for message in server.turn()] == [{"kind": "hello"}]
     assert not server.sessions.sessions[link.session].shares_memory
 
 
 def test_over_tcp_a_link_goes_on_over_another_socket() -> None:
     server = Server()
-    link = server.worker.connect(server.at, lasting=True, anywhere=True)
-    assert isinstance(link, Link)
+    link = server.link()
     for number in range(3):
         link.send({"kind": "push", "number": number})
-        server.turn()
-        server.worker.poll(0.0)
+        server.exchange()
         cut(link)
         server.worker.poll(0.0)
         server.worker.poll(0.0)
     got = []
     for _ in range(3):
-        got += server.turn()
-        server.worker.poll(0.0)
+        got += server.exchange()
     assert [message.header["number"] for message in got] == [0, 1, 2]
 
 
 def test_while_its_thread_computes_another_reaches_the_server_again() -> None:
     server = Server()
-    link = server.worker.connect(server.at, lasting=True, anywhere=True)
-    assert isinstance(link, Link)
-    server.turn()
-    server.worker.poll(0.0)
+    link = server.link()
+    server.exchange()
     server.sessions.sessions[link.session].send({"kind": "answer"})
     assert server.worker.tend(), "the link is there"
     cut(link)
@@ -137,9 +143,8 @@ def test_while_its_thread_computes_another_reaches_the_server_again() -> None:
 
 def test_what_goes_wrong_meanwhile_is_raised_by_the_thread_that_polls(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server()
-    link = server.worker.connect(server.at, lasting=True, anywhere=True)
-    server.turn()
-    server.worker.poll(0.0)
+    link = server.link()
+    server.exchange()
 
     def wrong(timeout_s: float | None) -> None:
         raise ProtocolError("the peer sent nonsense")
@@ -155,11 +160,9 @@ def test_what_goes_wrong_meanwhile_is_raised_by_the_thread_that_polls(monkeypatc
 def test_a_server_that_has_ended_a_link_does_not_take_it_for_a_new_one(answered: bool) -> None:
     """What has come over the link would come again: over TCP a connection may break while both ends live."""
     server = Server()
-    link = server.worker.connect(server.at, lasting=True, anywhere=True)
-    assert isinstance(link, Link)
+    link = server.link()
     link.send({"kind": "hello"})
-    server.turn()
-    server.worker.poll(0.0)
+    server.exchange()
     server.turn()
     far = server.sessions.sessions[link.session]
     if answered:
@@ -179,9 +182,8 @@ def test_a_server_that_has_ended_a_link_does_not_take_it_for_a_new_one(answered:
 
 def test_a_link_that_was_closed_here_is_not_made_anew() -> None:
     server = Server()
-    link = server.worker.connect(server.at, lasting=True, anywhere=True)
-    server.turn()
-    server.worker.poll(0.0)
+    link = server.link()
+    server.exchange()
     cut(link)
     link.close()
     for _ in range(3):

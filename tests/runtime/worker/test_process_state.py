@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.job.packing import pack, unpack
 from offbeat.runtime.worker.early_copies import EarlyCopies
 from offbeat.runtime.worker.process_state import (
     instances_of,
@@ -68,11 +68,10 @@ def test_a_schedule_goes_on_where_it_was(name: str, before: bool) -> None:
         watched = SCHEDULERS[name](one)
     for number in range(7):
         step(watched, number)
-    packer = Packer()
     states = scheduler_states(schedulers_of([one]))
     assert states
-    plain = packer.pack(states)
-    states = unpack(plain, memoryview(b"".join(packer.payload)))
+    plain, payload = pack(states)
+    states = unpack(plain, memoryview(b"".join(payload)))
     again = SCHEDULERS[name](other)
     step(again, 0)  # what a script does before its first batch is overwritten
     assert load_schedulers(schedulers_of([other]), states) == []

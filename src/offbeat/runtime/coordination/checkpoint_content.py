@@ -24,7 +24,7 @@ from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.files import private, why
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, manifest_of
-from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.job.packing import pack, unpack
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.recovery.plain_graph import PURE, freeze, thaw
 from offbeat.tensors.layout import Layout, Span
@@ -321,8 +321,7 @@ class Resumed:
         """Return what the ranks of a job without servers begin with, in the form of a rank's initial parameters."""
         parameters = self._parameters(number, layout, Span(0, layout.nbytes))
         state = self._load(named("optimizer", number))
-        packer = Packer()
-        plain = packer.pack(
+        plain, payload = pack(
             {
                 "parameters": torch.frombuffer(parameters, dtype=torch.uint8),
                 "state": [state["state"].get(tensor.slot, {}) for tensor in layout.tensors],
@@ -331,7 +330,7 @@ class Resumed:
             },
             "the checkpoint",
         )
-        return Message({"replica": plain, "from": 0}, memoryview(b"".join(packer.payload)), ())
+        return Message({"replica": plain, "from": 0}, memoryview(b"".join(payload)), ())
 
     def _parameters(self, number: int, layout: Layout, span: Span) -> bytearray:
         """Return the parameters of an optimizer that lie in a span of the layout."""

@@ -110,7 +110,7 @@ class CheckpointKeeper:
     def __init__(self, settings: JobSettings, order: CheckpointOrder, supervisor: Connection, journal: Journal, writer: FileWriter) -> None:
         self._settings, self._order, self._supervisor, self._journal, self._writer = settings, order, supervisor, journal, writer
         self.folder = CheckpointFolder(order.folder)
-        if not writer.held:
+        if not writer.replays:
             self.folder.prepare()
             self.folder.clear_partial()
         self._jobs: list[Saves] = []
@@ -262,7 +262,7 @@ class CheckpointKeeper:
             making.servers += self._jobs[number].save_shards({"do": "save", "version": making.version}, partial(self._keep_copy, content))
 
     def _keep_copy(self, content: OptimizerContent, copy: Callable[[], ShardCopy]) -> None:
-        if not self._writer.held:  # else the memory is of a later version by now
+        if not self._writer.replays:  # else the memory is of a later version by now
             content.copies.append(copy())
 
     # What comes later.

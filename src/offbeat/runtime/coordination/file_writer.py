@@ -50,8 +50,8 @@ class FileWriter:
         self.open: dict[tuple[int, Version], Callable[[], bool] | None] = {}
         """Writes whose result has not been handled, by optimizer and version; how to find out on the disk whether one is complete. The
         writer of the next process, or of a standby, takes them over: see `follow`."""
-        self.held = False
-        """True while the messages of an earlier process are handled again: no write begins."""
+        self.replays = False
+        """True while this process handles what another one has handled, its predecessor or its leader: no write begins."""
         self._futures: dict[tuple[int, Version], Future[Any]] = {}
         self._last: Future[Any] | None = None
         self._pool = ThreadPoolExecutor(1, "offbeat-checkpoint", _make_way)
@@ -60,8 +60,8 @@ class FileWriter:
         raise TypeError("each process has a thread of its own, see `follow`")
 
     def follow(self, writes: Mapping[tuple[int, Version], Callable[[], bool] | None]) -> None:
-        """Take over the open writes of another server's writer, which are its own business until `held` becomes False."""
-        self.open, self.held = dict(writes), True
+        """Take over the open writes of another server's writer, which are its own business until `replays` becomes False."""
+        self.open, self.replays = dict(writes), True
 
     def begin(self, number: int, version: Version, write: Callable[[], Any], is_complete: Callable[[], bool] | None = None) -> None:
         """Begin to write the files of ``version`` of an optimizer.
@@ -74,13 +74,13 @@ class FileWriter:
         """
         key = number, version
         self.open[key] = is_complete
-        if not self.held:
+        if not self.replays:
             self._futures[key] = self._last = self._pool.submit(_logged, write)
             self._futures[key].add_done_callback(lambda _: self._wake())
 
     def aside(self, work: Callable[[], Any]) -> None:
         """Do something after the present write whose result is of no interest, such as to remove files."""
-        if not self.held:
+        if not self.replays:
             self._last = self._pool.submit(work)
 
     def results(self) -> list[Written]:

@@ -26,7 +26,7 @@ class ShardFiles:
 
     def save(self, number: int, order: Mapping[str, Any], copy: Callable[[], ShardCopy]) -> None:
         """Begin to write a copy of optimizer ``number``'s shard, as server 0 has ordered."""
-        copied = None if self._writer.held else copy()  # an earlier process has copied it; the memory is of a later version by now
+        copied = None if self._writer.replays else copy()  # an earlier process has copied it; the memory is of a later version by now
 
         def write() -> None:
             assert copied is not None

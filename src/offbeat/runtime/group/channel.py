@@ -6,6 +6,7 @@ Messages are msgpack over a local socket that only these processes have. The end
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
@@ -153,20 +154,13 @@ class Follower:
         raise SystemExit(LEADERLESS)  # the leader, or the process that has started both, prints why
 
 
-_made: Leader | Follower | None = None
-
-
+@cache
 def leader(place: Place) -> Leader:
     """Return the leader's end, the same for all optimizers of the process."""
-    global _made
-    _made = _made or Leader(place)
-    assert isinstance(_made, Leader)
-    return _made
+    return Leader(place)
 
 
+@cache
 def follower(place: Place) -> Follower:
     """Return the follower's end, the same for all optimizers of the process."""
-    global _made
-    _made = _made or Follower(place)
-    assert isinstance(_made, Follower)
-    return _made
+    return Follower(place)

@@ -10,10 +10,11 @@ from torch import nn
 
 from offbeat.core.phases import UNMEASURED, Phase
 from offbeat.runtime.group import messages, values
-from offbeat.runtime.group.channel import Follower, follower
+from offbeat.runtime.group.channel import follower
 from offbeat.runtime.group.state import Entries, ScriptState
 from offbeat.runtime.worker.phase_watch import PhaseWatch
 from offbeat.session import Barrier, LeasedRange, Place, Session, Snapshot
+from offbeat.tensors.optimizers import load_settings
 from offbeat.types import Epoch, LeaseId, WorkerId
 
 
@@ -21,7 +22,7 @@ class FollowerSession(Session):
     """Take part in the job through the leader.
 
     Args:
-        channel: the channel to the leader.
+        place: this process's place in the worker.
         model, optimizer: the script's, in this process.
 
     Raises:
@@ -30,13 +31,14 @@ class FollowerSession(Session):
 
     chief = False
 
-    def __init__(self, channel: Follower, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()
         self.worker, self.workers = WorkerId(int(os.environ["OFFBEAT_WORKER"])), int(os.environ["OFFBEAT_WORKERS"])
         self.seed = int(os.environ.get("OFFBEAT_SEED", "0"))
+        channel = follower(place)
         self._channel, self._optimizer = channel, optimizer
         parameters = values.trained(model, optimizer)
-        channel.announce("DistributedOptimizer", {"pieces": values.to_wire(values.own_pieces(channel.rank, parameters))})
+        channel.announce("DistributedOptimizer", {"pieces": values.own_pieces(channel.rank, parameters)})
         pieces = values.from_wire(channel.await_answer(messages.PIECES)["pieces"])
         gradients, parameters_in_memory = channel.receive_memory(), channel.receive_memory()
         self._own = values.Own(channel.rank, parameters, pieces, gradients.view, parameters_in_memory.view)
@@ -102,8 +104,7 @@ class FollowerSession(Session):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._own.give()
         self._call("load_state_dict", self._state.entries(state))
-        for group, saved in zip(self._optimizer.param_groups, state["param_groups"], strict=True):
-            group.update({key: value for key, value in saved.items() if key != "params"})
+        load_settings(self._optimizer, state["param_groups"])
 
     def snapshot(self) -> Snapshot:
         raise AssertionError("only the chief makes a snapshot")
@@ -120,8 +121,3 @@ class FollowerSession(Session):
 
     def close(self) -> None:
         """Do nothing: the leader leaves the job."""
-
-
-def followed(place: Place, model: nn.Module, optimizer: torch.optim.Optimizer) -> FollowerSession:
-    """Return a follower's session. Raises what `FollowerSession` raises."""
-    return FollowerSession(follower(place), model, optimizer)

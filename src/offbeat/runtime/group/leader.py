@@ -51,7 +51,7 @@ class Leading:
         """Number of the session's reports that the followers have received."""
         self._version = -1
         gradients, self._values = session.memory
-        self._channel.answer({"pieces": values.to_wire(shadow.pieces)}, _mapped(gradients), _mapped(self._values))
+        self._channel.answer({"pieces": shadow.pieces}, _mapped(gradients), _mapped(self._values))
         shadow.enter(session.flat, gradients.view, self._values.view)
         shadow.watch(session.watch)
         shadow.begin_with([request["state"] for request in self._channel.gather("DistributedOptimizer")])
@@ -77,7 +77,7 @@ class Leading:
                 "of the optimizer with torch.distributed.checkpoint"
             )
         if call == "load_state_dict":
-            self._shadow.give()
+            self._shadow.own.give()
             return (self._shadow.to_load(arguments[0], [request["state"] for request in requests]),)
         elif call == "step":
             self._shadow.give_gradients({number for request in requests for number in request["nonfinite"]})
@@ -106,9 +106,9 @@ class Leading:
         session, memory = self._session, self._session.memory[1]
         moved, self._values = memory is not self._values, memory
         if moved:
-            self._shadow.read_from(memory.view)
+            self._shadow.own.read_from(memory.view)
         if loads:
-            self._shadow.publish()
+            self._shadow.own.take()
             self._version = session.version
         news, self._told = session.reports_since(self._told), session.reported
         self._channel.answer(

@@ -20,6 +20,7 @@ from offbeat.runtime.group.state import Entries, ScriptState
 from offbeat.runtime.group.values import REPLICATED, Own, Piece, is_sharded, placed
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import DTYPES, Layout
+from offbeat.tensors.optimizers import load_settings
 
 
 class Shadow:
@@ -60,8 +61,9 @@ class Shadow:
     def enter(self, flat: FlatModel, gradients: memoryview, values: memoryview) -> None:
         """Write the leader's parameters to the session's memory, of which ``flat`` has views. The followers write theirs themselves."""
         self._flat = flat
-        self._own = Own(0, self._script_parameters, self.pieces, gradients, values)
-        self._own.give()
+        self.own = Own(0, self._script_parameters, self.pieces, gradients, values)
+        """Copies between the parameters of the leader's script and the session's memory."""
+        self.own.give()
 
     def begin_with(self, theirs: Sequence[Entries]) -> None:
         """Build the shadow's optimizer state from the leader's and the followers' parts. The script's optimizer is emptied."""
@@ -88,14 +90,6 @@ class Shadow:
         """Return the ``state_dict`` for the leader's script, from the session's."""
         return self._state.state_dict(self.entries(0, state_dict))
 
-    def read_from(self, values: memoryview) -> None:
-        """Read parameters from another memory from now on."""
-        self._own.read_from(values)
-
-    def give(self) -> None:
-        """Write the parameters of the leader's script to memory."""
-        self._own.give()
-
     def watch(self, watch: GradientWatch) -> None:
         """Watch backward passes over the script's replicated parameters. Those over sharded parameters are noticed at the step."""
         watch.follow(parameter for parameter in self._script_parameters.values() if not is_sharded(parameter))
@@ -106,18 +100,12 @@ class Shadow:
         Args:
             nonfinite: numbers of the pieces whose gradients followers have found not to be finite.
         """
-        for group, ours in zip(self._script_optimizer.param_groups, self.optimizer.param_groups, strict=True):
-            ours.update({key: value for key, value in group.items() if key != "params"})
-        given = self._own.give_gradients()
+        load_settings(self.optimizer, self._script_optimizer.param_groups)
+        given = self.own.give_gradients()
         given |= {number: number not in nonfinite for number, piece in enumerate(self.pieces) if piece.rank > 0}
         for number, finite in given.items():
             self._flat.filled(number, finite=finite)
 
-    def publish(self) -> None:
-        """Copy the parameters from memory to the leader's script."""
-        self._own.take()
-
     def loaded(self) -> None:
         """Copy the hyperparameters that the session has loaded to the script's optimizer."""
-        for group, ours in zip(self._script_optimizer.param_groups, self.optimizer.param_groups, strict=True):
-            group.update({key: value for key, value in ours.items() if key != "params"})
+        load_settings(self._script_optimizer, self.optimizer.param_groups)

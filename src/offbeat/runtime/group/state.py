@@ -15,7 +15,7 @@ from torch import nn
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.group.values import REPLICATED, Piece, is_sharded, local
-from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.job.packing import pack, unpack
 from offbeat.tensors.layout import Layout
 from offbeat.transport.shm import MemoryBlock
 
@@ -120,10 +120,9 @@ def to_memory(entries: Entries) -> tuple[Any, MemoryBlock]:
     Raises:
         ConfigurationError: an entry has a value that is neither a tensor nor plain.
     """
-    packer = Packer()
-    plain = packer.pack(entries, "the optimizer's state")
-    block, at = MemoryBlock.allocate(sum(map(len, packer.payload)), "optimizer's state"), 0
-    for data in packer.payload:
+    plain, payload = pack(entries, "the optimizer's state")
+    block, at = MemoryBlock.allocate(sum(map(len, payload)), "optimizer's state"), 0
+    for data in payload:
         block.view[at : at + len(data)] = data
         at += len(data)
     return plain, block

@@ -88,13 +88,8 @@ def placed(pieces: Sequence[Piece], layout: Layout) -> tuple[Piece, ...]:
     return tuple(piece._replace(offset=spec.offset) for piece, spec in zip(pieces, layout.tensors, strict=True))
 
 
-def to_wire(pieces: Iterable[Piece]) -> list[Any]:
-    """Return the pieces as plain data."""
-    return [list(piece) for piece in pieces]
-
-
 def from_wire(rows: Iterable[Any]) -> list[Piece]:
-    """Return the pieces from the plain data that `to_wire` has made."""
+    """Return the pieces that a message has brought: msgpack makes lists of tuples."""
     return [Piece(name, rank, tuple(shape), dtype, offset) for name, rank, shape, dtype, offset in rows]
 
 

@@ -19,25 +19,26 @@ DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Packer:
-    """Pack values; ``payload`` collects the bytes of their tensors, in order.
+def pack(value: Any, where: str = "") -> tuple[Any, list[memoryview]]:
+    """Return a value as plain data, and the bytes of its tensors, in order; ``where`` is its name for error messages.
 
-    >>> packer = Packer()
-    >>> plain = packer.pack({0: {"step": torch.tensor(3.0), "lr": (0.5, None)}})
-    >>> unpack(plain, memoryview(b"".join(packer.payload)))
+    Raises:
+        ConfigurationError: it contains something other than tensors, numbers, strings, None, and lists, tuples or maps of these.
+
+    >>> plain, payload = pack({0: {"step": torch.tensor(3.0), "lr": (0.5, None)}})
+    >>> unpack(plain, memoryview(b"".join(payload)))
     {0: {'step': tensor(3.), 'lr': (0.5, None)}}
     """
+    packer = _Packer()
+    return packer.pack(value, where), packer.payload
 
+
+class _Packer:
     def __init__(self) -> None:
         self.payload: list[memoryview] = []
         self._nbytes = 0
 
-    def pack(self, value: Any, where: str = "") -> Any:
-        """Return one value as plain data; ``where`` is its name for error messages.
-
-        Raises:
-            ConfigurationError: it contains something other than tensors, numbers, strings, None, and lists, tuples or maps of these.
-        """
+    def pack(self, value: Any, where: str) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, torch.Tensor):
@@ -63,7 +64,7 @@ class Packer:
 
 
 def unpack(plain: Any, payload: memoryview) -> Any:
-    """Return the value that `Packer.pack` has packed. Its tensors own their memory.
+    """Return the value that `pack` has packed. Its tensors own their memory.
 
     Raises:
         ProtocolError: plain data and payload do not fit each other.

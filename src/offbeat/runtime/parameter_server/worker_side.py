@@ -27,17 +27,13 @@ from offbeat.runtime.job.loading import checksum, too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.parameter_server.exchange import Exchange
 from offbeat.runtime.parameter_server.interrupts import Interrupts
-from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
-from offbeat.runtime.worker.siblings import Sibling
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message, SharedMemory
-from offbeat.transport.hub import SocketHub
 from offbeat.types import Epoch, Version, WireFormat
 
 
@@ -46,8 +42,7 @@ class WorkerSession(JobSession):
 
     Args:
         local_only: why this optimizer cannot step on servers, if so: then only a rule that exchanges parameters will do.
-        siblings: see `JobSession`.
-        hub: the connections of this worker; None: a hub of its own.
+        siblings, hub: see `JobSession`.
         wire, grouped: see `Exchange`.
 
     Raises:
@@ -64,35 +59,33 @@ class WorkerSession(JobSession):
         *,
         stop_on_nonfinite: bool = False,
         local_only: str | None = None,
-        siblings: list[Sibling] | None = None,
+        siblings: list[JobSession] | None = None,
         hub: Hub | None = None,
         wire: WireFormat = "float32",
         grouped: bool = False,
     ) -> None:
-        link = WorkerConnection(
-            hub if hub is not None else SocketHub(settings.token),
-            settings.worker,
-            settings.servers,
-            layout.spans(len(settings.servers), spec.elementwise),
-            {
+        super().__init__(
+            settings,
+            layout,
+            model,
+            optimizer,
+            servers=settings.servers,
+            spans=layout.spans(len(settings.servers), spec.elementwise),
+            at_once={
                 "parameters": self._on_parameters,
                 "block": self._on_block,
                 "provide": lambda _: self._exchange.provide(),
                 "buffers": lambda message: self._exchange.buffers.write(message.header["layout"], message.payload),
                 "interrupt": self._on_interrupt,
                 "unused": lambda message: self._exchange.unused(message.header["incarnation"]),
-                "checkpoint": self._on_checkpoint,
-                "resume_part": self._on_resume,
-                "goes_on": self._on_goes_on,
-                "job_over": self._on_job_over,
             },
-            settings.timeout_s / 10,
-            servers_return=settings.servers_return,
-            standbys=settings.standbys,
+            anywhere=False,
+            own_state=lambda: self._exchange.averaging is not None,
+            hub=hub,
+            stop_on_nonfinite=stop_on_nonfinite,
+            local_only=local_only,
+            siblings=siblings,
         )
-        checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=lambda: self._exchange.averaging is not None)
-        super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
-        self._optimizer = optimizer
         self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire, grouped=grouped)
         self.flat.watch = self.watch
         self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once, self.contents)
@@ -204,11 +197,7 @@ class WorkerSession(JobSession):
             with self.phases.within(Phase.OWN):
                 self.link.linger(lateness(self._settings, self.steps, self.version), unless=self._interrupts.now)
         done = self.progress.done
-        leases, counted = self.consume()
-        self._exchange.flat.stepped()
-        counted = self._weight(samples, counted)
-        loss, self._loss = self._loss, None
-        self._stepped(self._exchange.flat, leases, counted, nonfinite)
+        leases, counted, loss = self._use_gradient(samples, nonfinite)
         if self._exchange.averaging is None:
             self._glance_for_interrupts()
         else:
@@ -331,14 +320,7 @@ class WorkerSession(JobSession):
 
     @library_call
     def snapshot(self) -> Snapshot:
-        pull = self._exchange.averaging is None
-        while True:
-            self.link.expect_states()
-            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": pull})
-            answer = self.link.answer("place")
-            if answer is not None:
-                break
-            self._admitted()
+        answer = self._places(pull=self._exchange.averaging is None)
         if answer.header["released"]:
             self._admitted()
             state = self._exchange.assembled()

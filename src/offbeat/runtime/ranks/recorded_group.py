@@ -67,8 +67,7 @@ class RecordedGroup(Group):
         return self._group.memory
 
     def follow(self, start: int) -> list[Entry]:
-        nothing: list[Entry] = []
-        found: list[Any] = self._survival.ask(lambda: self._group.follow(start), nothing)
+        found: list[Any] = self._survival.ask(lambda: self._group.follow(start), [])
         return [entry if isinstance(entry, Entry) else _entry(*entry) for entry in found]
 
     def measured(self, seconds: Seconds) -> Seconds:
@@ -78,8 +77,7 @@ class RecordedGroup(Group):
         return bool(self._survival.ask(lambda: self._group.present(rank), False))
 
     def ticket(self, rank: WorkerId) -> list[int]:
-        none: list[int] = []
-        return list(self._survival.ask(lambda: self._group.ticket(rank), none))
+        return list(self._survival.ask(lambda: self._group.ticket(rank), []))
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
         self._survival.ask(lambda: self._group.begin(ranks), None)

@@ -14,7 +14,7 @@ import torch
 from offbeat.core.phases import UNMEASURED, Phase, PhaseClock
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.loading import checksum
-from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.runtime.job.packing import pack, unpack
 from offbeat.runtime.ranks.hyperparameters import SCHEDULED, PiggybackedHyperparameters
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import DTYPES, Layout, Memory, elements, view
@@ -235,11 +235,10 @@ class Replica:
         Raises:
             ConfigurationError: the optimizer's state contains something that is neither a tensor nor a number.
         """
-        packer = Packer()
         self._store()
         state = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
         groups = [{key: group[key] for key in self._lasting(group)} for group in self._optimizer.param_groups]
-        plain = packer.pack(
+        plain, payload = pack(
             {
                 "parameters": torch.frombuffer(self._pull.view, dtype=torch.uint8),
                 "state": [dict(entry) for entry in state],
@@ -248,7 +247,7 @@ class Replica:
             },
             "the optimizer's state",
         )
-        return plain, list(packer.payload)
+        return plain, list(payload)
 
     def take(self, plain: Any, payload: memoryview) -> None:
         """Set parameters, optimizer state and known hyperparameters from what `give` returned on another rank.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -29,18 +29,15 @@ from offbeat.runtime.job.loading import too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
-from offbeat.runtime.worker.checkpoint_parts import LOOK_S, PARTS_S
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
+from offbeat.runtime.worker.job_checkpoints import LOOK_S, PARTS_S
 from offbeat.runtime.worker.job_session import JobSession, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
-from offbeat.runtime.worker.siblings import Sibling
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Hub, Message, SharedMemory
-from offbeat.transport.hub import SocketHub
 from offbeat.types import Epoch, LeaseId, Version, WorkerId
 
 PartOf: TypeAlias = Callable[
@@ -53,8 +50,7 @@ class RankSession(JobSession):
     """One rank's part in a job without servers, from `join` on. The owner of its process calls `follow_process` before that.
 
     Args:
-        siblings: see `JobSession`.
-        hub: the connections of this rank; None: a hub of its own.
+        siblings, hub: see `JobSession`.
         grouped: see `Replica`.
         part_of: which part the rank takes, by the rule of the job that has welcomed it.
 
@@ -72,37 +68,34 @@ class RankSession(JobSession):
         *,
         stop_on_nonfinite: bool = False,
         local_only: str | None = None,
-        siblings: list[Sibling] | None = None,
+        siblings: list[JobSession] | None = None,
         hub: Hub | None = None,
         grouped: bool = False,
         part_of: PartOf,
     ) -> None:
-        link = WorkerConnection(
-            hub if hub is not None else SocketHub(settings.token),
-            settings.worker,
-            settings.servers[:1],
-            [],
-            {
+        super().__init__(
+            settings,
+            layout,
+            model,
+            optimizer,
+            servers=settings.servers[:1],
+            spans=[],
+            at_once={
                 "parameters": self._on_parameters,
                 "provide": self._on_provide,
                 "donate": self._on_donate,
                 "meet": self._on_meet,
                 "chief": self._on_chief,
-                "checkpoint": self._on_checkpoint,
-                "resume_part": self._on_resume,
-                "goes_on": self._on_goes_on,
-                "job_over": self._on_job_over,
                 "buffers": lambda message: self._buffers.write(message.header["layout"], message.payload),
             },
-            settings.timeout_s / 10,
-            servers_return=settings.servers_return,
             anywhere=True,
-            standbys=settings.standbys,
+            own_state=lambda: False,
+            hub=hub,
+            stop_on_nonfinite=stop_on_nonfinite,
+            local_only=local_only,
+            siblings=siblings,
         )
-        checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=lambda: False)
-        super().__init__(settings, link, checkpoints, stop_on_nonfinite=stop_on_nonfinite, local_only=local_only, siblings=siblings)
         self._terms = {"layout": layout.to_wire(), "optimizer": spec.to_wire()}
-        self._optimizer = optimizer
         self._replica = Replica(layout, model, optimizer, self.worker, self.workers, grouped=grouped)
         self._buffers = ModelBuffers(model)
         self._numbers = itertools.count(time.time_ns())
@@ -236,6 +229,15 @@ class RankSession(JobSession):
         if self._mine.others_decide:
             self._coordinator.send({"kind": "outside", "incarnation": self.link.incarnation, "reason": str(why)})
 
+    @contextmanager
+    def _back_if_fenced(self) -> Iterator[None]:
+        """Come back to the rounds if the body of the ``with`` finds that they go on without this rank."""
+        try:
+            yield
+        except Fenced as error:
+            self._fall_out(error)
+            self._admitted()
+
     def _rejoin(self) -> None:
         # What was stale before and is not outstanding any more has been pushed, or lost with the round in which it was used.
         self._stale = {grant.lease for grant in self._outstanding}
@@ -318,11 +320,8 @@ class RankSession(JobSession):
     @library_call
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
         self._mine.restore(again=True)
-        try:
+        with self._back_if_fenced():
             self._start()
-        except Fenced as error:
-            self._fall_out(error)
-            self._admitted()
         return super().take(pool, epoch, size, batch)
 
     def _voided(self, number: Version) -> None:
@@ -343,22 +342,15 @@ class RankSession(JobSession):
         with self.phases.within(Phase.OWN):
             self.link.linger(lateness(self._settings, self.steps, self.version), unless=lambda: False)
         self.link.glance()
-        leases, counted = self.consume()
-        self._replica.flat.stepped()
-        counted = self._weight(samples, counted)
-        loss, self._loss = self._loss, None
-        self._stepped(self._replica.flat, leases, counted, nonfinite)
+        leases, counted, loss = self._use_gradient(samples, nonfinite)
         self._mine.restore()
-        try:
+        with self._back_if_fenced():
             self._start()
             self._tell(Advanced(self.version))
             try:
                 self._tell(Stepped(leases, counted, loss, nonfinite))
             finally:  # also where Ctrl-C has ended the round for this rank
                 self._resume()
-        except Fenced as error:
-            self._fall_out(error)
-            self._admitted()
         self.link.heed_notice()
 
     def _push(self, push: Pushed) -> None:
@@ -395,13 +387,10 @@ class RankSession(JobSession):
         self._end_loading()
         if not self._samples.finish():
             self._hear()
-            try:
+            with self._back_if_fenced():
                 self._start()
                 self._mine.pull()
                 self.version = self._mine.version
-            except Fenced as error:
-                self._fall_out(error)
-                self._admitted()
 
     # State.
 
@@ -413,21 +402,14 @@ class RankSession(JobSession):
         """
         until = time.monotonic() + PARTS_S
         while True:
-            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": False})
-            answer = self.link.answer("place")
-            if answer is None:
-                self._admitted()
-            elif answer.header["version"] >= self.version or time.monotonic() > until:
+            answer = self._places(pull=False)
+            if answer.header["version"] >= self.version or time.monotonic() > until:
                 break
-            else:
-                time.sleep(LOOK_S)
+            time.sleep(LOOK_S)
         if not self._may_load and not self._fenced:
-            try:
+            with self._back_if_fenced():
                 self._mine.catch_up(answer.header["version"])
                 self.version = self._mine.version
-            except Fenced as error:
-                self._fall_out(error)
-                self._admitted()
         return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), self._parts_of_others())
 
     @library_call

@@ -65,7 +65,7 @@ class Answers:
             return self.given.pop(number, implied)
         found = live()
         if found != implied:
-            self._note(number, found)
+            self._write([ANSWER, number, found])
         self._word[0] = self.count
         return found
 
@@ -88,11 +88,8 @@ class Answers:
 
     def note_lost(self, number: int, answer: Any) -> None:
         """Write the answer of a change that is almost complete."""
-        self._note(number, answer)
+        self._write([ANSWER, number, answer])
 
     def _begun(self) -> int:
         self.count += 1
         return self.count - 1
-
-    def _note(self, number: int, answer: Any) -> None:
-        self._write([ANSWER, number, answer])

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copyreg import __newobj__ as _newobj  # type: ignore[attr-defined]
 from functools import lru_cache, partial
 from pathlib import PurePath
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import msgpack  # type: ignore[import-untyped]
@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from offbeat.errors import ProtocolError
+from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import address_of
 
@@ -70,23 +71,12 @@ _FACTORIES: Final = {(kind.__module__, kind.__name__): kind for kind in (int, fl
 _BROKEN: Final = (AttributeError, TypeError, ValueError, LookupError, ImportError, ArithmeticError, RecursionError, AssertionError)
 
 
-class Kept(Protocol):
-    """Memory that the next process gets by name; see `recovery.keeper.Keeper`."""
-
-    def place_of(self, memory: Any) -> Sequence[Any] | None:
-        """Return the place of memory as plain data, beginning with the name of its block; None: it is in no such block."""
-
-    def at(self, *place: Any) -> Any:
-        """Return the memory at a place."""
-
-
-def dumps(state: Any, parts: Mapping[str, Any], kept: Kept | None = None) -> tuple[bytes, list[memoryview]]:
+def dumps(state: Any, parts: Mapping[str, Any]) -> tuple[bytes, list[memoryview]]:
     """Return a state as a table, and the blocks of memory that belong to it. The blocks are views of the memory itself.
 
     Args:
         state: any objects.
         parts: objects that each process makes for itself, by name; the table refers to them by name.
-        kept: memory to which the table refers by name.
 
     Raises:
         TypeError: something in the state is not plain data, such as a lambda or an open file.
@@ -96,19 +86,20 @@ def dumps(state: Any, parts: Mapping[str, Any], kept: Kept | None = None) -> tup
     >>> again, again["one"] is again["same"]
     ({'one': [1, 'two'], 'same': [1, 'two']}, True)
     """
-    return _written(_Writer(parts, kept), state)
+    return _Writer(parts, None).write(state)
 
 
 def loads(
     data: bytes | memoryview,
     blocks: Sequence[memoryview],
     parts: Mapping[str, Any],
-    kept: Kept | None = None,
+    kept: Keeper | None = None,
     packages: frozenset[str] = PACKAGES,
 ) -> Any:
-    """Return the state that `dumps` was given, with its memory in ``blocks``. ``parts`` and ``kept`` are those of this process.
+    """Return the state that `dumps` was given, with its memory in ``blocks``. ``parts`` are those of this process.
 
     Args:
+        kept: the memory of this process to which the table refers by name; see `freeze`.
         packages: the packages of offbeat whose classes may have objects in the table.
 
     Raises:
@@ -121,20 +112,23 @@ def loads(
         raise ProtocolError(f"a state that cannot be read: {type(error).__name__}: {error}") from error
 
 
-def freeze(state: Any, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = None) -> tuple[bytes, set[str]]:
-    """Return a state with its memory as bytes, and the names of the kept blocks in it. Arguments and errors are those of `dumps`.
+def freeze(state: Any, parts: Mapping[str, Any] = NOTHING, kept: Keeper | None = None) -> tuple[bytes, set[str]]:
+    """Return a state with its memory as bytes, and the names of the kept blocks in it. Other arguments and errors are those of `dumps`.
+
+    Args:
+        kept: memory that the next process gets by name; the table refers to it by name, and does not have its bytes.
 
     >>> data, _ = freeze({"memory": memoryview(b"12345678")[2:4]})
     >>> bytes(thaw(data)["memory"])
     b'34'
     """
     writer = _Writer(parts, kept)
-    table, blocks = _written(writer, state)
+    table, blocks = writer.write(state)
     return msgpack.packb([table, *blocks]), writer.names
 
 
 def thaw(
-    data: bytes | memoryview, parts: Mapping[str, Any] = NOTHING, kept: Kept | None = None, packages: frozenset[str] = PACKAGES
+    data: bytes | memoryview, parts: Mapping[str, Any] = NOTHING, kept: Keeper | None = None, packages: frozenset[str] = PACKAGES
 ) -> Any:
     """Return, in another process, the state that `freeze` was given. Arguments and errors are those of `loads`."""
     try:
@@ -143,13 +137,6 @@ def thaw(
     except (*_BROKEN, msgpack.UnpackException) as error:
         raise ProtocolError(f"a state that cannot be read: {type(error).__name__}: {error}") from error
     return loads(table, memory, parts, kept, packages)
-
-
-def _written(writer: _Writer, state: Any) -> tuple[bytes, list[memoryview]]:
-    root = writer.ref(state)
-    rows = list(writer.rows())
-    firsts, blocks = writer.blocks()
-    return msgpack.packb([root, rows, firsts]), blocks
 
 
 class _Base:
@@ -174,7 +161,7 @@ class _Base:
 class _Writer:
     """Number objects in the order in which they are reached, and write one row for each."""
 
-    def __init__(self, parts: Mapping[str, Any], kept: Kept | None) -> None:
+    def __init__(self, parts: Mapping[str, Any], kept: Keeper | None) -> None:
         self._parts = {id(part): name for name, part in parts.items()}
         self._kept = kept
         self.names: set[str] = set()
@@ -185,7 +172,14 @@ class _Writer:
         self._bases: dict[int, _Base] = {}
         """By ``id`` of the owner of the memory."""
 
-    def ref(self, value: Any) -> Any:
+    def write(self, state: Any) -> tuple[bytes, list[memoryview]]:
+        """Return the table of a state: its root, all rows, and where each block begins in its owner's memory, in bytes; and the blocks."""
+        root = self._ref(state)
+        rows = list(self._rows())
+        parts = [base.part() for base in self._bases.values()]
+        return msgpack.packb([root, rows, [first for first, _ in parts]]), [block for _, block in parts]
+
+    def _ref(self, value: Any) -> Any:
         """Return a value's form in a row: the value itself, or a list with the number of an object."""
         kind = type(value)
         if kind in _ATOMS or (kind is int and value in _WHOLE):
@@ -196,20 +190,15 @@ class _Writer:
             self._met.append(value)
         return [number]
 
-    def rows(self) -> Iterator[list[Any]]:
+    def _rows(self) -> Iterator[list[Any]]:
         """Yield the row of each object. Writing a row may add further objects."""
         number = 0
         while number < len(self._met):
             yield self._row(self._met[number])
             number += 1
 
-    def blocks(self) -> tuple[list[int], list[memoryview]]:
-        """Return where each block begins in its owner's memory, in bytes, and the blocks."""
-        parts = [base.part() for base in self._bases.values()]
-        return [first for first, _ in parts], [block for _, block in parts]
-
     def _refs(self, values: Iterable[Any]) -> list[Any]:
-        return [self.ref(value) for value in values]
+        return [self._ref(value) for value in values]
 
     def _row(self, value: Any) -> list[Any]:
         if (name := self._parts.get(id(value))) is not None:
@@ -226,13 +215,13 @@ class _Writer:
             case type() | types.FunctionType():
                 return ["named", *_name_of(value, _find)]
             case types.MethodType():
-                return ["method", self.ref(value.__self__), value.__name__]
+                return ["method", self._ref(value.__self__), value.__name__]
             case partial():
-                return ["partial", self.ref(value.func), self._refs(value.args), list(value.keywords), self._refs(value.keywords.values())]
+                return ["partial", self._ref(value.func), self._refs(value.args), list(value.keywords), self._refs(value.keywords.values())]
             case enum.Enum():
-                return ["enum", *_name_of(kind, _class), self.ref(value.value)]
+                return ["enum", *_name_of(kind, _class), self._ref(value.value)]
             case random.Random() if kind is random.Random:
-                return ["random", self.ref(value.getstate())]
+                return ["random", self._ref(value.getstate())]
             case np.ndarray() | np.generic():
                 if value.dtype.hasobject or value.dtype.names is not None:
                     raise TypeError(f"an array of {value.dtype}, which is no array of numbers")
@@ -257,7 +246,7 @@ class _Writer:
         if isinstance(value, dict | WeakKeyDictionary):
             items = list(value.items())
             factory = value.default_factory if isinstance(value, defaultdict) else None
-            return [kind.__name__, self.ref(factory), self._refs(key for key, _ in items), self._refs(one for _, one in items)]
+            return [kind.__name__, self._ref(factory), self._refs(key for key, _ in items), self._refs(one for _, one in items)]
         if kind is frozenset and not _is_whole(value):  # the reader would make it before its members have the values that they compare by
             raise TypeError("a frozenset of more than numbers, texts, tuples of them, and members of enumerations")
         return [kind.__name__, value.maxlen if isinstance(value, deque) else None, self._refs(value)]
@@ -293,7 +282,7 @@ class _Reader:
         firsts: list[int],
         blocks: Sequence[memoryview],
         parts: Mapping[str, Any],
-        kept: Kept | None,
+        kept: Keeper | None,
         packages: frozenset[str],
     ) -> None:
         self._rows, self._firsts, self._blocks, self._parts = rows, firsts, blocks, parts

@@ -13,7 +13,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.runtime.recovery.answers import ANSWER, Answers
 from offbeat.runtime.recovery.input_log import LOG_NBYTES, InputLog, LogFull
 from offbeat.runtime.recovery.keeper import APART_NBYTES, LOG, Keeper
-from offbeat.runtime.recovery.sessions import SUPERVISOR, SessionLinks
+from offbeat.runtime.recovery.sessions import SessionLinks
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.transport.link import STAMP, Link
 from offbeat.transport.shm import MemoryBlock
@@ -108,11 +108,9 @@ class Recorder(SessionLinks):
             return None
         from offbeat.runtime.recovery import plain_graph
 
-        supervisor = next(iter(self._at))
         whole = plain_graph.thaw(data, self._all(parts()), self.survival)
-        self._own, self.sessions, self.ended, self.survival.made, self.survival.answers.count, state = whole
-        self.supervisor = self._own[SUPERVISOR]
-        self._at = {supervisor: self.supervisor}
+        own, sessions, self.ended, self.survival.made, self.survival.answers.count, state = whole
+        self._take_over(own, sessions)
         return state
 
     def _all(self, parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,10 +122,7 @@ class Recorder(SessionLinks):
 
     def again(self, record: list[Any]) -> tuple[Link, Message]:
         """Return the link and the message of a record that `message` has written, and bring the link to that message."""
-        _, _, session, received, delivered, header, payload, names = record
-        link = self.named(session)
-        link.note(received)
-        link.forget(delivered)
+        link, (header, payload, names) = self._brought_to(record)
         memory: tuple[SharedMemory, ...] = tuple(self.survival[name] for name in names)
         data = self.survival[payload].view if isinstance(payload, str) else memoryview(bytearray(payload))
         return link, Message(header, data, memory)

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVa
 import msgpack  # type: ignore[import-untyped]
 
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.runtime.recovery.sessions import SUPERVISOR, SessionLinks
+from offbeat.runtime.recovery.sessions import SessionLinks
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.link import Link
@@ -96,7 +96,8 @@ class Replica(Survival):
         """At the standby: memory reserved for blocks of which `on_bytes` has handled no part yet."""
         self._free: deque[tuple[int, memoryview]] = deque()
         """Memory for sums, each with the position of the record that must be committed before the memory is reused; 0: no record must."""
-        self._results: deque[Any] = deque()
+        self.leaders_results: deque[Any] = deque()
+        """At the standby: results of `ask` that the leader got while it handled the next record."""
         self.results: list[Any] = []
         """At the leader: results of `ask` since the last record."""
 
@@ -185,9 +186,9 @@ class Replica(Survival):
         if not self.replays:
             self.results.append(found := live())
             return found
-        if not self._results:
+        if not self.leaders_results:
             raise ProtocolError("the leader sent no measurements where some were to come")
-        return self._results.popleft()  # type: ignore[no-any-return]
+        return self.leaders_results.popleft()  # type: ignore[no-any-return]
 
     # At the standby.
 
@@ -245,10 +246,6 @@ class Replica(Survival):
         self.replays, self._of_fold = False, None
         for follower in self.followers:
             follower.abandon()
-
-    def on_results(self, results: list[Any]) -> None:
-        """Keep the results of `ask` that the leader got while it handled the next record."""
-        self._results.extend(results)
 
 
 class StreamRecorder(SessionLinks):
@@ -412,7 +409,7 @@ class StreamRecorder(SessionLinks):
         try:
             for record in unpacker:
                 if record[0] == "measured":
-                    self.survival.on_results(record[1])
+                    self.survival.leaders_results.extend(record[1])
                 else:
                     yield record
         except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
@@ -424,10 +421,7 @@ class StreamRecorder(SessionLinks):
 
         table, *blocks = self.survival.given(header["blocks"])
         whole = loads(table, blocks, {**parts, "commit": self.commit, "replica": self.survival})
-        supervisor = next(iter(self._at))
-        self._own, self.sessions = whole["links"], whole["sessions"]
-        self.supervisor = self._own[SUPERVISOR]
-        self._at = {supervisor: self.supervisor}
+        self._take_over(whole["links"], whole["sessions"])
         self.commit.position = header["at"] + 1
         self.commit.sent, self.survival.count = header["done"]
         return whole["server"]
@@ -443,10 +437,7 @@ class StreamRecorder(SessionLinks):
 
     def again(self, record: list[Any]) -> tuple[Link, Message]:
         """Return the link and the message of a record that `message` has written, and bring the link to that message."""
-        _, _, session, received, delivered, header, payload = record
-        link = self.named(session)
-        link.note(received)
-        link.forget(delivered)
+        link, (header, payload) = self._brought_to(record)
         if header.get("kind") in CARRYING:
             link.keep_carried()
         return link, Message(header, memoryview(bytearray(payload)), ())

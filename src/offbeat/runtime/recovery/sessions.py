@@ -49,6 +49,21 @@ class SessionLinks:
         """Log a message before it is handled. Returns the message to handle, which may be a copy."""
         raise NotImplementedError
 
+    def _take_over(self, own: dict[str, Link], sessions: dict[str, Link]) -> None:
+        """Go on with the links of another process of this server. The socket to the supervisor is this process's own."""
+        supervisor = next(iter(self._at))
+        self._own, self.sessions = own, sessions
+        self.supervisor = own[SUPERVISOR]
+        self._at = {supervisor: self.supervisor}
+
+    def _brought_to(self, record: list[Any]) -> tuple[Link, list[Any]]:
+        """Bring a link to the message of a record that `message` has written. Returns the link, and what the record has of the message."""
+        _, _, session, received, delivered, *content = record
+        link = self.named(session)
+        link.note(received)
+        link.forget(delivered)
+        return link, content
+
     def named(self, session: str) -> Link:
         """Return a link by its session name. Raises `KeyError`."""
         return self._own[session] if session in self._own else self.sessions[session]

@@ -10,7 +10,7 @@ Who calls whom::
           +-- connection.py     connections to all servers, heartbeat, waits; sorts messages that arrive
           +-- core/worker.py    Worker: decides when to push, ask, give up and join again; the session carries that out
           +-- siblings.py       Siblings: the sessions of one process, which are tended while it waits with one of them
-          +-- checkpoint_parts.py  fetches the parts of a checkpoint that other workers have handed in
+          +-- job_checkpoints.py  hands in parts of checkpoints, and fetches those of other workers
           +-- samples.py        follows the epochs that the script takes part in
           +-- script_writes.py  notices that the script writes to the parameters itself
           +-- process_end.py    handles the script's end, an exception and SIGTERM

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, NoReturn
 
 from offbeat.core.phases import UNMEASURED, Phase, PhaseClock
 from offbeat.errors import JobError, RefusedError
@@ -24,33 +24,8 @@ from offbeat.transport.base import Address, Closed, Connection, Hub, Message, Sh
 from offbeat.transport.link import Link
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
 
-AtOnce: TypeAlias = Mapping[
-    Literal[
-        "parameters",
-        "block",
-        "provide",
-        "buffers",
-        "interrupt",
-        "unused",
-        "donate",
-        "meet",
-        "chief",
-        "checkpoint",
-        "resume_part",
-        "goes_on",
-        "job_over",
-    ],
-    Callable[[Message], None],
-]
-"""By kind of message: the session's handler, called as soon as the message is read."""
-
-
-class Decoder(Protocol):
-    """Decode parameters that have arrived over a connection; ``exact``: they are float32, whatever the wire format."""
-
-    def __call__(self, *, exact: bool) -> None: ...
-
-
+MAIL: Final = ("welcome", "attached", "grant", "no_more", "epoch_ended", "barrier_passed", "farewell", "place", "parts")
+"""Kinds of messages that are kept until the session waits for them."""
 LOOK_S: Seconds = 0.25
 """Seconds between two checks of the server links while the script computes."""
 BY_NOTICE = 128 + signal.SIGTERM
@@ -65,7 +40,8 @@ class WorkerConnection:
         worker: this worker's number.
         addresses: the servers' addresses, by server number.
         spans: the span of each server's shard in the layout, as start and stop in bytes.
-        at_once: the session's handler for each kind of message that is not kept for a wait.
+        at_once: by kind of message: the session's handler, called as soon as the message is read. It has no handler for the kinds that
+            this class handles alone, and for `MAIL`.
         beat_s: seconds between two heartbeats, from the hello on.
         servers_return: True: await a server that restarts in a new process, over connections that share memory.
         anywhere: True: await a restarted server over connections that do not share memory, too.
@@ -81,7 +57,7 @@ class WorkerConnection:
         worker: WorkerId,
         addresses: Sequence[Address],
         spans: Sequence[tuple[int, int]],
-        at_once: AtOnce,
+        at_once: Mapping[str, Callable[[Message], None]],
         beat_s: Seconds,
         *,
         servers_return: bool = False,
@@ -111,8 +87,9 @@ class WorkerConnection:
         self.hub, self._spans, self._at_once = hub, spans, at_once
         self.interface = self.coordinator.interface or addresses[0].tcp[0]
         """The network interface at which other hosts reach this process."""
-        self.decoders: dict[Connection, Decoder] = {}
-        """By server connection that encodes: decodes parameters as soon as they have arrived."""
+        self.decoders: dict[Connection, Callable[..., None]] = {}
+        """By server connection that encodes: decodes parameters as soon as they have arrived; ``exact``: they are float32, whatever the
+        wire format."""
         self._serials: dict[Connection, int] = {}
         """By server connection: the newest release that the server has delivered."""
         self._seen = 0
@@ -385,20 +362,6 @@ class WorkerConnection:
             case "block":
                 connection.send({"kind": "got"})
                 self._at_once["block"](message)
-            case (
-                "provide"
-                | "buffers"
-                | "interrupt"
-                | "unused"
-                | "donate"
-                | "meet"
-                | "chief"
-                | "checkpoint"
-                | "resume_part"
-                | "goes_on"
-                | "job_over" as kind
-            ):
-                self._at_once[kind](message)
             case "joined":
                 self.incarnation = header["incarnation"]
             case "fence":
@@ -411,5 +374,7 @@ class WorkerConnection:
                 self._states[connection] = message
             case "noted":
                 pass
-            case "welcome" | "attached" | "grant" | "no_more" | "epoch_ended" | "barrier_passed" | "farewell" | "place" | "parts" as kind:
+            case kind if kind in MAIL:
                 self._mail[kind] = message
+            case kind:
+                self._at_once[kind](message)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Final
 
 import torch
 
@@ -17,32 +16,17 @@ EVENTS: Final = 256
 """Most events between two pushes; with more, the phases of the account are not separated."""
 
 
-class Event(Protocol):
-    """The part of ``torch.cuda.Event`` that `DevicePhases` uses."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def elapsed_time(self, end: Any) -> float: ...
-
-
 class DevicePhases:
-    """Mark the beginnings of phases in the device's stream.
+    """Mark the beginnings of phases in the current stream of a device.
 
     Args:
         event: makes an event that records its time.
     """
 
-    def __init__(self, event: Callable[[], Event]) -> None:
+    def __init__(self, event: Callable[[], torch.cuda.Event]) -> None:
         self._make = event
-        self._free: list[Event] = []
-        self._marks: list[tuple[Phase, Event]] = []
-
-    @classmethod
-    def of_cuda(cls) -> DevicePhases:
-        """Return an object that marks the current CUDA stream."""
-        return cls(partial(torch.cuda.Event, enable_timing=True))
+        self._free: list[torch.cuda.Event] = []
+        self._marks: list[tuple[Phase, torch.cuda.Event]] = []
 
     def begins(self, phase: Phase) -> None:
         """Mark that later work of the script on the device belongs to ``phase``."""

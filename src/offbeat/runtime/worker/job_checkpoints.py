@@ -7,18 +7,22 @@ last step, and the settings and schedulers as they are when the next step begins
 moment: when its first batch is dealt out, or else when its first step begins. The state overwrites what the script has done before, such as
 seeding. A part also has the settings that the script had at its own first batch. If a resumed script has others there, a line on stderr
 names the settings in use.
+
+A worker that writes the file of `offbeat.save` fetches the parts that other workers have handed in by that call: `parts_of_others`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-from offbeat.runtime.job.packing import Packer, unpack
+from offbeat.errors import warn
+from offbeat.runtime.job.packing import pack, unpack
 from offbeat.runtime.worker.changed_settings import differences
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.process_state import (
@@ -33,8 +37,14 @@ from offbeat.runtime.worker.process_state import (
     watch_schedulers,
 )
 from offbeat.tensors.layout import Layout
+from offbeat.tensors.optimizers import load_settings
 from offbeat.transport.base import Message
-from offbeat.types import FIRST_WORKER
+from offbeat.types import FIRST_WORKER, Seconds, Version, WorkerId
+
+PARTS_S: Final[Seconds] = 5.0
+"""Longest wait for the parts of other workers, in seconds."""
+LOOK_S: Final[Seconds] = 0.005
+"""The interval between two requests, in seconds."""
 
 
 class JobCheckpoints:
@@ -127,10 +137,7 @@ class JobCheckpoints:
         part = self._part()
         if chief:
             part["model"] = self._rest(frozen=not self._described)
-        packer = Packer()
-        plain = packer.pack(part, "this worker's part of the last checkpoint")
-        header = {"kind": "checkpoint_part", "version": 0, "final": True, "leaves": True, "part": plain}
-        self._link.coordinator.send(header, payload=packer.payload)
+        self._send(part, "this worker's part of the last checkpoint", version=0, final=True, leaves=True)
 
     def with_settings(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return an optimizer's ``state_dict`` with the group settings of the part to resume from, until `_restore` has set them."""
@@ -159,12 +166,13 @@ class JobCheckpoints:
         if wanted["rest"]:
             part = {**part, "model": self._rest(frozen=wanted["frozen"])}
             self._described = self._described or wanted["frozen"]
-        packer = Packer()
-        plain = packer.pack(part, "this worker's part of a checkpoint")
-        header = {"kind": "checkpoint_part", "version": wanted["version"], "final": final, "part": plain}
-        self._link.coordinator.send(header, payload=packer.payload)
+        self._send(part, "this worker's part of a checkpoint", version=wanted["version"], final=final)
         if final:
             self._wanted = self._held = None
+
+    def _send(self, part: Mapping[str, Any], what: str, **about: Any) -> None:
+        plain, payload = pack(part, what)
+        self._link.coordinator.send({"kind": "checkpoint_part", **about, "part": plain}, payload=payload)
 
     def _rest(self, *, frozen: bool) -> dict[str, Any]:
         """Return the model's untrained ``state_dict`` entries (``rest``), and the layout's name for each entry that is trained (``names``).
@@ -193,7 +201,7 @@ class JobCheckpoints:
         if "random" in part and self.random:
             set_random_state(part["random"])
         load_buffers([self.model], part["buffers"])
-        self._load_groups(part["groups"])
+        load_settings(self._optimizer, part["groups"], strict=False)
         load_schedulers(schedulers_of(self.optimizers), part["schedulers"])
         if "state" in part and self._own_state():
             groups = self._optimizer.state_dict()["param_groups"]
@@ -208,6 +216,33 @@ class JobCheckpoints:
         if self._link.worker == FIRST_WORKER and (lines := differences(now, before, part)):
             print(f"offbeat: resumed with the settings of the checkpoint, and not with the script's: {'; '.join(lines)}", file=sys.stderr)
 
-    def _load_groups(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        for group, settings in zip(self._optimizer.param_groups, saved, strict=False):
-            group.update({key: value for key, value in settings.items() if key != "params"})
+
+def parts_of_others(link: WorkerConnection, version: Version, nth: int) -> dict[WorkerId, dict[str, Any]]:
+    """Return the parts of this checkpoint that other workers have handed in, by worker.
+
+    Under lockstep rules, workers that may still reach the same `offbeat.save` are awaited, for `PARTS_S`. A warning names the missing.
+
+    Args:
+        link: connections of the worker that writes.
+        version, nth: the version of the checkpoint, and the number of earlier saves at that version.
+    """
+    until = time.monotonic() + PARTS_S
+    while True:
+        last = time.monotonic() > until
+        link.coordinator.send({"kind": "parts", "version": version, "nth": nth, "last": last})
+        answer = link.receive("parts")
+        awaited = answer.header["awaited"]
+        if not awaited or last:
+            break
+        time.sleep(LOOK_S)
+    if awaited:
+        workers = ", ".join(str(worker) for worker in awaited)
+        warn(
+            f"offbeat.save: worker {workers} has not called it within {PARTS_S:.0f} s, so the checkpoint lacks its random generators: "
+            "call offbeat.save on every worker"
+        )
+    parts, at = {}, 0
+    for worker, plain, nbytes in answer.header["parts"]:
+        parts[worker] = unpack(plain, answer.payload[at : at + nbytes])
+        at += nbytes
+    return parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any, Final
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from offbeat.core.batch_sizes import Deal
@@ -30,21 +31,22 @@ from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
 from offbeat.runtime.job.loading import frozen
 from offbeat.runtime.job.messages import METRICS_MAX
-from offbeat.runtime.job.packing import Packer
+from offbeat.runtime.job.packing import pack
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
-from offbeat.runtime.worker.checkpoint_parts import parts_of_others
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.job_checkpoints import JobCheckpoints
+from offbeat.runtime.worker.job_checkpoints import JobCheckpoints, parts_of_others
 from offbeat.runtime.worker.library_calls import TakesPart, library_call
 from offbeat.runtime.worker.phase_watch import Account, PhaseWatch
 from offbeat.runtime.worker.process_state import schedulers_of, watch_schedulers
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.script_writes import ScriptWrites
-from offbeat.runtime.worker.siblings import Sibling, Siblings
+from offbeat.runtime.worker.siblings import Siblings
 from offbeat.session import Barrier, LeasedRange, Place, Session
 from offbeat.tensors.flat import FlatModel
-from offbeat.transport.base import Message, SharedMemory
+from offbeat.tensors.layout import Layout
+from offbeat.transport.base import Address, Hub, Message, SharedMemory
+from offbeat.transport.hub import SocketHub
 from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
 
 METRIC_NAME_MAX: Final = 200
@@ -79,30 +81,63 @@ class JobSession(Session):
 
     Args:
         settings: the worker's settings, from its launcher.
-        link: the worker's connections.
-        checkpoints: hands in this worker's parts of checkpoints.
+        layout, model, optimizer: the parameters' layout, the model and the optimizer of this session.
+        servers: addresses of the servers that it connects to.
+        spans, at_once, anywhere: see `WorkerConnection`; this class has the handlers for checkpoints, and for the state of the job.
+        own_state: see `JobCheckpoints`.
+        hub: the connections of this worker; None: a hub of its own.
         siblings: the sessions of this process, one for each of its optimizers in the order in which they were made; `join` adds this one.
         stop_on_nonfinite: True: a gradient that is not finite ends the job.
         local_only: the reason for which this optimizer cannot step on servers; None: it can.
+
+    Raises:
+        JobError: a server cannot be reached.
     """
 
     tended = False
+    """True if the session has work to do while the process waits with any of its sessions; see `idle`."""
 
     def __init__(
         self,
         settings: WorkerSettings,
-        link: WorkerConnection,
-        checkpoints: JobCheckpoints,
+        layout: Layout,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
         *,
+        servers: Sequence[Address],
+        spans: Sequence[tuple[int, int]],
+        at_once: Mapping[str, Callable[[Message], None]],
+        anywhere: bool,
+        own_state: Callable[[], bool],
+        hub: Hub | None,
         stop_on_nonfinite: bool,
         local_only: str | None,
-        siblings: list[Sibling] | None,
+        siblings: list[JobSession] | None,
     ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
+        self._optimizer = optimizer
+        link = WorkerConnection(
+            hub if hub is not None else SocketHub(settings.token),
+            settings.worker,
+            servers,
+            spans,
+            {
+                **at_once,
+                "checkpoint": self._on_checkpoint,
+                "resume_part": self._on_resume,
+                "goes_on": self._on_goes_on,
+                "job_over": self._on_job_over,
+            },
+            settings.timeout_s / 10,
+            servers_return=settings.servers_return,
+            anywhere=anywhere,
+            standbys=settings.standbys,
+        )
         self._settings, self.link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
         self.in_step = False
-        self.checkpoints = checkpoints
+        """True while the script is inside this session's `step`."""
+        self.checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=own_state)
         self._siblings = Siblings([] if siblings is None else siblings)
         self._seen = 0
         """Steps that the session with the sampler had made when this session made its last one."""
@@ -514,11 +549,24 @@ class JobSession(Session):
 
     # Reports to the coordinator.
 
-    def _stepped(self, flat: FlatModel, leases: tuple[LeaseId, ...], samples: int, nonfinite: str | None) -> None:
-        """Count a step whose gradient is in ``flat``, computed over this many samples (0: unknown)."""
+    def _use_gradient(self, samples: int | None, nonfinite: str | None) -> tuple[tuple[LeaseId, ...], int, float | None]:
+        """Count a step with the gradient in `flat`.
+
+        Args:
+            samples: from the script; None: not given.
+            nonfinite: the tensor whose gradient is not finite; None: none is.
+
+        Returns:
+            The leases of the gradient's samples, their number (0: unknown), and the loss that the script has logged.
+        """
+        leases, counted = self.consume()
+        self.flat.stepped()
+        counted = self._weight(samples, counted)
+        loss, self._loss = self._loss, None
         self.steps += 1
         if not leases and self.workers > 1:
-            self._first.note(self.steps, lambda: None if nonfinite else flat.digest(), known=samples > 0 or self.has_sampler)
+            self._first.note(self.steps, lambda: None if nonfinite else self.flat.digest(), known=counted > 0 or self.has_sampler)
+        return leases, counted, loss
 
     def _finite(self, nonfinite: str | None) -> str | None:
         """Return the name of the tensor whose gradient is not finite, None: none. Ends the job instead where it stops on such a gradient.
@@ -543,19 +591,23 @@ class JobSession(Session):
     # Checkpoints.
 
     def place(self, pool: int) -> dict[str, Any] | None:
+        places: dict[int, dict[str, Any]] = dict(self._places(pull=False).header["places"])
+        return places.get(pool)
+
+    def _places(self, *, pull: bool) -> Message:
+        """Return the coordinator's answer to a question for the places of all samplers; ``pull``: the servers send their states too."""
         while True:
-            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": False})
+            self.link.expect_states()
+            self._coordinator.send({"kind": "place", "incarnation": self.link.incarnation, "pull": pull})
             if (answer := self.link.answer("place")) is not None:
-                places = dict(answer.header["places"])
-                return places.get(pool)
+                return answer
             self._admitted()
 
     @library_call
     def hand_in(self, part: dict[str, Any]) -> None:
-        packer = Packer()
-        plain = packer.pack(part, "this worker's part of a checkpoint")
+        plain, payload = pack(part, "this worker's part of a checkpoint")
         version, nth = self._next_save()
-        self._coordinator.send({"kind": "part", "version": version, "nth": nth, "part": plain}, payload=packer.payload)
+        self._coordinator.send({"kind": "part", "version": version, "nth": nth, "part": plain}, payload=payload)
 
     def _parts_of_others(self) -> dict[WorkerId, dict[str, Any]]:
         """Fetch the other workers' parts of the checkpoint that this worker writes."""

@@ -9,17 +9,21 @@ import functools
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from offbeat.types import Seconds
+
+if TYPE_CHECKING:
+    from offbeat.runtime.worker.job_session import JobSession
 
 HOLD_S: Seconds = 3.0
 """Seconds that a call may go on after Ctrl-C: the other workers got the signal too, so it usually ends by itself."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S", bound="JobSession")
 
 
 class Calls:
@@ -72,21 +76,6 @@ class TakesPart(Protocol):
     def after(self, call: str, result: Any) -> Any: ...
 
     def failed(self, call: str, error: BaseException) -> None: ...
-
-
-class _Linked(Protocol):
-    @property
-    def _calls(self) -> Calls: ...
-
-    @property
-    def group(self) -> TakesPart | None: ...
-
-    def entered(self) -> None: ...
-
-    def left(self) -> None: ...
-
-
-S = TypeVar("S", bound=_Linked)
 
 
 def own_mode() -> AbstractContextManager[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -43,10 +44,8 @@ class Links:
         """Server links without a socket: the monotonic time at which they count as lost, and the reason for which the last socket ended."""
         self._replicated: set[Link] = set()
         """Server links to servers with a standby, which reports when it leads."""
-        self._standbys: dict[Connection, Link] = {}
-        """By connection to a standby: the server link that moves to it once the standby leads."""
-        self._standby_at: dict[Link, Address] = {}
-        """Address of the standby of each server link's server."""
+        self._standbys: dict[Connection, tuple[Link, Address]] = {}
+        """By connection to a standby: the server link that moves to it once the standby leads, and the standby's address."""
         self._former: WeakSet[Connection] = WeakSet()
         """Connections that this end has closed; their messages may still be queued, and are ignored."""
         self._polls = threading.RLock()
@@ -115,16 +114,14 @@ class Links:
         link.may_overtake = True
         link.go_aside(connection)
         connection.send({"kind": "await", "session": link.session})
-        self._standbys[connection] = link
-        self._standby_at[link] = standby
+        self._standbys[connection] = link, standby
         return True
 
     def _on_new_standby(self, link: Link, text: str) -> None:
         """Connect to a server's new standby, in place of the connection to an earlier one."""
         (standby,) = read_addresses(text)
         # Reconnect even to the same address: a new process may have the earlier one's port.
-        self._standby_at.pop(link, None)
-        for connection in [connection for connection, waiting in self._standbys.items() if waiting is link]:
+        for connection in [connection for connection, (waiting, _) in self._standbys.items() if waiting is link]:
             del self._standbys[connection]
             self._former.add(connection)
             connection.close()
@@ -137,7 +134,8 @@ class Links:
 
     def replicated_at(self, link: Link) -> tuple[Address, Address | None]:
         """Return the addresses of the leader and the standby of a link's server, for `connect_replicated`; None: no standby is known."""
-        return self._addresses[link], self._standby_at.get(link)
+        at = [address for waiting, address in list(self._standbys.values()) if waiting is link]  # a list: another thread may call this
+        return self._addresses[link], at[0] if at else None
 
     def poll(self, timeout_s: Seconds | None) -> Arrivals:
         """Do as `Hub.poll`. A server link yields `Closed` only once its server has not come back."""
@@ -191,7 +189,7 @@ class Links:
             if connection in self._former:
                 continue  # it was queued when this end closed the connection
             if connection in self._standbys and isinstance(item, Message) and STAMP in item.header:
-                self._take(self._standbys[connection], item, arrived)
+                self._take(self._standbys[connection][0], item, arrived)
             elif connection in self._standbys:
                 self._from_standby(connection, item)
             elif link is None:
@@ -201,7 +199,7 @@ class Links:
             elif isinstance(item, Closed):
                 del self._at[connection]
                 link.cut()
-                gone = link in self._replicated and link not in self._standbys.values()
+                gone = link in self._replicated and all(waiting is not link for waiting, _ in self._standbys.values())
                 if gone or item.reason.startswith("refused"):
                     arrived.append((link, item))
                 else:
@@ -236,8 +234,7 @@ class Links:
 
     def _from_standby(self, connection: Connection, item: Message | Closed) -> None:
         """Move the link to a standby's connection once the standby leads, even if the former leader is only frozen."""
-        link = self._standbys.pop(connection)
-        address = self._standby_at.pop(link)
+        link, address = self._standbys.pop(connection)
         if isinstance(item, Closed):
             if link in self._cut:
                 self._cut[link] = 0.0, self._cut[link][1]
@@ -268,19 +265,15 @@ class Links:
             if link.closed:
                 del self._cut[link]
                 continue
-            if link in self._replicated:  # its standby reports when it leads
+            connection: Connection | None = None
+            if link not in self._replicated:  # the standby of a replicated server reports when it leads
+                with contextlib.suppress(JobError):
+                    connection = self._hub.connect(self._addresses[link])
+            if connection is None:
                 if time.monotonic() >= until:
                     del self._cut[link]
                     lost.append((link, Closed(reason)))
-                continue
-            try:
-                connection = self._hub.connect(self._addresses[link])
-            except JobError:
-                if time.monotonic() >= until:
-                    del self._cut[link]
-                    lost.append((link, Closed(reason)))
-                continue
-            if connection.shares_memory == link.shares_memory:
+            elif connection.shares_memory == link.shares_memory:
                 del self._cut[link]
                 self._go_over(link, connection)
             else:

@@ -43,30 +43,27 @@ LAUNCHERS = (
 )
 
 
-def hand_over(environment: Mapping[str, str] = os.environ, token: str | None = None) -> None:
+def hand_over(token: str | None) -> None:
     """Replace this process by an agent, which starts the script again, if another launcher has started several processes of it.
 
     The script's beginning runs twice, up to its first `DistributedOptimizer`; process 0 prints a line about it with the command to type. If
     the process cannot be replaced (a notebook, a child of ``multiprocessing``, variables that were set by hand), `refuse` is called.
 
     Args:
-        environment: of this process.
         token: the job's secret, if the user has given one; ``import offbeat`` has removed it from the environment.
 
     Raises:
         ConfigurationError: the process cannot be replaced; the message has the command to type.
     """
-    for launcher in LAUNCHERS:
-        size, rank = environment.get(launcher.size, ""), environment.get(launcher.rank, "")
-        if size.isdecimal() and rank.isdecimal():
-            break
-    else:
+    environment = os.environ
+    launcher = _detected(environment)
+    if launcher is None:
         return
     program = _program()
-    if int(size) < 2 or program is None or launcher.sign not in environment:
+    if int(environment[launcher.size]) < 2 or program is None or launcher.sign not in environment:
         refuse(environment)
         return
-    if int(rank) == 0:
+    if int(environment[launcher.rank]) == 0:
         print(
             f"offbeat: {launcher.name} has started this script itself; it is started again, by an agent, which restarts a worker that dies "
             f"and takes options such as --sync. To start it once, type: {launcher.start.format(script=' '.join(program))}",
@@ -77,6 +74,14 @@ def hand_over(environment: Mapping[str, str] = os.environ, token: str | None = N
     secret = {} if token is None else {TOKEN: token}
     command = [sys.executable, "-m", "offbeat.agent", *program, *sys.argv[1:]]
     os.execve(sys.executable, command, {**environment, **secret})
+
+
+def _detected(environment: Mapping[str, str]) -> _Launcher | None:
+    """Return the launcher that has started this process, by its variables; None: none of them has."""
+    for launcher in LAUNCHERS:
+        if all(environment.get(name, "").isdecimal() for name in (launcher.size, launcher.rank)):
+            return launcher
+    return None
 
 
 def _program() -> list[str] | None:
@@ -108,17 +113,16 @@ def refuse(environment: Mapping[str, str] = os.environ, script: str | None = Non
 each would train a model of its own. Let torchrun start the agent, which starts it: torchrun ... -m offbeat.agent train.py; or on \
 one machine type: offbeat run --workers 4 train.py
     """
-    for launcher in LAUNCHERS:
-        size, rank = environment.get(launcher.size, ""), environment.get(launcher.rank, "")
-        if not size.isdecimal() or not rank.isdecimal():
-            continue
-        name = script or os.path.basename(sys.argv[0]) or "train.py"
-        command = f"offbeat run --workers {max(2, int(size))} {name}"
-        if int(size) > 1:
-            raise ConfigurationError(
-                f"{launcher.name} has started {size} processes of this script ({launcher.size}={size}, {launcher.rank}={rank}), and "
-                f"nothing connects them: each would train a model of its own. Let {launcher.name} start the agent, which starts it: "
-                f"{launcher.start.format(script=name)}; or on one machine type: {command}"
-            )
-        warn(f"{launcher.name} has started one process ({launcher.size}=1): it trains alone. For several workers type: {command}")
+    launcher = _detected(environment)
+    if launcher is None:
         return
+    size, rank = environment[launcher.size], environment[launcher.rank]
+    name = script or os.path.basename(sys.argv[0]) or "train.py"
+    command = f"offbeat run --workers {max(2, int(size))} {name}"
+    if int(size) > 1:
+        raise ConfigurationError(
+            f"{launcher.name} has started {size} processes of this script ({launcher.size}={size}, {launcher.rank}={rank}), and "
+            f"nothing connects them: each would train a model of its own. Let {launcher.name} start the agent, which starts it: "
+            f"{launcher.start.format(script=name)}; or on one machine type: {command}"
+        )
+    warn(f"{launcher.name} has started one process ({launcher.size}=1): it trains alone. For several workers type: {command}")

@@ -14,6 +14,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -62,7 +63,7 @@ class PhaseWatch:
         """Measure the forward passes of a model, or of its parts where the script calls these."""
         device = next((parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"), None)
         if self._device is None and device is not None:
-            self._device = DevicePhases.of_cuda()
+            self._device = DevicePhases(partial(torch.cuda.Event, enable_timing=True))
             self.host.follow(gauges(device))
         for module in (model, *_parts(model)):
             module.register_forward_pre_hook(self._forward_begins)

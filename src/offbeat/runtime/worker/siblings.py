@@ -7,45 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
-from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.tensors.flat import FlatModel
 from offbeat.types import Seconds
+
+if TYPE_CHECKING:
+    from offbeat.runtime.worker.job_session import JobSession
 
 IDLE_S: Final[Seconds] = 0.02
 """Seconds between two times that a waiting process tends its sessions."""
-
-
-class Sibling(Protocol):
-    """One session of a process, as its siblings use it."""
-
-    link: WorkerConnection
-    tended: bool
-    """True if the session has work to do while the process waits with any of its sessions."""
-    in_step: bool
-    """True while the script is inside this session's `step`."""
-    steps: int
-    """Number of the session's steps so far."""
-    consumed: int
-    """Number of batches that the session's sampler has handed out."""
-
-    @property
-    def flat(self) -> FlatModel:
-        """The model in flat memory."""
-
-    @property
-    def has_sampler(self) -> bool:
-        """True if a sampler of the job takes samples through this session."""
-
-    def under_way(self, stepped: bool) -> int:
-        """Return the number of samples of the present batch; ``stepped``: the batch is a new one for the asking session."""
-
-    def idle(self) -> None:
-        """Do the session's work while the process waits."""
-
-    def refresh(self) -> None:
-        """Take the newest parameters, after the process has waited with a sibling session for an epoch's end."""
 
 
 class Siblings:
@@ -55,20 +25,20 @@ class Siblings:
         sessions: the list that all sessions of the process share; each session is added when it joins its job.
     """
 
-    def __init__(self, sessions: list[Sibling]) -> None:
+    def __init__(self, sessions: list[JobSession]) -> None:
         self._sessions = sessions
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Sibling]:
+    def __iter__(self) -> Iterator[JobSession]:
         return iter(self._sessions)
 
-    def first_is(self, session: Sibling) -> bool:
+    def first_is(self, session: JobSession) -> bool:
         """Return True for the session of the process's first optimizer."""
         return self._sessions[0] is session
 
-    def add(self, session: Sibling) -> int:
+    def add(self, session: JobSession) -> int:
         """Add a session and return its number. All sessions share one count of calls: a call of any session is progress of the script."""
         self._sessions.append(session)
         session.link.calls = self._sessions[0].link.calls
@@ -81,7 +51,7 @@ class Siblings:
             for session in self._sessions:
                 session.link.meanwhile = IDLE_S, partial(self._tend, session)
 
-    def tend_others(self, waiting: Sibling) -> None:
+    def tend_others(self, waiting: JobSession) -> None:
         """Tend all sessions except the one with which the process waits."""
         for session in self._sessions:
             if session.tended and session is not waiting:
@@ -90,32 +60,32 @@ class Siblings:
                 if not waiting.in_step:
                     session.idle()
 
-    def _tend(self, waiting: Sibling) -> None:
+    def _tend(self, waiting: JobSession) -> None:
         if waiting.tended:
             waiting.idle()
         self.tend_others(waiting)
 
-    def refresh_others(self, ended: Sibling) -> None:
+    def refresh_others(self, ended: JobSession) -> None:
         """Give the other sessions the newest parameters, after the process has waited with ``ended`` for an epoch's end."""
         for session in self._sessions:
             if session is not ended and not session.link.closed.is_set():
                 session.refresh()
 
-    def with_sampler(self) -> Sibling | None:
+    def with_sampler(self) -> JobSession | None:
         """Return the first session with a sampler; None if no session has one."""
         return next((session for session in self._sessions if session.has_sampler), None)
 
-    def told(self, own: Sibling) -> None:
+    def told(self, own: JobSession) -> None:
         """Report over all sessions that a signal asks the process to end. ``own`` may not have joined yet."""
         for session in self._sessions or [own]:
             session.link.told()
 
-    def notice(self, own: Sibling) -> None:
+    def notice(self, own: JobSession) -> None:
         """Order all sessions to leave; if one is waiting, the process ends at once. ``own`` may not have joined yet."""
         for session in self._sessions or [own]:
             session.link.notice()
 
-    def interrupt(self, own: Sibling) -> bool:
+    def interrupt(self, own: JobSession) -> bool:
         """Note a Ctrl-C in all sessions; return True if `KeyboardInterrupt` may be raised at once, since no session is in a call."""
         at_once = [session.link.interrupt() for session in self._sessions or [own]]  # a list: every session has to note it
         return all(at_once)
