@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -85,12 +85,12 @@ def build(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
     name, arguments = parse_call(text)
     kind = kinds.get(name.lower())
     if kind is None:
-        raise ConfigurationError(f"there is no {what} {name!r}{_hint(name, kinds)}; the known ones are {', '.join(sorted(kinds))}")
+        raise ConfigurationError(f"there is no {what} {name!r}{hint(name, kinds)}; the known ones are {', '.join(sorted(kinds))}")
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     for key in arguments:
         if key not in known:
             settings = f"its settings are {', '.join(known)}" if known else "it has no settings"
-            raise ConfigurationError(f"{text!r}: {name} has no setting {key!r}{_hint(key, known)}; {settings}")
+            raise ConfigurationError(f"{text!r}: {name} has no setting {key!r}{hint(key, known)}; {settings}")
     try:
         return kind(**arguments)
     except TypeError as error:
@@ -98,6 +98,7 @@ def build(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         raise ConfigurationError(f"{text!r}: {name} needs its settings spelled out ({needed}): {error}") from None
 
 
-def _hint(word: str, known: Mapping[str, Any]) -> str:
+def hint(word: str, known: Iterable[str]) -> str:
+    """Return the known word that a wrong one is meant to be, as an addition to an error message; empty if none is like it."""
     close = difflib.get_close_matches(word.lower(), list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

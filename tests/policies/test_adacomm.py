@@ -65,7 +65,7 @@ def test_the_spelling_leaves_out_what_is_as_by_default() -> None:
         (AdaComm(), "adacomm(steps=10)"),
         (AdaComm(overlap=0.5, combine="median", momentum="reset"), "adacomm(steps=10, overlap=0.5, combine=median, momentum=reset)"),
     ):
-        assert policy.spelling == spelling == policy.start().spelling
+        assert policy.spelling == spelling
         assert rule(spelling) == policy
     assert AdaComm().entry == "next_epoch" and AdaComm().uses_loss and AdaComm(overlap=0.25).split_overlap == 0.25
     assert AdaComm(combine="samples", outer_momentum=0.3).averaging == Averaging("mean", outer_momentum=0.3)

@@ -136,13 +136,8 @@ def test_late_gradients_may_be_measured_too() -> None:
 # Settings.
 
 
-def test_what_is_running_is_spelled_as_its_rule_and_starts_afresh() -> None:
-    for policy in (DBW(history=7, smoothness="auto"), BDBW(obsolete="pull_and_wait")):
-        run = policy.start()
-        assert run.spelling == policy.spelling and rule(run.spelling) == policy
-        assert (run.measures, run.obsolete_work, run.uses_loss) == (policy.measures, policy.obsolete_work, policy.uses_loss)
-        assert run.start() is not run and isinstance(run.start(), Run)
-    assert DBW(smoothness="auto").measures == "differences" and DBW().measures == "norms"
+def test_a_rule_asks_for_the_norms_that_it_reads() -> None:
+    assert DBW(smoothness="auto").measures == "differences" and DBW().measures == "norms" and BDBW().measures == "nothing"
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from tests.tiers import examples
 from offbeat.core.effects import Effect, EpochEnded, Fold, Gather, Grant, Release, StateChanged
 from offbeat.core.events import Event, Initialised, Joined, Lost, Pushed
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.policy import Averaging, Contribution, Policy, ServerRule
+from offbeat.core.policy import Averaging, Contribution, Policy
 from offbeat.errors import ConfigurationError
-from offbeat.policies import BSP, ElasticBSP, rule, rule_of
+from offbeat.policies import BSP, ElasticBSP, rule
 from offbeat.policies.elastic import shares
 from offbeat.policies.prediction import meet
 from offbeat.policies.superstep import Superstep
@@ -452,15 +452,8 @@ def test_what_was_gathered_from_one_worker_keeps_its_proportions() -> None:
 
 
 def test_local_steps_average_parameters_and_the_other_modes_exchange_gradients() -> None:
-    assert ElasticBSP(mode="local").averaging == ElasticBSP(mode="local").start().averaging == Averaging()
+    assert ElasticBSP(mode="local").averaging == Averaging()
     assert ElasticBSP().averaging is None and not ElasticBSP().lockstep
-
-
-def test_a_running_rule_is_spelled_as_it_was_written() -> None:
-    for spelling in ("elastic(R=30, mode=async)", "elastic(mode = bulk, weighting=workers)", "elastic(mode=local, grace=inf)"):
-        written = rule_of(ServerRule, spelling)
-        assert rule(written.spelling) == written
-        assert written.start().spelling == written.spelling and written.start().called() == "elastic"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_all_weigh_the_same_or_by_samples() -> None:
 
 
 def test_how_parameters_are_exchanged() -> None:
-    assert EnsembleSync().averaging == EnsembleSync(combine="samples").start().averaging == Averaging()
+    assert EnsembleSync().averaging == EnsembleSync(combine="samples").averaging == Averaging()
     diloco = EnsembleSync(steps=500, outer_lr=0.7, outer_momentum=0.9, momentum="keep")
     assert diloco.averaging == Averaging(outer_lr=0.7, outer_momentum=0.9)
     assert EnsembleSync(combine="trimmed_mean", trim=0.25, momentum="reset").averaging == Averaging("trimmed_mean", 0.25, momentum="reset")
@@ -258,7 +258,7 @@ def test_the_spelling_leaves_out_what_is_as_by_default() -> None:
         (EnsembleSync(per_epoch=10, overlap=0.5, combine="median"), "ensemble(per_epoch=10, overlap=0.5, combine=median)"),
         (EnsembleSync(batch_max=8, budget=16), "ensemble(steps=10, budget=16, batch_max=8)"),
     ):
-        assert policy.spelling == spelling == policy.start().spelling
+        assert policy.spelling == spelling
         assert rule(spelling) == policy
     assert EnsembleSync().entry == "next_epoch" and not EnsembleSync().lockstep and not EnsembleSync().uses_loss
 

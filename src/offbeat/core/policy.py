@@ -200,6 +200,9 @@ class Policy:
     family: ClassVar[Family]
     """The family of the rule. Each of the three base classes sets it."""
 
+    always_spelled: ClassVar[Collection[str] | None] = None
+    """The settings that a spelling has even at their defaults; others are left out there. None: all settings."""
+
     in_step: ClassVar[bool] = False
     """True promises that active workers have made equally many steps whenever they compute: one that writes a checkpoint can wait until
     the others have come to the same line of the script."""
@@ -235,16 +238,21 @@ class Policy:
     @property
     def spelling(self) -> str:
         """Spell the rule as in a script or on the command line, for instance ``ssp(staleness=3)``."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        arguments = ", ".join(f"{name}={_spell(value)}" for name, value in values.items())
-        name = self.called()
-        return f"{name}({arguments})" if arguments else name
+        return self._spelled(self.always_spelled)
+
+    def _spelled(self, always: Collection[str] | None) -> str:
+        """Return the spelling with the settings in ``always`` and those that differ from their defaults; None: with all."""
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
+        shown = {name: value for name, (value, default) in values.items() if always is None or name in always or value != default}
+        arguments = ", ".join(f"{name}={value if isinstance(value, str) else repr(value)}" for name, value in shown.items())
+        return f"{self.called()}({arguments})" if arguments else self.called()
 
 
 class ServerRule(Policy):
     """Base class of the server family: a rule says what the servers fold and which waiting workers continue.
 
     ``core/server/ledger.py`` asks it. A rule that keeps state during a run returns a fresh object from `start`; another returns itself.
+    That object is asked `fold`, `admit`, `plan`, `observe` and `wake_at`; everything else is asked of the rule.
     """
 
     family = "server"
@@ -308,17 +316,6 @@ class ServerRule(Policy):
     def wake_at(self, view: View) -> Seconds | None:
         """Return the time at which to ask the rule again even without an event, in seconds; None: never."""
         return None
-
-
-def _spell(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-def short_spelling(rule: Policy, always: Collection[str] = ()) -> str:
-    """Spell a rule with its settings that differ from the defaults and those in ``always``. State of a running rule is no setting."""
-    settings = [f for f in fields(rule) if f.repr and (f.name in always or getattr(rule, f.name) != f.default)]  # type: ignore[arg-type]
-    arguments = ", ".join(f"{f.name}={_spell(getattr(rule, f.name))}" for f in settings)
-    return f"{rule.called()}({arguments})" if arguments else rule.called()
 
 
 def whole_number(owner: str, name: str, value: Any, *, least: int) -> None:

@@ -174,6 +174,8 @@ class Worker:
             raise ProtocolError(
                 f"worker {self.number} is {self.state.name.lower()}, and {type(stimulus).__name__} has no meaning then: {stimulus}"
             )
+        if self.fenced and type(stimulus) in _QUESTIONS:
+            return self._rejoin(self._fenced_by)
         return handler(self, stimulus, now, cause)
 
     def wake_at(self) -> Seconds | None:
@@ -226,9 +228,8 @@ class Worker:
         if self.work.begun:
             self.work = LocalWork()
         grant, over = self._grant, self._over
-        self._grant, self._over, self.state = None, False, State.COMPUTING
-        self._since, self._cause = now, cause
-        return [Compute(grant, over, cause)]
+        self._grant, self._over = None, False
+        return self._compute(grant, now, cause, over=over)
 
     def _compute(self, grant: Grant | None, now: Seconds, cause: RecordId, *, over: bool = False) -> list[Instruction]:
         self.state = State.COMPUTING
@@ -292,9 +293,7 @@ class Worker:
         return [send, *self._rejoin(self._fenced_by)] if self.fenced else [send]
 
     def _ask(self, wanted: SamplesWanted, now: Seconds, cause: RecordId) -> list[Instruction]:
-        self.work.compute_s += now - self._since
-        if self.fenced:
-            return self._rejoin(self._fenced_by)
+        self._count(now)
         self._epoch, self._held, self.state = wanted.epoch, wanted.held, State.ASKING
         batch = self.plan.batch or wanted.batch
         event = LeaseWanted(self.number, self.incarnation, wanted.pool, wanted.epoch, wanted.size, batch, wanted.rest, wanted.deal)
@@ -302,29 +301,21 @@ class Worker:
 
     def _ask_for_end(self, wanted: EpochEndWanted, now: Seconds, cause: RecordId) -> list[Instruction]:
         self._count(now)
-        if self.fenced:
-            return self._rejoin(self._fenced_by)
         self._epoch, self._held, self.state = wanted.epoch, 0, State.ASKING
         event = EpochWanted(self.number, self.incarnation, wanted.pool, wanted.epoch, wanted.size, wanted.kept)
         return [Send(event, self._cause)]
 
     def _ask_for_barrier(self, asked: BarrierAsked, now: Seconds, cause: RecordId) -> list[Instruction]:
         self._count(now)
-        if self.fenced:
-            return self._rejoin(self._fenced_by)
         self.state = State.ASKING
         return [Send(BarrierWanted(self.number, self.incarnation, asked.number), self._cause)]
 
     def _pull(self, _: PullAsked, now: Seconds, cause: RecordId) -> list[Instruction]:
         self._count(now)
-        if self.fenced:
-            return self._rejoin(self._fenced_by)
         self.state, self.needs_release = State.WAITING, True
         return [Send(PullWanted(self.number, self.incarnation), self._cause)]
 
     def _finish(self, finished: Finished, now: Seconds, cause: RecordId) -> list[Instruction]:
-        if self.fenced:
-            return self._rejoin(self._fenced_by)
         self.state = State.LEFT
         return [Send(Left(self.number, self.incarnation, finished.noticed), self._cause)]
 
@@ -392,6 +383,8 @@ class Worker:
 
 _Handler: TypeAlias = "Callable[[Worker, Any, Seconds, RecordId], list[Instruction]]"
 
+_QUESTIONS: Final = frozenset({SamplesWanted, EpochEndWanted, BarrierAsked, PullAsked, Finished})
+"""What the script says when it waits for the job, or leaves it. A worker that was declared dead joins again instead."""
 _TABLE: Final[dict[State, dict[type, _Handler]]] = {
     State.WAITING: {
         Release: Worker._released,

@@ -341,9 +341,7 @@ def read(path: Path | str) -> Iterator[Record]:
         ConfigurationError: there is no such file, it is not a journal, its format is newer than this package, or it is compressed with
             zstd, which is not installed.
     """
-    cut = yield from _records(path, Lines(Path(path)))
-    if cut is not None:
-        log.warning("%s", cut)
+    return iter(Records(path))
 
 
 class Records:

@@ -68,11 +68,6 @@ class AdaComm(AveragedRounds):
     def uses_loss(self) -> bool:
         return True
 
-    @property
-    def spelling(self) -> str:
-        """The rule with ``steps`` and the settings that differ from their defaults."""
-        return self.spelled(("steps",))
-
     def start(self) -> ServerRule:
         return _AdaptedRounds(self)
 

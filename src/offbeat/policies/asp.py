@@ -7,7 +7,7 @@ from math import sqrt
 from typing import Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Decision, ServerRule, View, short_spelling
+from offbeat.core.policy import Decision, ServerRule, View
 from offbeat.policies.fresh import one_of
 from offbeat.types import Version
 
@@ -57,16 +57,13 @@ class ASP(OneByOne):
         ),
     )
 
+    always_spelled = ()
+
     discount: Discount = "none"
     """The divisor of the learning rate for a gradient of staleness s: 1 (``none``), 1 + s (``inverse``) or sqrt(1 + s) (``sqrt``)."""
 
     def __post_init__(self) -> None:
         one_of("asp", "discount", self.discount, get_args(Discount))
-
-    @property
-    def spelling(self) -> str:
-        """The rule with the settings that differ from their defaults."""
-        return short_spelling(self)
 
     def scale(self, staleness: Version) -> float:
         """Return the factor of the learning rate for a gradient of this staleness."""

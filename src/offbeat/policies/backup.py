@@ -42,7 +42,7 @@ class Backup(FirstFresh):
         ),
     )
 
-    always_spelled = frozenset({"b"})
+    always_spelled = ("b",)
 
     b: int = 1
     """The number of workers that a fold does not wait for; at least 0 (which is BSP), less than the number of workers."""

@@ -7,12 +7,12 @@ workers join, leave or pause during a round, k is chosen again from the same est
 from __future__ import annotations
 
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from offbeat.core.events import Folded
-from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View, by_samples, place_in_sum
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, ServerRule, View, by_samples, place_in_sum
 from offbeat.policies.bimonotone import Table
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_time import ArrivalTimes
@@ -60,25 +60,6 @@ class Run(ServerRule):
         """The mean losses of the last two folds, the newer one first."""
         self._weights: tuple[float, ...] = ()
         self._scale = 1.0
-
-    @property
-    def spelling(self) -> str:
-        return self.rule.spelling
-
-    @property
-    def obsolete_work(self) -> ObsoleteWork:
-        return self.rule.obsolete_work
-
-    @property
-    def measures(self) -> Literal["nothing", "norms", "differences"]:
-        return self.rule.measures
-
-    @property
-    def uses_loss(self) -> bool:
-        return self.rule.uses_loss
-
-    def start(self) -> ServerRule:
-        return self.rule.start()
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         return self.rule.admit(view, worker)

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.allreduce.policy import RoundRule, RoundView
-from offbeat.core.policy import short_spelling, whole_number
+from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.fresh import is_number
 
@@ -21,6 +21,8 @@ class Partial(RoundRule):
 
     ranks: ClassVar[str | None] = None
     """The setting that is a number of ranks, from 1 to the number of workers; None: the rule has none."""
+
+    always_spelled = ()
 
     staleness: int | None = None
     """The most rounds between the version that a gradient was computed from and the one onto which it is folded: a round waits for a rank
@@ -56,11 +58,6 @@ class Partial(RoundRule):
         if self.ranks is not None and (number := getattr(self, self.ranks)) > workers:
             advice = f"{self.ranks} must be at most {workers}"
             raise ConfigurationError(f"{self.called()}({self.ranks}={number}) with {workers} workers: {advice}")
-
-    @property
-    def spelling(self) -> str:
-        """The rule with the settings that differ from their defaults."""
-        return short_spelling(self)
 
 
 _DRAWN = {"staleness": (None, 1, 2, 5)}

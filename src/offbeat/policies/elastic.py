@@ -120,29 +120,11 @@ class ElasticBSP(ServerRule):
         return zipline(ends, objective=self.objective, length_penalty=self.length_penalty)
 
 
-class _Running(ServerRule):
-    word = "elastic"
-
-    def __init__(self, rule: ElasticBSP) -> None:
-        self.rule = rule
-
-    @property
-    def averaging(self) -> Averaging | None:
-        return self.rule.averaging
-
-    @property
-    def spelling(self) -> str:
-        return self.rule.spelling
-
-    def start(self) -> ServerRule:
-        return self.rule.start()
-
-
-class _Counted(_Running):
+class _Counted(ServerRule):
     """One run in mode ``async`` or ``bulk``: hold a worker that has reached its limit of pushes."""
 
     def __init__(self, rule: ElasticBSP) -> None:
-        super().__init__(rule)
+        self.rule = rule
         self.superstep = Superstep(rule)
 
     def fold(self, view: View) -> Decision | None:
@@ -172,11 +154,11 @@ class _Counted(_Running):
         return self.superstep.wake_at(view)
 
 
-class _Local(_Running):
+class _Local(ServerRule):
     """One run in mode ``local``: a worker's plan has its number of local steps, and it pushes once per superstep."""
 
     def __init__(self, rule: ElasticBSP) -> None:
-        super().__init__(rule)
+        self.rule = rule
         self._intervals: dict[WorkerId, Seconds] = {}
         self._steps: dict[WorkerId, int] = {}
         """The local steps of the workers that the barrier will release."""

@@ -171,7 +171,7 @@ class EnsembleSync(AveragedRounds):
     @property
     def spelling(self) -> str:
         """The rule with the settings that differ from their defaults, and ``steps`` unless ``per_epoch`` replaces it."""
-        return self.spelled(("steps",) if self.per_epoch is None else ())
+        return self._spelled(("steps",) if self.per_epoch is None else ())
 
     def start(self) -> ServerRule:
         budget = None

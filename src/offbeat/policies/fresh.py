@@ -6,10 +6,11 @@ has the checks of settings that several rules use.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View, short_spelling
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View
 from offbeat.errors import ConfigurationError
 from offbeat.types import WorkerId
 
@@ -20,8 +21,7 @@ LrRule: TypeAlias = Literal["constant", "proportional", "table"]
 class FirstFresh(ServerRule):
     """Rules that fold the first k gradients of the newest version. Staleness in a fold is always 0."""
 
-    always_spelled: ClassVar[frozenset[str]] = frozenset()
-    """The settings that `spelling` contains even at their defaults."""
+    always_spelled: ClassVar[Collection[str] | None] = ()
 
     lr_rule: LrRule = "constant"
     """The factor of the script's learning rate, which is meant for a fold of all n gradients: ``constant``, 1; ``proportional``,
@@ -55,11 +55,6 @@ class FirstFresh(ServerRule):
     @property
     def obsolete_work(self) -> ObsoleteWork:
         return self.obsolete
-
-    @property
-    def spelling(self) -> str:
-        """The rule with its settings that differ from their defaults, and those in ``always_spelled``."""
-        return short_spelling(self, self.always_spelled)
 
     def scale(self, k: int, n: int) -> float:
         """Return the factor of the learning rate for a fold of k gradients where n workers could have contributed."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 from offbeat.core.about import About, Row
 from offbeat.core.gossip.push_sum import Exchange, GossipRule
 from offbeat.core.gossip.topology import KINDS, Graph, Kind
-from offbeat.core.policy import short_spelling, whole_number
+from offbeat.core.policy import whole_number
 from offbeat.policies.fresh import one_of
 
 
@@ -82,6 +82,7 @@ class SGP(GossipRule):
     )
 
     exchange: ClassVar[Exchange] = "push"
+    always_spelled = ()
 
     out_degree: int = 1
     """The number of peers to which a rank sends at a step, at least 1; all other ranks if there are fewer."""
@@ -103,11 +104,6 @@ class SGP(GossipRule):
     @property
     def delay_steps(self) -> int:
         return self.overlap
-
-    @property
-    def spelling(self) -> str:
-        """The rule with the settings that differ from their defaults."""
-        return short_spelling(self)
 
 
 @dataclass(frozen=True, kw_only=True)

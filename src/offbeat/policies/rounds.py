@@ -7,7 +7,6 @@ the rules; `policies.allocation` turns measurements into batch sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from math import inf
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -26,6 +25,8 @@ Momentum: TypeAlias = Literal["keep", "reset", "average"]
 
 class AveragedRounds(ServerRule):
     """The settings that rules with local steps and averaged parameters share. Subclasses are dataclasses that have them as fields."""
+
+    always_spelled = ("steps",)
 
     steps: int
     overlap: float | None
@@ -70,12 +71,6 @@ class AveragedRounds(ServerRule):
     def entry(self) -> Literal["at_once", "next_epoch"]:
         return "next_epoch"
 
-    def spelled(self, always: Sequence[str]) -> str:
-        """Return the rule's spelling with the settings in ``always`` first, then those that differ from their defaults."""
-        values = {f.name: (getattr(self, f.name), f.default) for f in fields(self)}  # type: ignore[arg-type]
-        shown = [*always, *(name for name, (value, default) in values.items() if name not in always and value != default)]
-        return f"{self.called()}({', '.join(f'{name}={values[name][0]}' for name in shown)})"
-
 
 class RoundsPolicy(ServerRule):
     """The state of the rule in one run: measurements and plans.
@@ -101,14 +96,6 @@ class RoundsPolicy(ServerRule):
         """The last version that each worker received."""
         self._again: set[WorkerId] = set()
         """Workers that are to compute again from the same version, since no contribution could be folded."""
-
-    @property
-    def averaging(self) -> Averaging:
-        return self.rule.averaging
-
-    @property
-    def spelling(self) -> str:
-        return self.rule.spelling
 
     def fold(self, view: View) -> Decision | None:
         self._look(view)

@@ -107,10 +107,6 @@ class _Run(OneByOne):
         self._credits: dict[WorkerId, Clock] = {}
         """How many more iterations each worker may run beyond ``lower``."""
 
-    @property
-    def spelling(self) -> str:
-        return self._rule.spelling
-
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         inside = within(view, worker, self._rule.lower)
         if isinstance(inside, Admit):

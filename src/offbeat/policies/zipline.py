@@ -40,9 +40,7 @@ class ZipLine(NamedTuple):
     """For each worker the index, from 0, of the chosen point in its list: the last point that is not after the barrier."""
 
 
-def zipline(
-    ends: Sequence[Sequence[float]] | Times, *, objective: Objective = "range", length_penalty: bool = False, now: Seconds = 0.0
-) -> ZipLine:
+def zipline(ends: Sequence[Sequence[float]] | Times, *, objective: Objective = "range", length_penalty: bool = False) -> ZipLine:
     """Choose one predicted push of each worker such that they wait least for each other; the earliest barrier among equals.
 
     With Z the set of chosen points, one per worker, the default minimises ``max(Z) - min(Z)``: the smallest range with a point of every
@@ -54,13 +52,12 @@ def zipline(
     chosen, which changes neither of the two and leaves less waiting.
 
     Args:
-        ends: for each worker the predicted times of its pushes, in ascending order, in seconds or any other unit; at least one point
-            each. Lists may differ in length; an array has a row per worker.
+        ends: for each worker the predicted times of its pushes from now, in ascending order, in seconds or any other unit; at least one
+            point each. Lists may differ in length; an array has a row per worker.
         objective: ``range``, the paper's, is the waiting time of the first to arrive; ``sum`` is that of all workers,
             ``sum over p of max(Z) - z_p``, to the precision of a running sum.
-        length_penalty: divide by the time to the barrier, ``max(Z) - now``, so that a small gain does not delay the barrier by many
-            iterations; a barrier at or before ``now`` is chosen only if no worker waits for it.
-        now: used by ``length_penalty`` only, in the unit of ``ends``.
+        length_penalty: divide by the time to the barrier, ``max(Z)``, so that a small gain does not delay the barrier by many iterations;
+            a barrier at or before 0 is chosen only if no worker waits for it.
 
     Raises:
         ConfigurationError: there is no worker, a worker has no points, a list is not ascending or not finite, or the objective is unknown.
@@ -81,7 +78,7 @@ def zipline(
         raise ConfigurationError(f"zipline: every worker needs at least one predicted push, but {found}")
     if objective == "range" and not length_penalty and sum(lengths) <= SMALL:
         return by_heap([[float(end) for end in row] for row in ends])
-    return by_windows(ends, objective=objective, length_penalty=length_penalty, now=now)
+    return by_windows(ends, objective=objective, length_penalty=length_penalty)
 
 
 def by_heap(rows: Sequence[Sequence[float]]) -> ZipLine:
@@ -109,9 +106,7 @@ def by_heap(rows: Sequence[Sequence[float]]) -> ZipLine:
         heapq.heapreplace(heap, (end, worker))
 
 
-def by_windows(
-    ends: Sequence[Sequence[float]] | Times, *, objective: Objective = "range", length_penalty: bool = False, now: Seconds = 0.0
-) -> ZipLine:
+def by_windows(ends: Sequence[Sequence[float]] | Times, *, objective: Objective = "range", length_penalty: bool = False) -> ZipLine:
     """Compare all windows at once: for each point as the barrier, the window of all workers' last points up to it."""
     time, first = _flat(ends)
     order = np.argsort(time, kind="stable")  # keeps equal times in the order of workers; fast, since it merges the sorted rows
@@ -124,8 +119,7 @@ def by_windows(
     ranges = barriers - sorted_time[left]
     cost = ranges if objective == "range" else _total_wait(time, first, order)[complete:]
     if length_penalty:
-        length = barriers - now
-        cost = np.where(length > 0.0, cost / np.where(length > 0.0, length, 1.0), np.where(cost > 0.0, inf, 0.0))
+        cost = np.where(barriers > 0.0, cost / np.where(barriers > 0.0, barriers, 1.0), np.where(cost > 0.0, inf, 0.0))
     barrier = float(barriers[int(np.argmin(cost))])
     chosen = np.add.reduceat(time <= barrier, first, dtype=np.intp) - 1
     return ZipLine(barrier - float(time[first + chosen].min()), barrier, tuple(chosen.tolist()))

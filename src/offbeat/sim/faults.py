@@ -13,7 +13,6 @@ One fault per line, or separated by ``;`` on a command line; ``#`` begins a comm
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.sim.fault_kinds import FAULTS, SETTINGS, Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish, spelled
+from offbeat.spec import hint
 from offbeat.types import Seconds, WorkerId
 
 NEEDS: Final[dict[type[Fault], str]] = {Restart: "dead", Join: "absent"}
@@ -156,7 +156,7 @@ def _parse(where: str, statement: str, offset: int) -> Fault:
     kind = FAULTS.get(verb.group().lower())
     if kind is None:
         raise ConfigurationError(
-            f"{where}, character {offset + verb.start() + 1}: there is no fault {verb.group()!r}{_hint(verb.group(), FAULTS)}; "
+            f"{where}, character {offset + verb.start() + 1}: there is no fault {verb.group()!r}{hint(verb.group(), FAULTS)}; "
             f"expected one of {', '.join(FAULTS)}"
         )
     known = [key for key, (field, _) in SETTINGS.items() if field in kind._fields]
@@ -165,9 +165,9 @@ def _parse(where: str, statement: str, offset: int) -> Fault:
         here = f"{where}, character {offset + setting.start() + 1}"
         key, equals, value = setting.group().partition("=")
         if not equals or key not in known:
-            hint = _hint(key, known) if equals else ""
+            meant = hint(key, known) if equals else ""
             expected = " ".join(f"{name}=..." for name in known)
-            raise ConfigurationError(f"{here}: cannot use {setting.group()!r}{hint}; expected {verb.group()} {expected}")
+            raise ConfigurationError(f"{here}: cannot use {setting.group()!r}{meant}; expected {verb.group()} {expected}")
         if SETTINGS[key][0] in values:
             raise ConfigurationError(f"{here}: {key} is given a second time")
         values[SETTINGS[key][0]] = _value(f"{where}, character {offset + setting.start() + len(key) + 2}", key, value)
@@ -189,11 +189,6 @@ def _value(where: str, key: str, text: str) -> int | float:
         if 0.0 <= number < math.inf and (key == "at" or number > 0.0):
             return number
     raise ConfigurationError(f"{where}: {key}={text} is not {SETTINGS[key][1]}")
-
-
-def _hint(word: str, known: Any) -> str:
-    close = difflib.get_close_matches(word.lower(), list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 __all__ = ["FAULTS", "Fault", "Freeze", "Join", "Kill", "Restart", "Script", "Slow", "Stop", "Vanish", "script", "spelled"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
 from typing import NamedTuple
 
-from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.sim.cluster import Cluster
@@ -27,27 +25,9 @@ class Parts(NamedTuple):
     """Whether the rule sets timers (``wake_at``), so that the coordinator must be woken without an event."""
 
 
-@singledispatch
 def parts_of(policy: Policy, cluster: Cluster) -> Parts:
-    """Return the servers and workers that a run under this rule needs.
-
-    Raises:
-        TypeError: the rule's class extends none of the three bases.
-    """
-    raise TypeError(f"{type(policy).__name__} must extend ServerRule, RoundRule or GossipRule")
-
-
-@parts_of.register
-def _of_server_rule(policy: ServerRule, cluster: Cluster) -> Parts:
-    asks_again = type(policy.start()).wake_at is not ServerRule.wake_at
-    return Parts(Servers(cluster), ShardWorker if policy.scope == "shard" else JobWorker, policy.measures != "nothing", asks_again)
-
-
-@parts_of.register
-def _of_round_rule(policy: RoundRule, cluster: Cluster) -> Parts:
-    return Parts(Servers(cluster), JobWorker)
-
-
-@parts_of.register
-def _of_gossip_rule(policy: GossipRule, cluster: Cluster) -> Parts:
-    return Parts(Links(cluster), JobWorker)
+    """Return the servers and workers that a run under this rule, one of the three families, needs."""
+    if isinstance(policy, ServerRule):
+        asks_again = type(policy.start()).wake_at is not ServerRule.wake_at
+        return Parts(Servers(cluster), ShardWorker if policy.scope == "shard" else JobWorker, policy.measures != "nothing", asks_again)
+    return Parts(Links(cluster) if isinstance(policy, GossipRule) else Servers(cluster), JobWorker)

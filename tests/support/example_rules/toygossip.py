@@ -8,7 +8,7 @@ from typing import ClassVar
 from offbeat.core.about import About, Row
 from offbeat.core.gossip.push_sum import Exchange, GossipRule
 from offbeat.core.gossip.topology import Graph
-from offbeat.core.policy import short_spelling, whole_number
+from offbeat.core.policy import whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class ToyGossip(GossipRule):
     )
 
     exchange: ClassVar[Exchange] = "push"
+    always_spelled = ()
 
     peers: int = 1
     """How many ranks a share goes to, at least 1."""
@@ -35,7 +36,3 @@ class ToyGossip(GossipRule):
     @property
     def edges(self) -> Graph:
         return Graph("ring", self.peers)
-
-    @property
-    def spelling(self) -> str:
-        return short_spelling(self)

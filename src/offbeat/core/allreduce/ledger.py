@@ -11,7 +11,7 @@ same events in the same order, and after each that has closed a round, that it h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from offbeat.core.base_ledger import BaseLedger, Standing
 from offbeat.core.effects import Effect, Fold, Part, Settle, Undone
 from offbeat.core.events import Abandoned, Folded, Pushed, Voided, Withdrawn
 from offbeat.core.policy import Contribution
-from offbeat.types import Clock, Epoch, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
+from offbeat.types import Clock, Fate, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 ROOM = 16
 """Ranks, at the start; the table grows when others come."""
@@ -67,8 +67,6 @@ class RoundLedger(BaseLedger):
         self._last: WorkerId | None = None
         """The rank that arrived with the last event; None if that event was no arrival."""
         self._effects: list[Effect] = []
-        self.now: Seconds = 0.0
-        self.epoch: Epoch = 0
         self.version: Version = 0
         """Number of folded rounds."""
 
@@ -98,7 +96,7 @@ class RoundLedger(BaseLedger):
 
         What its previous incarnation has pending is dropped: its buffers are the newcomer's now.
         """
-        self.now, self._last = now, None
+        self._last = None
         self._make_room(worker)
         standing = self._standings.setdefault(worker, Standing())
         others = [self._standings[other].clock for other in self._active if other != worker]
@@ -113,7 +111,6 @@ class RoundLedger(BaseLedger):
 
     def push(self, event: Pushed, now: Seconds, refusal: str | None = None) -> list[Effect]:
         """An active rank has arrived; ``refusal`` says why its contribution must not be used, if so."""
-        self.now = now
         worker, standing, rounds = event.worker, self._standings[event.worker], self.rounds
         assert worker in self._active and worker not in self._waiting, f"rank {worker} arrived without having been released"
         standing.clock += 1
@@ -147,7 +144,6 @@ class RoundLedger(BaseLedger):
 
         With the ranks that were there and the gradients that were pending: what arrives while a round is being folded is for the next.
         """
-        self.now = now
         if self._follows:
             assert event.version == self.version + 1, f"round {event.version - 1} was closed after round {self.version - 1}"
             last, self._last = self._last, None
@@ -160,7 +156,7 @@ class RoundLedger(BaseLedger):
 
     def withdrawn(self, event: Withdrawn, now: Seconds) -> list[Effect]:
         """For a ledger that follows: gradients of a rank went with its host before they were in the result of this round."""
-        self.now, reason = now, f"it went with its host before round {event.number} was summed"
+        reason = f"it went with its host before round {event.number} was summed"
         if event.number < self.version:
             parts = next((parts for version, parts in self._folds if version == event.number + 1), [])
             for c in [c for c in parts if c.worker == event.worker]:
@@ -173,7 +169,6 @@ class RoundLedger(BaseLedger):
 
     def voided(self, event: Voided, now: Seconds) -> list[Effect]:
         """For a ledger that follows: the mean of a folded round is not finite, and no rank has made a step with it."""
-        self.now = now
         assert event.number < self.version, f"round {event.number} is void before it was closed"
         parts = next((parts for version, parts in self._folds if version == event.number + 1), [])
         reason = f"the mean of round {event.number} is not finite: its step is left out"
@@ -182,43 +177,38 @@ class RoundLedger(BaseLedger):
         parts.clear()
         return self._flush()
 
-    def begin_epoch(self, epoch: Epoch, shares: Mapping[WorkerId, int]) -> None:
-        """Ranks have no splits of their own."""
-        self.epoch = epoch
-
     def leave(self, worker: WorkerId, now: Seconds) -> list[Effect]:
         """Remove a rank that is dead or has finished from the active ones. Its pending gradients still count."""
         if worker not in self._standings:
             return []
-        self._deactivate(worker, now)
+        self._deactivate(worker)
         if self.rounds.leave(worker):
             self._fold(f"without rank {worker}, which has left")
         return self._flush()
 
     def pause(self, worker: WorkerId, now: Seconds) -> list[Effect]:
         """Remove a rank without samples from the active ones until `resume`. If all have paused, the pending gradients are folded."""
-        self._deactivate(worker, now)
+        self._deactivate(worker)
         if self.rounds.pause(worker):
             self._fold(f"as rank {worker} has paused")
         return self._flush()
 
     def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
         """A paused rank works again."""
-        self.now, self._last = now, None
+        self._last = None
         self.rounds.resume(worker)
         self._active[worker] = None
         return []
 
     def refresh(self, worker: WorkerId, now: Seconds, reason: str) -> list[Effect]:
         """Give a rank that does not wait for a round the results that it has missed."""
-        self.now, self._last = now, None
+        self._last = None
         self.rounds.catch_up(worker)
         self._go_on(worker, reason)
         return self._flush()
 
     def close(self, now: Seconds, reason: str) -> list[Effect]:
         """The job is over: whatever has no fate yet is dropped."""
-        self.now = now
         for contribution in self._pending.values():
             self._fate(contribution, Fate.DROPPED, reason)
         self._pending.clear()
@@ -226,8 +216,8 @@ class RoundLedger(BaseLedger):
 
     # What that comes to.
 
-    def _deactivate(self, worker: WorkerId, now: Seconds) -> None:
-        self.now, self._last = now, None
+    def _deactivate(self, worker: WorkerId) -> None:
+        self._last = None
         self._waiting.pop(worker, None)
         if worker in self._active:
             del self._active[worker]

@@ -48,8 +48,8 @@ class Contributions:
             refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
             if event.nonfinite is not None:
                 refusal = f"gradient not finite in {event.nonfinite}"
-            self._effects += self._epochs.measure(event)
-        self._work.note(self._ledger.push(event, now, refusal))
+            self._epochs.measure(event)
+        self._epochs.note(self._ledger.push(event, now, refusal))
         self._work.deal(now)
 
     def _fenced(self, event: Pushed, now: Seconds) -> str | None:
@@ -71,12 +71,12 @@ class Contributions:
         self._waiting.take_back(worker, now)
         self._work.resume(worker, now)
         self._epochs.abandon(event)
-        self._work.note(self._ledger.abandon(event, now))
+        self._epochs.note(self._ledger.abandon(event, now))
         self._work.deal(now)
 
     def folded(self, event: Folded, now: Seconds) -> None:
         """Pass the measurements of a fold, or a round that ranks have closed, to the ledger."""
-        self._work.note(self._ledger.folded(event, now))
+        self._epochs.note(self._ledger.folded(event, now))
         # A rule that has waited for measurements folds now, and that may have been all that an epoch's end waited for.
         self._work.deal(now)
 
@@ -85,13 +85,13 @@ class Contributions:
         assert isinstance(self._ledger, RoundLedger | Ledger), "a gradient is lost where its worker cannot send it again"
         if event.number >= self._ledger.version:
             self._epochs.withdraw(self._ledger.recalled(event.worker))
-        self._work.note(self._ledger.withdrawn(event, now))
+        self._epochs.note(self._ledger.withdrawn(event, now))
         self._work.deal(now)
 
     def voided(self, event: Voided, now: Seconds) -> None:
         """Leave out the step of a round whose mean is beyond the range of the numbers."""
         assert isinstance(self._ledger, RoundLedger), "servers weight gradients before they add them"
-        self._work.note(self._ledger.voided(event, now))
+        self._epochs.note(self._ledger.voided(event, now))
 
     def skipped(self, event: Skipped, now: Seconds) -> None:
         """Settle samples that the script has left out. They may have been all that an epoch's end waited for."""
@@ -102,7 +102,7 @@ class Contributions:
     def pull_wanted(self, event: PullWanted, now: Seconds) -> None:
         """Send the newest parameters to an admitted worker; one that waits to be admitted gets them with that, and not before."""
         if self._participants.speaks(event.worker, event.incarnation, now) and self._waiting.admitted(event.worker):
-            self._work.note(self._ledger.refresh(event.worker, now, "asked for"))
+            self._epochs.note(self._ledger.refresh(event.worker, now, "asked for"))
 
     def barrier_wanted(self, event: BarrierWanted, now: Seconds) -> None:
         """Have an admitted worker wait at a barrier."""

@@ -104,6 +104,7 @@ class Coordinator:
             self.ledger,
             self.participants,
             self.start,
+            self._effects,
             workers=workers,
             overlap=policy.split_overlap,
         )
@@ -149,7 +150,7 @@ class Coordinator:
         for worker in self.membership.silent(now):
             silence = now - self.membership[worker].heard_at
             self._take_out(worker, WorkerState.DEAD, f"not heard of for {silence:.1f} s", now)
-        self._work.note(self.ledger.wake(now))
+        self.epochs.note(self.ledger.wake(now))
         self._work.deal(now)
         return self._flush()
 
@@ -164,8 +165,8 @@ class Coordinator:
     def close(self, now: Seconds, reason: str) -> list[Effect]:
         """End the job: contributions without a fate are dropped, epochs under way are reported as they stand."""
         now = self._time(now)
-        self._work.note(self.ledger.close(now, reason))
-        self._effects += self.epochs.close(list(self.membership), now)
+        self.epochs.note(self.ledger.close(now, reason))
+        self.epochs.close(list(self.membership), now)
         return self._flush()
 
     def _joined(self, event: Joined, now: Seconds) -> None:

@@ -38,12 +38,11 @@ from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, WorkerId
 class Epochs:
     """Deal the sample pools of one job.
 
-    Each method that changes something returns the effects, the ledger's own among them.
-
     Args:
         ledger: the ledger of the job; workers that pause here are paused there.
         participants: of the job.
         start: of the job; it knows the workers that were there when the job began.
+        effects: of the event in hand; this object appends its own, and the ledger's.
         workers: number of workers with which the job was started.
         overlap: fraction of the data in every worker's split, where each worker has a split of its own; None: one pool for all.
     """
@@ -53,11 +52,12 @@ class Epochs:
         ledger: Ledger | ShardedLedger | RoundLedger | GossipLedger,
         participants: Participants,
         start: JobStart,
+        effects: list[Effect],
         *,
         workers: int = 1,
         overlap: float | None = None,
     ) -> None:
-        self._ledger, self._participants, self._start = ledger, participants, start
+        self._ledger, self._participants, self._start, self._effects = ledger, participants, start, effects
         self._shared: dict[int, Deal] = {}
         """Of pools of which each worker has a share: how they are dealt out."""
         self._auto = AutoSizes()
@@ -67,7 +67,6 @@ class Epochs:
         self._leases = Leases()
         self._idle: dict[WorkerId, LeaseWanted | EpochWanted] = {}
         self._riding: dict[tuple[WorkerId, Incarnation, Clock], tuple[LeaseId, ...]] = {}
-        self._effects: list[Effect] = []
 
     @property
     def under_way(self) -> bool:
@@ -84,8 +83,12 @@ class Epochs:
         """Return the workers that wait for an epoch's end, or for samples to come back."""
         return self._idle.keys()
 
-    def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> list[Effect]:
-        """Answer a worker that asks for samples, or for the end of an epoch from which it takes no more samples."""
+    def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> bool:
+        """Answer a worker that asks for samples, or for the end of an epoch from which it takes no more samples.
+
+        Returns:
+            True if an epoch has ended with that.
+        """
         worker, incarnation, pool, epoch = event.worker, event.incarnation, event.pool, event.epoch
         begun = self._leases.begun(pool)
         if isinstance(event, LeaseWanted) and event.deal.unit:
@@ -97,8 +100,8 @@ class Epochs:
             just = epoch == current - 1
             self._effects.append(NoMore(worker, incarnation, pool, epoch, just, f"epoch {epoch} is over, epoch {current} is next"))
             if just:
-                self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
-            return self._flush()
+                self.note(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
+            return False
         if epoch == current:
             self._leases.bound(pool, event.size)
         if isinstance(event, EpochWanted) or epoch > current:
@@ -107,23 +110,22 @@ class Epochs:
             self._leases.keep(worker, kept)
         elif not self._may_begin(worker, pool) and not self._others_begin(pool):
             self._effects.append(self._no_epoch(event))
-            return self._flush()
+            return False
         elif self._may_begin(worker, pool) and self._grant(event):
-            return self._flush() if begun else self.deal(now)  # other workers may have waited for this epoch to begin
+            return not begun and self.deal(now)  # other workers may have waited for this epoch to begin
         elif self._leases.holds(worker, pool):
             reason = "the rest of this epoch is what this worker already holds"
             self._effects.append(NoMore(worker, incarnation, pool, epoch, False, reason))
-            return self._flush()
+            return False
         self._idle[worker] = event
         self._effects.append(Paused(worker, incarnation, pool, current, f"waits for the end of epoch {current}"))
-        self._do(self._ledger.pause(worker, now))
+        self.note(self._ledger.pause(worker, now))
         return self.deal(now)
 
-    def resume(self, worker: WorkerId, now: Seconds) -> list[Effect]:
+    def resume(self, worker: WorkerId, now: Seconds) -> None:
         """Let a worker that was to wait for an epoch's end work again."""
         if self._idle.pop(worker, None) is not None:
-            self._do(self._ledger.resume(worker, now))
-        return self._flush()
+            self.note(self._ledger.resume(worker, now))
 
     def prepare(self) -> None:
         """Decide the splits anew after workers have come or gone, in epochs of which no sample has been dealt yet."""
@@ -143,18 +145,17 @@ class Epochs:
         self._riding[push.worker, push.incarnation, clock] = push.leases
         return None
 
-    def measure(self, push: Pushed) -> list[Effect]:
+    def measure(self, push: Pushed) -> None:
         """Measure the speed of a worker by its push. Batch sizes that follow the speeds may change with that."""
         if self._auto.first is None:
-            return []
+            return
         (base, deal), window = self._auto.first, self._auto.window
         living = self._participants.inside()
         self._auto.note(push.worker, push.samples, push.compute_s)
-        if not self._auto.adjust(living):
-            return []
-        sizes = self._auto.sizes(living, base, deal)
-        reason = f"by the seconds per sample of {window} steps of each worker; {sum(sizes.values())} samples in all"
-        return [Resized(sizes, reason)]
+        if self._auto.adjust(living):
+            sizes = self._auto.sizes(living, base, deal)
+            reason = f"by the seconds per sample of {window} steps of each worker; {sum(sizes.values())} samples in all"
+            self._effects.append(Resized(sizes, reason))
 
     def abandon(self, event: Abandoned) -> None:
         """Return the leases of work that will not be pushed."""
@@ -165,14 +166,14 @@ class Epochs:
         """Count samples as left out by their worker's script."""
         self._leases.leave_out(event.worker, event.leases)
 
-    def settle(self, effects: Sequence[Effect]) -> None:
-        """Note the fates among a ledger's effects."""
+    def note(self, effects: list[Effect]) -> None:
+        """Append the ledger's effects; the samples of a contribution share its fate."""
+        self._effects += effects
         fates = self._ledger.fates(effects)
-        if not self._riding:
-            return
-        for fate in fates:
-            leases = self._riding.pop((fate.worker, fate.incarnation, fate.clock), ())
-            self._leases.settle(leases, fate.fate, fate.reason)
+        if self._riding:
+            for fate in fates:
+                leases = self._riding.pop((fate.worker, fate.incarnation, fate.clock), ())
+                self._leases.settle(leases, fate.fate, fate.reason)
 
     def withdraw(self, leases: tuple[LeaseId, ...]) -> None:
         """Return the leases of a contribution that is not used, so that another worker does the work."""
@@ -184,10 +185,14 @@ class Epochs:
         self._leases.close(worker)
         self._auto.forget(worker)
 
-    def deal(self, now: Seconds) -> list[Effect]:
-        """Deal samples that have come back to workers that wait for some, and end the epochs of which nothing is outstanding."""
+    def deal(self, now: Seconds) -> bool:
+        """Deal samples that have come back to workers that wait for some, and end the epochs of which nothing is outstanding.
+
+        Returns:
+            True if an epoch has ended.
+        """
         if not self._idle:
-            return self._flush()
+            return False
         for worker, event in list(self._idle.items()):
             if not isinstance(event, LeaseWanted) or event.epoch != self._leases.epoch(event.pool):
                 continue
@@ -195,23 +200,24 @@ class Epochs:
                 if not self._others_begin(event.pool):
                     del self._idle[worker]
                     self._effects.append(self._no_epoch(event))
-                    self._do(self._ledger.resume(worker, now))
+                    self.note(self._ledger.resume(worker, now))
             elif self._grant(event, True):
                 del self._idle[worker]
-                self._do(self._ledger.resume(worker, now))
-                self._do(self._ledger.refresh(worker, now, "samples have come back"))
+                self.note(self._ledger.resume(worker, now))
+                self.note(self._ledger.refresh(worker, now, "samples have come back"))
+        ended = False
         for pool in sorted({event.pool for event in self._idle.values()}):
             if self._leases.accounted(pool) or (self._leases.quiet(pool) and self._all_wait_for(pool)):
                 self._end(pool, now)
-        return self._flush()
+                ended = True
+        return ended
 
-    def close(self, workers: Sequence[WorkerId], now: Seconds) -> list[Effect]:
+    def close(self, workers: Sequence[WorkerId], now: Seconds) -> None:
         """Report the epochs under way at the end of the job, with their samples so far."""
         for worker in workers:
             self._leases.give_back(worker)
         for pool in [*self._leases.under_way(), *self._leases.owing()]:
             self._end(pool, now)
-        return self._flush()
 
     def _grant(self, event: LeaseWanted, refreshed: bool = False) -> bool:
         batch = event.batch
@@ -255,10 +261,6 @@ class Epochs:
         for pool, place in places.items():
             self._leases.begin_at(pool, place)
 
-    def waits(self, worker: WorkerId) -> bool:
-        """Return True if the worker waits for samples, or for an epoch's end."""
-        return worker in self._idle
-
     def _open(
         self, pool: int, epoch: Epoch, size: int | None, workers: list[WorkerId], rest: Sequence[Sequence[int]] | None = None
     ) -> None:
@@ -281,14 +283,6 @@ class Epochs:
         self._open(pool, epoch + 1, self._leases.size(pool), self._participants.alive())
         for worker in waiting:
             del self._idle[worker]
-            self._do(self._ledger.resume(worker, now))
+            self.note(self._ledger.resume(worker, now))
         for worker in waiting:
-            self._do(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))
-
-    def _do(self, effects: list[Effect]) -> None:
-        self.settle(effects)
-        self._effects += effects
-
-    def _flush(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects
+            self.note(self._ledger.refresh(worker, now, f"epoch {epoch} is over"))

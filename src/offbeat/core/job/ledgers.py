@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
 from typing import TypeAlias
 
 from offbeat.core.allreduce.ledger import RoundLedger
@@ -16,26 +15,17 @@ from offbeat.core.server.per_shard_ledger import ShardedLedger
 AnyLedger: TypeAlias = Ledger | ShardedLedger | RoundLedger | GossipLedger
 
 
-@singledispatch
 def ledger_of(policy: Policy, shards: int, seed: int, follows: bool) -> AnyLedger:
     """Return a new ledger for a rule; for the arguments see `core.job.coordinator.Coordinator`.
 
     Raises:
         TypeError: the rule's class extends none of the three bases.
     """
+    match policy:
+        case ServerRule():
+            return ShardedLedger(policy, shards) if policy.scope == "shard" else Ledger(policy)
+        case RoundRule():
+            return RoundLedger(policy, seed, follows=follows)
+        case GossipRule():
+            return FollowedGossipLedger(policy, seed) if follows else GossipLedger(policy, seed)
     raise TypeError(f"{type(policy).__name__} must extend ServerRule, RoundRule or GossipRule")
-
-
-@ledger_of.register
-def _of_server_rule(policy: ServerRule, shards: int, seed: int, follows: bool) -> AnyLedger:
-    return ShardedLedger(policy, shards) if policy.scope == "shard" else Ledger(policy)
-
-
-@ledger_of.register
-def _of_round_rule(policy: RoundRule, shards: int, seed: int, follows: bool) -> AnyLedger:
-    return RoundLedger(policy, seed, follows=follows)
-
-
-@ledger_of.register
-def _of_gossip_rule(policy: GossipRule, shards: int, seed: int, follows: bool) -> AnyLedger:
-    return FollowedGossipLedger(policy, seed) if follows else GossipLedger(policy, seed)

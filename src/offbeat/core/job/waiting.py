@@ -68,7 +68,7 @@ class Waiting:
         if self.expected(worker):
             self.aside[worker] = None
             self._effects.append(SetAside(worker, self._participants.membership[worker].incarnation, event.reason))
-            self._work.note(self._work.ledger.pause(worker, now))
+            self._work.epochs.note(self._work.ledger.pause(worker, now))
             self._work.deal(now)
 
     def returned(self, event: Returned, now: Seconds) -> None:
@@ -80,7 +80,7 @@ class Waiting:
         if worker in self.aside:
             del self.aside[worker]
             self._effects.append(TakenBack(worker, self._participants.membership[worker].incarnation))
-            self._work.note(self._work.ledger.resume(worker, now))
+            self._work.epochs.note(self._work.ledger.resume(worker, now))
             self._work.deal(now)
 
     def forget(self, worker: WorkerId) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offbeat.core.effects import BARRIER, BarrierPassed, Effect, EpochEnded, Paused
+from offbeat.core.effects import BARRIER, BarrierPassed, Effect, Paused
 from offbeat.core.events import BarrierWanted, EpochWanted, LeaseWanted
 from offbeat.core.job.barriers import Barriers
 from offbeat.core.job.epochs import Epochs
@@ -31,11 +31,6 @@ class JobWork:
         self.ledger, self.epochs, self.barriers = ledger, epochs, Barriers()
         self._participants, self._effects = participants, effects
 
-    def note(self, effects: list[Effect]) -> None:
-        """Append the ledger's effects; the samples of a contribution share its fate."""
-        self.epochs.settle(effects)
-        self._effects += effects
-
     def deal(self, now: Seconds) -> None:
         """Deal free samples to workers that wait for some, and end the epochs that have nothing more to wait for."""
         self._dealt(self.epochs.deal(now), now)
@@ -50,21 +45,20 @@ class JobWork:
         if number is None:
             assert event.number is not None
             self._effects.append(BarrierPassed(event.number, self.ledger.version, (worker,), past=True))
-            self.note(self.ledger.refresh(worker, now, f"barrier {event.number} has been passed"))
+            self.epochs.note(self.ledger.refresh(worker, now, f"barrier {event.number} has been passed"))
             return
         self._effects.append(Paused(worker, event.incarnation, BARRIER, number, f"waits at barrier {number}"))
-        self.note(self.ledger.pause(worker, now))
+        self.epochs.note(self.ledger.pause(worker, now))
         self.deal(now)
 
     def resume(self, worker: WorkerId, now: Seconds) -> None:
         """Let a worker that was to wait for an epoch's end, or at a barrier, work again: it has sent a contribution."""
-        self._effects += self.epochs.resume(worker, now)
+        self.epochs.resume(worker, now)
         if self.barriers.leave(worker):
-            self.note(self.ledger.resume(worker, now))
+            self.epochs.note(self.ledger.resume(worker, now))
 
-    def _dealt(self, effects: list[Effect], now: Seconds) -> None:
-        self._effects += effects
-        if self._participants.outside and any(isinstance(effect, EpochEnded) for effect in effects):
+    def _dealt(self, epoch_ended: bool, now: Seconds) -> None:
+        if epoch_ended and self._participants.outside:
             self._let_in(now)
         at_barrier = self.barriers.waiting and not self.ledger.unsettled
         if at_barrier and self.barriers.complete(self._participants.inside(), self.epochs.idle):
@@ -74,9 +68,9 @@ class JobWork:
         number, workers = self.barriers.number, self.barriers.end()
         self._effects.append(BarrierPassed(number, self.ledger.version, workers))
         for worker in workers:
-            self.note(self.ledger.resume(worker, now))
+            self.epochs.note(self.ledger.resume(worker, now))
         for worker in workers:
-            self.note(self.ledger.refresh(worker, now, f"all living workers have come to barrier {number}"))
+            self.epochs.note(self.ledger.refresh(worker, now, f"all living workers have come to barrier {number}"))
 
     def enter(self, workers: Sequence[WorkerId], now: Seconds) -> None:
         """Let these workers take part from now on."""
@@ -84,13 +78,13 @@ class JobWork:
         for worker in workers:
             self.epochs.withdraw(self.ledger.recalled(worker))
             incarnation = self._participants.membership[worker].incarnation
-            self.note(self.ledger.enter(worker, incarnation, now, more=worker != workers[-1]))
+            self.epochs.note(self.ledger.enter(worker, incarnation, now, more=worker != workers[-1]))
         self.deal(now)
 
     def leave(self, worker: WorkerId, now: Seconds) -> None:
         """Go on without this worker; if it was the last inside, the workers outside need not wait for the end of its epoch."""
         self.barriers.leave(worker)
-        self.note(self.ledger.leave(worker, now))
+        self.epochs.note(self.ledger.leave(worker, now))
         self.deal(now)
         if self._participants.outside and not self._participants.inside():
             self._let_in(now)

@@ -36,7 +36,7 @@ class Ledger(BaseLedger):
         self._gathered: dict[Contribution, float] = {}
         """Contributions that have been added to their workers' sums, each with its factor there."""
         self._shares: dict[WorkerId, int] = {}
-        self._obsolete_work = self._policy.obsolete_work
+        self._obsolete_work = policy.obsolete_work
         self._waiting: dict[WorkerId, None] = {}
         self._missing = 0
         self._census: dict[Clock, int] = {}

@@ -4,8 +4,10 @@ is folded, from the parameters that its worker had."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,6 +18,8 @@ from offbeat.sim.training.workload import Exchanged, Handed, Workload
 from offbeat.types import Clock, Incarnation, Version, WorkerId
 
 Key: TypeAlias = tuple[WorkerId, Incarnation, Clock]
+State: TypeAlias = defaultdict[torch.Tensor, Any]
+"""The state of one worker's optimizer, by parameter."""
 Schedule: TypeAlias = Callable[[Version, float], float]
 """Returns the factor of the learning rates, given the version being made and the number of passes over the data set so far."""
 
@@ -26,19 +30,22 @@ class Engine(Workload):
     Args:
         model: computes the gradients.
         schedule: None: the learning rates are constant.
-        memory: the newest parameters, bytes in the order of the layout.
+        optimizer: gives the class and the settings of all optimizers of the run.
         uses_loss: whether the rule uses the losses of contributions.
     """
 
     empty = False
 
-    def __init__(self, model: Model, schedule: Schedule | None, memory: torch.Tensor, *, uses_loss: bool = False) -> None:
-        self.model, self.memory = model, memory
+    def __init__(self, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, *, uses_loss: bool = False) -> None:
+        self.model = model
+        self.memory = model.memory.clone()
+        """The newest parameters, bytes in the order of the layout."""
         self.computed = 0
         """The number of gradients computed."""
-        self._schedule = schedule
+        self._schedule, self._optimizer = schedule, optimizer
+        self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._uses_loss = uses_loss
-        self._snapshots: Snapshots[Version] = Snapshots(memory)
+        self._snapshots: Snapshots[Version] = Snapshots(self.memory)
         self._held: dict[WorkerId, Version] = {}
         self._handed: dict[Key, Handed] = {}
         self._samples = 0.0
@@ -87,8 +94,43 @@ class Engine(Workload):
         """Return the contributions of a fold, in the order of its parts."""
         return [self._handed[part.worker, part.incarnation, part.clock] for part in effect.parts]
 
+    def gradient(self, push: Handed, parameters: torch.Tensor) -> tuple[list[torch.Tensor | None], float]:
+        """Compute a contribution of one iteration from these parameters; return its gradient and its loss."""
+        assert len(push.steps) == 1, f"a gradient covers one iteration, not {len(push.steps)}"
+        self.model.load(parameters)
+        self.computed += 1
+        return self.model.gradient(push.worker, push.steps[0])
+
+    def set_rates(self, factor: float) -> None:
+        """Set the learning rates of the optimizer to the script's times a factor."""
+        for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=True):
+            group["lr"] = lr * factor
+
+    def step(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Make a step of the optimizer, with its present state and rates, from the parameters that the model has."""
+        for parameter, gradient in zip(self.model.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        self._optimizer.step()
+
     def factor(self, version: Version, pushes: Iterable[Handed], share: float = 1.0) -> float:
         """Return the schedule's factor of the learning rates for this fold, and count its samples, or a shard's ``share`` of them."""
         epochs = self._samples / self.model.size
         self._samples += share * sum(step.samples for push in pushes for step in push.steps)
         return 1.0 if self._schedule is None else self._schedule(version, epochs)
+
+
+def copied(state: State) -> State:
+    """Return a copy of an optimizer's state for another worker."""
+    return defaultdict(dict, {parameter: deepcopy(values) for parameter, values in state.items()})
+
+
+def average(states: Sequence[State]) -> None:
+    """Replace every floating point tensor of the states, in place, by its mean over the workers that have one."""
+    for parameter in {parameter for state in states for parameter in state}:
+        values = [state[parameter] for state in states if parameter in state]
+        for name in values[0]:
+            tensors = [value[name] for value in values if isinstance(value.get(name), torch.Tensor)]
+            if tensors and tensors[0].is_floating_point():
+                mean = torch.stack(tensors).mean(dim=0)
+                for tensor in tensors:
+                    tensor.copy_(mean)

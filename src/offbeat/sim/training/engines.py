@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
-
 import torch
 
 from offbeat.core.allreduce.policy import RoundRule
@@ -18,7 +16,6 @@ from offbeat.sim.training.replicas import DriftingReplicas, Replicas
 from offbeat.sim.training.shard_gradients import ShardGradients
 
 
-@singledispatch
 def engine_of(policy: Policy, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, servers: int) -> Engine:
     """Return a new engine for a run under this rule.
 
@@ -32,24 +29,15 @@ def engine_of(policy: Policy, model: Model, schedule: Schedule | None, optimizer
     Raises:
         TypeError: the rule's class extends none of the three bases.
     """
+    match policy:
+        case ServerRule() if policy.averaging is not None:
+            return LocalSteps(model, policy, schedule, optimizer, policy.averaging)
+        case ServerRule() if policy.scope == "shard":
+            return ShardGradients(model, policy, schedule, optimizer, servers)
+        case ServerRule():
+            return JobGradients(model, policy, schedule, optimizer)
+        case RoundRule():
+            return (Replicas if policy.delivery == "replay" else DriftingReplicas)(model, policy, schedule, optimizer)
+        case GossipRule():
+            return GossipReplicas(model, policy, schedule, optimizer)
     raise TypeError(f"{type(policy).__name__} must extend ServerRule, RoundRule or GossipRule")
-
-
-@engine_of.register
-def _of_server_rule(policy: ServerRule, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, servers: int) -> Engine:
-    if policy.averaging is not None:
-        return LocalSteps(model, policy, schedule, optimizer, policy.averaging)
-    if policy.scope == "shard":
-        return ShardGradients(model, policy, schedule, optimizer, servers)
-    return JobGradients(model, policy, schedule, optimizer)
-
-
-@engine_of.register
-def _of_round_rule(policy: RoundRule, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, servers: int) -> Engine:
-    kind = Replicas if policy.delivery == "replay" else DriftingReplicas
-    return kind(model, policy, schedule, optimizer)
-
-
-@engine_of.register
-def _of_gossip_rule(policy: GossipRule, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, servers: int) -> Engine:
-    return GossipReplicas(model, policy, schedule, optimizer)

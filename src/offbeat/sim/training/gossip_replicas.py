@@ -7,21 +7,18 @@ model is added to the rank's parameters. The job's model, which is evaluated and
 from __future__ import annotations
 
 from collections import defaultdict
-from copy import deepcopy
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 
 from offbeat.core.effects import Adopt, Fold, Mix, Pair, Settle, Share, Source, WrittenOff
 from offbeat.core.events import Folded
 from offbeat.core.gossip.push_sum import GossipRule
-from offbeat.sim.training.engine import Engine, Key, Schedule
+from offbeat.sim.training.engine import Engine, Key, Schedule, State, copied
 from offbeat.sim.training.model import Model
 from offbeat.sim.training.workload import Exchanged, Handed
 from offbeat.tensors.layout import DTYPES, Layout, elements
 from offbeat.types import Clock, Version, WorkerId
-
-State: TypeAlias = defaultdict[torch.Tensor, Any]
 
 
 class Vector:
@@ -58,10 +55,8 @@ class GossipReplicas(Engine):
     """Replicas of rules of the gossip family."""
 
     def __init__(self, model: Model, policy: GossipRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(model, schedule, model.memory.clone())
+        super().__init__(model, schedule, optimizer)
         self._exchange = policy.exchange
-        self._optimizer = optimizer
-        self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._initial = Vector(model.layout, model.memory.clone())
         self.replicas: dict[WorkerId, Vector] = {}
         self.masses: dict[WorkerId, float] = {}
@@ -102,19 +97,13 @@ class GossipReplicas(Engine):
         push, begun = self._results[part.worker, part.incarnation, part.clock]
         factor = self.factor(effect.version, [push]) * effect.scale
         self._gone.clear()
-        model, optimizer = self.model, self._optimizer
-        model.load(begun.memory)
-        gradients, _ = model.gradient(push.worker, push.steps[0])
-        self.computed += 1
-        for parameter, gradient in zip(model.parameters, gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.state = self._states.setdefault(push.worker, defaultdict(dict))
-        for group, lr in zip(optimizer.param_groups, self._lrs, strict=True):
-            group["lr"] = lr * factor
-        optimizer.step()
-        model.stale()
+        gradients, _ = self.gradient(push, begun.memory)
+        self._optimizer.state = self._states.setdefault(push.worker, defaultdict(dict))
+        self.set_rates(factor)
+        self.step(gradients)
+        self.model.stale()
         replica = self.replicas[push.worker]
-        replica.add(Vector(model.layout, model.memory))
+        replica.add(Vector(self.model.layout, self.model.memory))
         replica.add(begun, -1.0)
         return Folded(effect.version, (), 0.0, self._lrs[0] * factor)
 
@@ -148,9 +137,7 @@ class GossipReplicas(Engine):
         self.replicas[worker] = self._initial.copy() if source is None else self.model_of(source)
         self.masses[worker] = 1.0
         if source in self._states:
-            state: State = defaultdict(dict)
-            state.update({parameter: deepcopy(values) for parameter, values in self._states[source].items()})
-            self._states[worker] = state
+            self._states[worker] = copied(self._states[source])
 
     def _share(self, effect: Share) -> None:
         self._shared[effect.worker, effect.clock] = _Shared(self.replicas[effect.worker].copy(), [len(effect.to)])

@@ -22,11 +22,9 @@ class JobGradients(Engine):
     """The engine of rules of job scope that fold gradients."""
 
     def __init__(self, model: Model, policy: ServerRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(model, schedule, model.memory.clone(), uses_loss=policy.uses_loss)
+        super().__init__(model, schedule, optimizer, uses_loss=policy.uses_loss)
         self._measures = policy.measures
-        spec = spec_of(optimizer)
-        self._lr = float(spec.groups[0]["lr"])
-        self._shard = Shard(model.layout, Span(0, model.layout.nbytes), spec, self.memory)
+        self._shard = Shard(model.layout, Span(0, model.layout.nbytes), spec_of(optimizer), self.memory)
         self._sum = torch.zeros_like(self.memory)
         self._places = [view(self._sum, tensor) for tensor in model.layout.tensors]
         self._ready: dict[Key, list[torch.Tensor | None]] = {}
@@ -56,16 +54,13 @@ class JobGradients(Engine):
             squares[i] = self._add(gradient, part.weight)
         norms = self._shard.fold([(self._sum, 1.0)], scale=factor, measures=self._measures)
         self._version = effect.version
-        lr = self._lr * factor
+        lr = self._lrs[0] * factor
         if norms is None:
             return Folded(effect.version, (), 0.0, lr)
         return Folded(effect.version, tuple(squares[i] for i in range(len(effect.parts))), norms.total, lr, norms.difference)
 
     def _compute(self, push: Handed) -> tuple[list[torch.Tensor | None], float]:
-        assert len(push.steps) == 1, f"a gradient covers one iteration, not {len(push.steps)}"
-        self.model.load(self._snapshots[push.version])
-        self.computed += 1
-        return self.model.gradient(push.worker, push.steps[0])
+        return self.gradient(push, self._snapshots[push.version])
 
     def _add(self, gradient: Sequence[torch.Tensor | None], weight: float) -> float:
         """Add a weighted gradient to the sum; return its squared norm, or 0 if the rule measures nothing."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, TypeAlias
 
 import torch
 
 from offbeat.core.effects import Fold, Settle
 from offbeat.core.events import Folded
 from offbeat.core.policy import Averaging, ServerRule
-from offbeat.sim.training.engine import Engine, Key, Schedule
+from offbeat.sim.training.engine import Engine, Key, Schedule, State, average
 from offbeat.sim.training.model import Model
 from offbeat.sim.training.workload import Handed
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.layout import Span
 from offbeat.types import WorkerId
-
-State: TypeAlias = defaultdict[torch.Tensor, Any]
 
 
 class LocalSteps(Engine):
@@ -31,11 +28,9 @@ class LocalSteps(Engine):
     def __init__(
         self, model: Model, policy: ServerRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer, averaging: Averaging
     ) -> None:
-        super().__init__(model, schedule, model.memory.clone(), uses_loss=policy.uses_loss)
+        super().__init__(model, schedule, optimizer, uses_loss=policy.uses_loss)
         self._averaging = averaging
         self._shard = AveragingShard(model.layout, Span(0, model.layout.nbytes), self.memory, averaging)
-        self._optimizer = optimizer
-        self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._states: dict[WorkerId, State] = {}
         self._results: dict[Key, torch.Tensor] = {}
         """Parameters after the local steps, computed at the push because the rule uses the loss."""
@@ -67,16 +62,13 @@ class LocalSteps(Engine):
 
     def _run(self, push: Handed) -> tuple[torch.Tensor, float]:
         """Make a contribution's local steps; return the resulting parameters and the mean loss of the steps."""
-        model, optimizer, losses = self.model, self._optimizer, []
+        model, losses = self.model, []
         model.load(self._snapshots[push.version])
-        optimizer.state = self._states.setdefault(push.worker, defaultdict(dict))
-        for group, lr in zip(optimizer.param_groups, self._lrs, strict=True):
-            group["lr"] = lr * self._factor
+        self._optimizer.state = self._states.setdefault(push.worker, defaultdict(dict))
+        self.set_rates(self._factor)
         for step in push.steps:
             gradients, loss = model.gradient(push.worker, step)
-            for parameter, gradient in zip(model.parameters, gradients, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
+            self.step(gradients)
             losses.append(loss)
             self.computed += 1
         model.stale()
@@ -88,14 +80,4 @@ class LocalSteps(Engine):
             for worker in workers:
                 self._states.pop(worker, None)
         elif momentum == "average":
-            states = [self._states[worker] for worker in workers if worker in self._states]
-            for parameter in states[0] if states else ():
-                for name, value in states[0][parameter].items():
-                    if isinstance(value, torch.Tensor) and value.is_floating_point():
-                        _average([state[parameter][name] for state in states if name in state.get(parameter, {})])
-
-
-def _average(values: list[torch.Tensor]) -> None:
-    mean = torch.stack(values).mean(dim=0)
-    for value in values:
-        value.copy_(mean)
+            average([self._states[worker] for worker in workers if worker in self._states])

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from copy import deepcopy
-from typing import Any, TypeAlias
 
 import torch
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Fold, Settle
 from offbeat.core.events import Folded
-from offbeat.sim.training.engine import Engine, Key, Schedule
+from offbeat.sim.training.engine import Engine, Key, Schedule, State, average, copied
 from offbeat.sim.training.gossip_replicas import Vector
 from offbeat.sim.training.model import Model
 from offbeat.sim.training.workload import Handed
 from offbeat.tensors.layout import view
 from offbeat.tensors.optimizers import weighted_decay
 from offbeat.types import Version, WorkerId
-
-State: TypeAlias = defaultdict[torch.Tensor, Any]
 
 
 class Replicas(Engine):
@@ -35,10 +31,8 @@ class Replicas(Engine):
     """
 
     def __init__(self, model: Model, policy: RoundRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(model, schedule, model.memory.clone())
+        super().__init__(model, schedule, optimizer)
         self._clip = policy.carry_clip
-        self._optimizer = optimizer
-        self._lrs = [float(group["lr"]) for group in optimizer.param_groups]
         self._sum = torch.zeros_like(self.memory)
         self._weight = 0.0
         """The sum of the weights of the gradients in `_sum`."""
@@ -46,8 +40,7 @@ class Replicas(Engine):
 
     def fold(self, effect: Fold) -> Folded:
         factor = self.factor(effect.version, self.pushes(effect)) * effect.scale
-        for group, lr in zip(self._optimizer.param_groups, self._lrs, strict=True):
-            group["lr"] = lr * factor
+        self.set_rates(factor)
         self._add_up(effect)
         self._apply(effect)
         return Folded(effect.version, (), 0.0, self._lrs[0] * factor)
@@ -65,10 +58,7 @@ class Replicas(Engine):
         self._weight = 0.0
         for part in sorted(effect.parts, key=lambda part: part.staleness):  # load each version only once
             push = self._handed[part.worker, part.incarnation, part.clock]
-            assert len(push.steps) == 1, f"a gradient covers one iteration, not {len(push.steps)}"
-            self.model.load(self._parameters_of(push))
-            gradient, _ = self.model.gradient(push.worker, push.steps[0])
-            self.computed += 1
+            gradient, _ = self.gradient(push, self._parameters_of(push))
             weight = part.weight
             if part.staleness and self._clip is not None:
                 weight *= min(1.0, self._clip / max(_norm(gradient), 1e-30))
@@ -83,10 +73,8 @@ class Replicas(Engine):
         model = self.model
         model.stale()
         model.memory.copy_(parameters)
-        for parameter, tensor in zip(model.parameters, model.layout.tensors, strict=True):
-            parameter.grad = view(total, tensor)
         with weighted_decay(self._optimizer, weight):
-            self._optimizer.step()
+            self.step([view(total, tensor) for tensor in model.layout.tensors])
         for parameter in model.parameters:
             parameter.grad = None
         return model.memory
@@ -157,7 +145,7 @@ class DriftingReplicas(Replicas):
         if sync and self.replicas:
             mean = _mean(self.model, list(self.replicas.values()))
             self.replicas = dict.fromkeys(self.replicas, mean)
-            _average_states(list(self._states.values()))
+            average(list(self._states.values()))
 
     def _catch_up(self, worker: WorkerId) -> None:
         version, total, weight = self._newest
@@ -170,10 +158,7 @@ class DriftingReplicas(Replicas):
         source = min(self.replicas, default=None)
         self.replicas[worker] = self._last if source is None else self.replicas[source]
         self._applied[worker] = self._newest[0] if source is None else self._applied[source]
-        state: State = defaultdict(dict)
-        if source is not None:
-            state.update({parameter: deepcopy(values) for parameter, values in self._states[source].items()})
-        self._states[worker] = state
+        self._states[worker] = defaultdict(dict) if source is None else copied(self._states[source])
 
 
 def _norm(gradient: Sequence[torch.Tensor | None]) -> float:
@@ -186,15 +171,3 @@ def _mean(model: Model, replicas: Sequence[torch.Tensor]) -> torch.Tensor:
     for replica in replicas:
         mean.add(Vector(model.layout, replica), 1.0 / len(replicas))
     return mean.memory
-
-
-def _average_states(states: Sequence[State]) -> None:
-    """Replace every floating point tensor, in place, by its mean over the ranks that have one."""
-    for parameter in {parameter for state in states for parameter in state}:
-        values = [state[parameter] for state in states if parameter in state]
-        for name in values[0]:
-            tensors = [value[name] for value in values if isinstance(value.get(name), torch.Tensor)]
-            if tensors and tensors[0].is_floating_point():
-                mean = torch.stack(tensors).mean(dim=0)
-                for tensor in tensors:
-                    tensor.copy_(mean)

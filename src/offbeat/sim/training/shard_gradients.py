@@ -38,7 +38,7 @@ class ShardGradients(Engine):
     """
 
     def __init__(self, model: Model, policy: ServerRule, schedule: Schedule | None, optimizer: torch.optim.Optimizer, shards: int) -> None:
-        super().__init__(model, schedule, model.memory.clone(), uses_loss=policy.uses_loss)
+        super().__init__(model, schedule, optimizer, uses_loss=policy.uses_loss)
         spec = spec_of(optimizer)
         self._spans = model.layout.spans(shards, spec.elementwise)
         memories = [self.memory[start:stop] for start, stop in self._spans]
@@ -107,13 +107,11 @@ class ShardGradients(Engine):
 
     def _gradient(self, entry: _Open) -> torch.Tensor:
         if entry.gradient is None:
-            push, model = entry.push, self.model
-            for (start, stop), blocks, version in zip(self._spans, self._blocks, push.held, strict=True):
+            model = self.model
+            for (start, stop), blocks, version in zip(self._spans, self._blocks, entry.push.held, strict=True):
                 self._parameters[start:stop] = blocks[version]
             model.stale()
-            model.load(self._parameters)
-            gradients, _ = model.gradient(push.worker, push.steps[0])
-            self.computed += 1
+            gradients, _ = self.gradient(entry.push, self._parameters)
             self._drop_blocks(entry)
             entry.gradient = torch.zeros_like(self.memory)
             for tensor, gradient in zip(model.layout.tensors, gradients, strict=True):
