@@ -12,10 +12,10 @@ from tests.cluster import hosts, ray_cluster, slurm
 from tests.cluster.hosts import Host, Network
 from tests.cluster.ray_cluster import RayCluster
 from tests.cluster.slurm import Slurm
-from tests.faults.conftest import enough
+from tests.faults.conftest import begun, enough
 from tests.faults.job import AGENT, Job
 
-__all__ = ["enough"]
+__all__ = ["begun", "enough"]
 
 
 @pytest.fixture(scope="session")
@@ -92,20 +92,17 @@ def token(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start_at(tmp_path: Path, token: Path) -> Iterator[Callable[..., Job]]:
+def start_at(tmp_path: Path, token: Path, begun: list[Job]) -> Callable[..., Job]:
     """Start a command on a host: ``start_at(host, "--nnodes=2", script, ..., command=[...])``, by default ``offbeat agent``."""
-    jobs: list[Job] = []
 
     def begin(host: Host, *arguments: str, command: Sequence[str] = AGENT, **environment: str) -> Job:
-        folder = tmp_path / f"start-{len(jobs)}"
+        folder = tmp_path / f"start-{len(begun)}"
         folder.mkdir()
         variables = {"OFFBEAT_TOKEN_FILE": str(token), "OMP_NUM_THREADS": "1", **environment}
-        jobs.append(Job(folder, arguments, command=command, popen=host.popen, environment=variables))
-        return jobs[-1]
+        begun.append(Job(folder, arguments, command=command, popen=host.popen, environment=variables))
+        return begun[-1]
 
-    yield begin
-    for job in jobs:
-        job.clean_up()
+    return begin
 
 
 def finished(job: Job) -> None:

@@ -21,19 +21,16 @@ CALM = ("--workers", "2", "--replicas", "1", "--slow", "any=0.02")
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, begun: list[Job]) -> Start:
     """Start a job in a folder of its own."""
-    jobs: list[Job] = []
 
     def begin(*arguments: str) -> Job:
-        folder = tmp_path / f"start-{len(jobs)}"
+        folder = tmp_path / f"start-{len(begun)}"
         folder.mkdir()
-        jobs.append(Job(folder, arguments))
-        return jobs[-1]
+        begun.append(Job(folder, arguments))
+        return begun[-1]
 
-    yield begin
-    for job in jobs:
-        job.clean_up()
+    return begin
 
 
 @pytest.fixture

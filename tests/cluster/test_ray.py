@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +30,14 @@ Start = Callable[..., Job]
 
 
 @pytest.fixture
-def start_on(three_ray_nodes: RayCluster, tmp_path: Path) -> Iterator[Start]:
+def start_on(three_ray_nodes: RayCluster, tmp_path: Path, begun: list[Job]) -> Start:
     """Start ``offbeat run --on ray`` with four workers on the cluster."""
-    jobs: list[Job] = []
 
     def begin(*options: str) -> Job:
-        words = ["--on", "ray", "--ray-address", three_ray_nodes.address, "--workers", "4", *options]
-        jobs.append(Job(tmp_path, words))
-        return jobs[-1]
+        begun.append(Job(tmp_path, ["--on", "ray", "--ray-address", three_ray_nodes.address, "--workers", "4", *options]))
+        return begun[-1]
 
-    yield begin
-    for job in jobs:
-        job.clean_up()
+    return begin
 
 
 def folded(job: Job, *workers: int, after: float = -1.0) -> None:
@@ -148,22 +144,20 @@ def test_a_job_waits_for_room_and_says_what_is_missing(three_ray_nodes: RayClust
     finished(job)
 
 
-def test_ray_train_replaces_a_killed_worker_alone(three_ray_nodes: RayCluster, tmp_path: Path) -> None:
+def test_ray_train_replaces_a_killed_worker_alone(three_ray_nodes: RayCluster, tmp_path: Path, begun: list[Job]) -> None:
     pytest.importorskip("ray.train", exc_type=ImportError)
     environment = {**WHOLE_TORCH, "RAY_ADDRESS": three_ray_nodes.address, "RAY_TRAIN_V2_ENABLED": "1"}
     job = Job(tmp_path, ["--epochs=30"], command=[sys.executable, "-m", "examples.ray_digits"], environment=environment)
-    try:
-        job.wait("the first record", job.records, 150.0)  # on a busy machine Ray Train alone takes a minute to start its actors
-        folded(job, *WORKERS)
-        titled = [p for node in three_ray_nodes.nodes for p in three_ray_nodes.processes(node) if "RayTrainWorker" in " ".join(p.cmdline())]
-        signalled(titled[0], signal.SIGKILL)
-        lost = job.record("process", what="lost")
-        folded(job, lost["number"], after=job.record("joined", worker=lost["number"], after=lost["t"] + 1.0)["t"])
-        assert job.process.wait(100) == 0
-        records = job.records()
-        gone = [(r["t"], r["number"], r["detail"]) for r in records if r["kind"] == "process" and r["what"] in ("lost", "restarted")]
-        assert len(gone) == 2, f"one was lost and came again, the others went on: {gone}"
-        reports = [r["report"] for r in records if r["kind"] == "epoch_ended"]
-        assert len(reports) == 30 and not [report for report in reports if report["exceptions"]]
-    finally:
-        job.clean_up()
+    begun.append(job)
+    job.wait("the first record", job.records, 150.0)  # on a busy machine Ray Train alone takes a minute to start its actors
+    folded(job, *WORKERS)
+    titled = [p for node in three_ray_nodes.nodes for p in three_ray_nodes.processes(node) if "RayTrainWorker" in " ".join(p.cmdline())]
+    signalled(titled[0], signal.SIGKILL)
+    lost = job.record("process", what="lost")
+    folded(job, lost["number"], after=job.record("joined", worker=lost["number"], after=lost["t"] + 1.0)["t"])
+    assert job.process.wait(100) == 0
+    records = job.records()
+    gone = [(r["t"], r["number"], r["detail"]) for r in records if r["kind"] == "process" and r["what"] in ("lost", "restarted")]
+    assert len(gone) == 2, f"one was lost and came again, the others went on: {gone}"
+    reports = [r["report"] for r in records if r["kind"] == "epoch_ended"]
+    assert len(reports) == 30 and not [report for report in reports if report["exceptions"]]

@@ -13,19 +13,25 @@ from tests.faults.resuming import RESUMED
 
 
 @pytest.fixture
-def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Job]]:
-    """Start a job whose workers are forks of a process that has imported PyTorch: ``start("--workers", "2", script, ...)``."""
+def begun() -> Iterator[list[Job]]:
+    """The jobs of a test, in the order of their starts."""
     jobs: list[Job] = []
+    yield jobs
+    for job in jobs:
+        job.clean_up()
+
+
+@pytest.fixture
+def start(tmp_path: Path, request: pytest.FixtureRequest, begun: list[Job]) -> Callable[..., Job]:
+    """Start a job whose workers are forks of a process that has imported PyTorch: ``start("--workers", "2", script, ...)``."""
 
     def begin(*arguments: str, **options: Any) -> Job:
         if request.node.get_closest_marker("whole_torch") is not None:
             options["environment"] = WHOLE_TORCH
-        jobs.append(Job(tmp_path, arguments, **options))
-        return jobs[-1]
+        begun.append(Job(tmp_path, arguments, **options))
+        return begun[-1]
 
-    yield begin
-    for job in jobs:
-        job.clean_up()
+    return begin
 
 
 @pytest.fixture
@@ -35,18 +41,15 @@ def start_new(start: Callable[..., Job]) -> Callable[..., Job]:
 
 
 @pytest.fixture
-def jobs(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+def jobs(tmp_path: Path, begun: list[Job]) -> Callable[..., Job]:
     """Start jobs whose scripts can be resumed, each with a folder of its own: ``jobs("first", *options, script=("--epochs", "2"))``."""
-    running: list[Job] = []
 
     def begin(name: str, *options: str, script: tuple[str, ...] = (), **more: Any) -> Job:
         (tmp_path / name).mkdir()
-        running.append(Job(tmp_path / name, [*options, RESUMED, *script], **more))
-        return running[-1]
+        begun.append(Job(tmp_path / name, [*options, RESUMED, *script], **more))
+        return begun[-1]
 
-    yield begin
-    for job in running:
-        job.clean_up()
+    return begin
 
 
 @pytest.fixture

@@ -226,22 +226,6 @@ def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -
     assert "server 0 was told to leave by SIGTERM: its standby leads from now on (term 2)" in ended.out
 
 
-RULES = [("elastic", 1), ("dbw", 2), ("psp(c=2, b=0.5, scaling=none)", 2)]
-
-
-@pytest.mark.parametrize(("sync", "servers"), marked(RULES, night=RULES))
-def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int) -> None:
-    options = ("--workers", "3", "--servers", str(servers), "--sync", sync, "--slow", "any=0.02", *REPLICAS)
-    job = start(*options, TRAIN, "--until", str(enough))
-    for number in range(servers):
-        strike(job, number)
-    enough.touch()
-    ended = job.ended()
-    one_process_each(ended)
-    assert len(takeovers(ended.records)) == servers
-    each_index_has_a_fate(ended)
-
-
 def test_ranks_keep_their_processes_when_the_sequencer_dies_or_stands_still(start: Start, enough: Path) -> None:
     """One of them is killed as well: its next process calls the process that leads by then."""
     job = start("--workers", "3", "--sync", "full", "--timeout", "3", "--replicas", "1", *CALM, *RANKS, "--until", str(enough))
