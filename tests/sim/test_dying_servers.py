@@ -15,6 +15,7 @@ from tests.sim.stepped import Timings
 from tests.sim.stepped_network import SteppedHub
 from tests.tiers import examples
 
+from offbeat.core.fleet import State
 from offbeat.errors import ProtocolError
 from offbeat.journal.records import Record
 from offbeat.policies import RULES
@@ -94,4 +95,5 @@ def test_who_was_not_started_by_the_supervisor_does_not_take_the_place(tmp_path:
     with pytest.raises(ProtocolError, match="process 99 of this host sent 'listening' but is no server of this job"):
         job.settle()
     job.settle()
-    assert job.goes_on(0), "the process that was started leads"
+    fleet = job.fleet.fleet
+    assert fleet.processes[fleet.servers[0].leader].state is State.LEADING, "the process that was started goes on"
