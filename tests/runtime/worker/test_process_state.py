@@ -99,7 +99,9 @@ def test_random_generators_go_on() -> None:
     assert (torch.rand(2).tolist(), np.random.rand(), random.random()) == drawn
 
 
-@pytest.mark.parametrize("look", [lambda: instances_of(lr_scheduler.LRScheduler), lambda: EarlyCopies(Small()).found(Small())])
+@pytest.mark.parametrize(
+    "look", [lambda: instances_of(lr_scheduler.LRScheduler), lambda: EarlyCopies(torch.nn.Linear(2, 1)).found(torch.nn.Linear(2, 1))]
+)
 def test_to_look_for_objects_does_not_disturb_other_threads(monkeypatch: pytest.MonkeyPatch, look: Callable[[], Any]) -> None:
     """CPython cannot finish a tuple of unknown length while somebody else holds it, for instance in a list of all objects."""
     begun, go_on, made = threading.Event(), threading.Event(), []
@@ -124,8 +126,3 @@ def test_to_look_for_objects_does_not_disturb_other_threads(monkeypatch: pytest.
     assert begun.wait(60.0)
     look()
     assert [len(each) for each in made] == [45]
-
-
-class Small(torch.nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(2, 1)
