@@ -411,6 +411,30 @@ def test_a_name_that_another_has_taken_is_found_again(monkeypatch: pytest.Monkey
     squatter.close()
 
 
+def test_a_server_that_begins_to_listen_between_two_attempts_is_reached_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its two sockets it is the local one that listens first: a worker that came over TCP would count as one of another host."""
+    earlier = SocketHub("secret")
+    address = earlier.listen()
+    earlier.close()
+    server, worker = SocketHub("secret", local_name=address.local), SocketHub("secret")
+    connect_tcp, listen_local = tcp.connect_tcp, tcp.listen_local
+
+    def connect(*at: Any) -> socket.socket:
+        server.listen(port=address.tcp[1])
+        return connect_tcp(*at)
+
+    def listen(name: str = "") -> tuple[socket.socket, str]:
+        with pytest.raises(JobError):
+            connect_tcp(*address.tcp)
+        return listen_local(name)
+
+    monkeypatch.setattr(tcp, "connect_tcp", connect)
+    monkeypatch.setattr(tcp, "listen_local", listen)
+    assert worker.connect(address).shares_memory
+    for hub in (server, worker):
+        hub.close()
+
+
 def test_one_port_does_not_answer_for_another_on_one_machine() -> None:
     """Somebody who has taken the port of a process that has ended passes the handshake on to another process of the job."""
     server, worker = SocketHub("secret", local=False), SocketHub("secret", local=False)

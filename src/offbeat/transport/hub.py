@@ -164,24 +164,30 @@ class SocketHub(Hub):
     def listen(self, host: str | None = None, port: int = 0) -> Address:
         assert not self._listeners, "this hub listens already"
         host = loopback() if host is None else host
-        listener = tcp.listen_tcp(host, port)
+        names: list[str] = []
+        # The local socket first: who reaches this process over TCP could have reached it nearby, see `connect`.
+        listener = tcp.listen_tcp(host, port, lambda: names.append(self._listen_local() if self._local else ""))
         self._listeners.append(listener)
-        name = ""
-        if self._local:
-            try:
-                try:
-                    listening, name = tcp.listen_local(self._local_name)
-                except OSError:
-                    # Another process has taken the name of an earlier one. Who asks over TCP is told the new one, see `_ask_for_name`.
-                    listening, name = tcp.listen_local()
-                self._listeners.append(listening)
-            except OSError as error:
-                log.warning("no local socket (%s): peers on this host will use TCP", error.strerror)
+        [name] = names
         for listening in self._listeners:
             self._selector.register(listening, _READ, listening)
         self.address = Address(self.host, (tcp.reachable_name(host), listener.getsockname()[1]), name)
         log.debug("listening at %s, port %d; others are told %s", host or "every address", listener.getsockname()[1], self.address.tcp[0])
         return self.address
+
+    def _listen_local(self) -> str:
+        """Listen on a local socket. Returns its name; "": there is none."""
+        try:
+            try:
+                listening, name = tcp.listen_local(self._local_name)
+            except OSError:
+                # Another process has taken the name of an earlier one. Who asks over TCP is told the new one, see `_ask_for_name`.
+                listening, name = tcp.listen_local()
+        except OSError as error:
+            log.warning("no local socket (%s): peers on this host will use TCP", error.strerror)
+            return ""
+        self._listeners.append(listening)
+        return name
 
     def connect(self, address: Address) -> Connection:
         self._watch(())  # a descriptor that `poll` was given may be closed by now, and the new socket may get its number
@@ -193,7 +199,11 @@ class SocketHub(Hub):
             sock = tcp.connect_local(named.local)
         if sock is None:
             sock = tcp.connect_tcp(*address.tcp)
-            if near and address.local not in self._asking.values():
+            # The process may have begun to listen since: as a server's next process does, at the port and the name of the one before.
+            if near and (nearer := tcp.connect_local(named.local)) is not None:
+                sock.close()
+                sock = nearer
+            elif near and address.local not in self._asking.values():
                 self._ask_for_name(address)
         return self._connect(sock, named._replace(local=named.local if sock.family == tcp.LOCAL_FAMILY else ""))
 

@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from offbeat.errors import ConfigurationError, JobError
@@ -31,8 +32,13 @@ LONGEST_RETRY_MS = 1000
 GIVE_UP_MS = 924_000
 
 
-def listen_tcp(host: str, port: int) -> socket.socket:
-    """Return a listening socket; ``host``: a name or an address of this machine, "" or "::" for all of them, IPv4 and IPv6.
+def listen_tcp(host: str, port: int, before: Callable[[], object] = lambda: None) -> socket.socket:
+    """Return a listening socket.
+
+    Args:
+        host: a name or an address of this machine, "" or "::" for all of them, IPv4 and IPv6.
+        port: the port; 0: one that the system chooses.
+        before: called once the port is this socket's, before anybody can connect to it.
 
     Raises:
         ConfigurationError: the port is taken or forbidden, or the host is not an address of this machine.
@@ -49,6 +55,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        before()
         sock.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         sock.close()
