@@ -9,7 +9,8 @@ import pytest
 import torch
 from tests.cutting import cut
 from tests.faults.job import Job
-from tests.faults.test_replicas import REPLICAS, end_of
+from tests.faults.test_replicas import REPLICAS, STEPS, THREE
+from tests.faults.test_servers import end_of
 
 from offbeat.chaos import procfs
 
@@ -32,15 +33,14 @@ def cut_each(job: Job) -> dict[str, int]:
 SLOW = ("--servers", "2", "--slow", "any=0.06")
 """So that it goes on while a test cuts the connections of one process after the other."""
 JOBS = {"replicas": (*SLOW, *REPLICAS), "one host": (*SLOW, "--max-restarts", "0")}
-STEPS = "300"
 
 
 @pytest.mark.parametrize("of", ["replicas", pytest.param("one host", marks=pytest.mark.night)])
 def test_under_bsp_all_bits_are_those_of_a_job_whose_connections_hold(start: Start, tmp_path: Path, of: str) -> None:
     """A worker that ended would not be restarted: the job would show it. Over TCP and over local sockets."""
     counts: dict[str, int] = {}
-    whole, _ = end_of(start, tmp_path / "calm", ("--servers", "2"), lambda job: None, STEPS)
-    other, ended = end_of(start, tmp_path, JOBS[of], lambda job: counts.update(cut_each(job)), STEPS)
+    whole, _ = end_of(start, tmp_path / "calm", (*THREE, "--servers", "2"), lambda job: None, *STEPS)
+    other, ended = end_of(start, tmp_path, (*THREE, *JOBS[of]), lambda job: counts.update(cut_each(job)), *STEPS)
     assert len(counts) >= (6 if of == "replicas" else 4) and all(count >= 2 for count in counts.values()), counts
     assert not [record for record in ended.records if record["kind"] == "process" and record["what"] in ("died", "taken over", "back")]
     assert not [record for record in ended.records if record["kind"] == "state_changed" and record["state"] == "dead"], "no timeout"

@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import SCRIPTS, TRAIN, WIDER, Ended, Job, signalled
+from tests.faults.job import TRAIN, WIDER, Job, signalled
 from tests.faults.test_ranks import CALM, RANKS, accounted
-from tests.faults.test_servers import calm, each_index_has_a_fate, killed, one_process_each, ready
+from tests.faults.test_servers import calm, each_index_has_a_fate, end_of, killed, one_process_each, ready
 from tests.faults.test_servers import strike as strike_lasting
 from tests.tiers import marked
 
@@ -21,9 +21,8 @@ from offbeat.core.fleet import patience_of
 from offbeat.journal.records import Record
 
 Start = Callable[..., Job]
-OUTLIVED = str(SCRIPTS / "outlived.py")
 __all__ = ["calm"]
-STEPS = "300"
+THREE, STEPS = ("--workers", "3"), ("--steps", "300")
 """Enough for two deaths in a job that is slowed: the second standby is a fork, which is there at once."""
 REPLICAS = ("--replicas", "1", "--max-restarts", "0")
 """A worker that ended would not be restarted: the job would show it."""
@@ -56,20 +55,8 @@ def follows(job: Job, count: int) -> None:
     job.wait("a new standby", lambda: sum(r["kind"] == "process" and r["what"] == "follows" for r in job.records()) >= count)
 
 
-def end_of(start: Start, folder: Path, options: tuple[str, ...], disturb: Callable[[Job], Any], steps: str = STEPS) -> tuple[Any, Ended]:
-    """What the first worker has at the end of some steps of Adam under bsp, and how the job has ended."""
-    folder.mkdir(exist_ok=True)
-    saved = folder / "end.pt"
-    job = start("--workers", "3", "--sync", "bsp", *options, OUTLIVED, "--save", str(saved), "--steps", steps, "--optimizer", "Adam")
-    disturb(job)
-    ended = job.ended()
-    job.journal.unlink()
-    one_process_each(ended)
-    return torch.load(saved, weights_only=True), ended
-
-
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path) -> None:
-    whole, _ = end_of(start, tmp_path / "calm", (), lambda job: None)
+    whole, _ = end_of(start, tmp_path / "calm", THREE, lambda job: None, *STEPS)
 
     def disturb(job: Job) -> None:
         """Kill the leader, and once the new one has a standby of its own, the new one."""
@@ -77,7 +64,7 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, t
         follows(job, 1)
         strike(job, 0)
 
-    other, ended = end_of(start, tmp_path, ("--slow", "any=0.05", *REPLICAS), disturb)
+    other, ended = end_of(start, tmp_path / "disturbed", (*THREE, "--slow", "any=0.05", *REPLICAS), disturb, *STEPS)
     assert [r["number"] for r in takeovers(ended.records)] == [0, 0]
     assert "server 0 killed by SIGKILL: its standby leads from now on (term 2)" in ended.out
     assert "server 0 has a new standby" in ended.out
@@ -151,9 +138,9 @@ def test_with_several_optimizers_or_processes_a_worker_too(
 @pytest.mark.night
 def test_in_int8_too_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path) -> None:
     """A worker is sent changes of what it has: the standby must know what that is. Both formats: tests/sim/test_replicated.py."""
-    options = (*REPLICAS, "--wire", "int8")
-    whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, "300")
-    other, ended = end_of(start, tmp_path / "disturbed", options, lambda job: strike(job, 0), "300")
+    options = (*THREE, *REPLICAS, "--wire", "int8")
+    whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, *STEPS)
+    other, ended = end_of(start, tmp_path / "disturbed", options, lambda job: strike(job, 0), *STEPS)
     assert [r["number"] for r in takeovers(ended.records)] == [0]
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 

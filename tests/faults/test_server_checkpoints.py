@@ -6,13 +6,12 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.faults.job import Ended, Job, orders_to_die
-from tests.faults.resuming import DEADLINE_S, RESUMED, account, epoch_reports, kill_all, newest, result, until_checkpoint
+from tests.faults.resuming import DEADLINE_S, account, epoch_reports, kill_all, newest, result, until_checkpoint
 from tests.support.same_state import same
 from tests.tiers import marked
 
@@ -21,23 +20,6 @@ from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, 
 Start = Callable[..., Job]
 SLOW = ("--slow", "any=0.04")
 """The job goes on for some seconds after the checkpoint that a test waits for, so that a server can die then."""
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """What a job of so many models has at its end that makes no checkpoints, and in which nobody dies."""
-
-    @cache
-    def of(models: str) -> Any:
-        folder = tmp_path_factory.mktemp("calm")
-        job = Job(folder, ["--sync", "bsp", "--servers", "2", RESUMED, "--models", models, "--result", str(folder / "result.pt")])
-        try:
-            account(job.ended(DEADLINE_S), 0)
-            return result(folder / "result.pt")
-        finally:
-            job.clean_up()
-
-    return of
 
 
 @pytest.fixture
@@ -49,6 +31,12 @@ def jobs(jobs: Start, tmp_path: Path) -> Start:
         return jobs(name, "--servers", "2", "--max-restarts", "9", *options, script=own, environment=environment)
 
     return begin
+
+
+def undisturbed(jobs: Start, tmp_path: Path, models: str = "1") -> Any:
+    """What a job of so many models has at its end that makes no checkpoints, and in which nobody dies."""
+    account(jobs("calm", models=models).ended(DEADLINE_S), 0)
+    return result(tmp_path / "calm" / "result.pt")
 
 
 def complete(folder: Path) -> list[Checkpoint]:
@@ -73,7 +61,7 @@ CASES = [
 
 @pytest.mark.parametrize(("sync", "models", "replicas", "victim", "phase", "then"), marked(CASES, night=CASES[1:]))
 def test_a_death_in_each_phase_of_a_checkpoint(
-    jobs: Start, tmp_path: Path, calm: Any, sync: str, models: str, replicas: int, victim: int, phase: str, then: str
+    jobs: Start, tmp_path: Path, sync: str, models: str, replicas: int, victim: int, phase: str, then: str
 ) -> None:
     """Then a job goes on from a checkpoint that was made after the return, and a server of that job dies as well."""
     how, what = [("it goes on in a new process (1 of 9)", "restarted"), ("its standby leads from now on (term 2)", "taken over")][replicas]
@@ -85,7 +73,7 @@ def test_a_death_in_each_phase_of_a_checkpoint(
     (orders / f"{victim}-{phase}").touch()
     ended = job.ended(DEADLINE_S)
     account(ended, 0)
-    whole = calm(models) if sync == "bsp" else None
+    whole = undisturbed(jobs, tmp_path, models) if sync == "bsp" else None
     assert not os.listdir(orders) and f"server {victim} killed by SIGKILL: {how}" in ended.out
     [at] = restarts(ended, "server", what)
     assert not restarts(ended, "worker")
@@ -112,9 +100,7 @@ def test_a_death_in_each_phase_of_a_checkpoint(
     assert whole is None or same(result(tmp_path / "second" / "result.pt"), whole), "bit for bit"
 
 
-def test_a_server_that_dies_after_the_checkpoint_is_gone_from_which_the_job_began(
-    jobs: Start, tmp_path: Path, calm: Callable[[str], Any]
-) -> None:
+def test_a_server_that_dies_after_the_checkpoint_is_gone_from_which_the_job_began(jobs: Start, tmp_path: Path) -> None:
     folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
     first = jobs("first", *SLOW, "--checkpoint", str(folder), "--every", "20v")
     until_checkpoint(first, folder)
@@ -128,7 +114,7 @@ def test_a_server_that_dies_after_the_checkpoint_is_gone_from_which_the_job_bega
     ended = second.ended(DEADLINE_S)
     assert ended.status == 0 and not os.listdir(orders), ended.err
     assert len(restarts(ended, "server")) == 2 and not restarts(ended, "worker")
-    assert same(result(tmp_path / "second" / "result.pt"), calm("1")), "bit for bit"
+    assert same(result(tmp_path / "second" / "result.pt"), undisturbed(jobs, tmp_path)), "bit for bit"
 
 
 def test_a_last_checkpoint_is_made_although_a_server_dies(jobs: Start, tmp_path: Path) -> None:

@@ -100,29 +100,32 @@ def each_index_has_a_fate(ended: Ended) -> None:
         assert report["folded"] + report["dropped"] + report["unused"] == report["indices"] and not report["rejected"]
 
 
-def end_of(start: Start, folder: Path, servers: int, optimizer: str, disturb: Callable[[Job], Any], *slow: str) -> tuple[Any, Ended]:
-    """What the first worker has at the end of 200 steps under bsp, and how the job has ended."""
-    saved = folder / f"{optimizer}.pt"
-    more = ("--save", str(saved), "--steps", "200", "--optimizer", optimizer, "--moves", "1" if optimizer == "SGD" else "-1")
-    job = start("--workers", "2", "--servers", str(servers), "--sync", "bsp", "--max-restarts", "20", *slow, OUTLIVED, *more)
+def end_of(
+    start: Start, folder: Path, options: tuple[str, ...], disturb: Callable[[Job], Any], *words: str, **how: Any
+) -> tuple[Any, Ended]:
+    """What the first worker has at the end of a job under bsp, and how the job has ended; ``words`` for the script."""
+    folder.mkdir(exist_ok=True)
+    saved = folder / "end.pt"
+    job = start("--sync", "bsp", *options, OUTLIVED, "--save", str(saved), *words, **how)
     disturb(job)
     ended = job.ended()
-    job.journal.unlink()  # the next job of this test must not be taken to have come so far
+    job.journal.unlink()  # the next job of a test must not be taken to have come so far
     one_process_each(ended)
     return torch.load(saved, weights_only=True), ended
 
 
 @pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "Adafactor"), (2, "SGD")], night=[(2, "Adafactor")]))
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, tmp_path: Path, servers: int, optimizer: str) -> None:
-    (tmp_path / "calm").mkdir()
-    whole, _ = end_of(start, tmp_path / "calm", servers, optimizer, lambda job: None)
+    options = ("--workers", "2", "--servers", str(servers), "--max-restarts", "20")
+    words = ("--steps", "200", "--optimizer", optimizer, "--moves", "1" if optimizer == "SGD" else "-1")
+    whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, *words)
 
     def disturb(job: Job) -> None:
         ready(job)
         for turn in range(2):
             strike(job, turn % servers)
 
-    other, ended = end_of(start, tmp_path, servers, optimizer, disturb, "--slow", "any=0.05")
+    other, ended = end_of(start, tmp_path / "disturbed", (*options, "--slow", "any=0.05"), disturb, *words)
     assert sum(r["kind"] == "process" and r["role"] == "server" and r["what"] == "restarted" for r in ended.records) == 2
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
@@ -148,18 +151,19 @@ def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync:
 
 def killed(start: Start, folder: Path, victim: int, phase: str, *options: str) -> tuple[Ended, Any]:
     """Run a job under bsp with two servers, one of which dies in a phase. Returns its end, and what the first worker has then."""
-    saved, order = folder / "end.pt", folder / f"{victim}-{phase}"
+    order = folder / f"{victim}-{phase}"
     if phase == "initial":
         order.touch()
-    words = ("--workers", "3", "--servers", "2", "--sync", "bsp", "--slow", "any=0.02", *options, OUTLIVED, "--save", str(saved), *CALM)
-    job = start(*words, environment=orders_to_die(folder))
-    if phase != "initial":
-        job.record("fold")
-        order.touch()
-    ended = job.ended(120.0)
-    one_process_each(ended)
+
+    def disturb(job: Job) -> None:
+        if phase != "initial":
+            job.record("fold")
+            order.touch()
+
+    words = ("--workers", "3", "--servers", "2", "--slow", "any=0.02", *options)
+    end, ended = end_of(start, folder, words, disturb, *CALM, environment=orders_to_die(folder))
     assert not order.exists(), "the server has found the order"
-    return ended, torch.load(saved, weights_only=True)
+    return ended, end
 
 
 PHASES = [(0, "initial"), (0, "during"), (1, "during"), (0, "release"), (1, "told")]
