@@ -164,30 +164,29 @@ class SocketHub(Hub):
     def listen(self, host: str | None = None, port: int = 0) -> Address:
         assert not self._listeners, "this hub listens already"
         host = loopback() if host is None else host
-        names: list[str] = []
-        # The local socket first: who reaches this process over TCP could have reached it nearby, see `connect`.
-        listener = tcp.listen_tcp(host, port, lambda: names.append(self._listen_local() if self._local else ""))
+        # The local socket first: a peer that reaches this process over TCP could have reached its local socket, see `connect`.
+        listener = tcp.listen_tcp(host, port, self._listen_local)
         self._listeners.append(listener)
-        [name] = names
         for listening in self._listeners:
             self._selector.register(listening, _READ, listening)
-        self.address = Address(self.host, (tcp.reachable_name(host), listener.getsockname()[1]), name)
+        self.address = Address(self.host, (tcp.reachable_name(host), listener.getsockname()[1]), self._local_name)
         log.debug("listening at %s, port %d; others are told %s", host or "every address", listener.getsockname()[1], self.address.tcp[0])
         return self.address
 
-    def _listen_local(self) -> str:
-        """Listen on a local socket. Returns its name; "": there is none."""
+    def _listen_local(self) -> None:
+        """Listen at a local socket, and note its name; "": there is none."""
+        wanted, self._local_name = self._local_name, ""
+        if not self._local:
+            return
         try:
             try:
-                listening, name = tcp.listen_local(self._local_name)
+                listening, self._local_name = tcp.listen_local(wanted)
             except OSError:
-                # Another process has taken the name of an earlier one. Who asks over TCP is told the new one, see `_ask_for_name`.
-                listening, name = tcp.listen_local()
+                # A process of another user has taken the name. A peer that asks over TCP is told the new name, see `_ask_for_name`.
+                listening, self._local_name = tcp.listen_local()
+            self._listeners.append(listening)
         except OSError as error:
             log.warning("no local socket (%s): peers on this host will use TCP", error.strerror)
-            return ""
-        self._listeners.append(listening)
-        return name
 
     def connect(self, address: Address) -> Connection:
         self._watch(())  # a descriptor that `poll` was given may be closed by now, and the new socket may get its number

@@ -61,8 +61,8 @@ def load_buffers(models: Iterable[torch.nn.Module], saved: Sequence[Mapping[str,
 def instances_of(base: type[One]) -> list[One]:
     """Return all objects of this class, which is defined in Python, and of its subclasses.
 
-    `gc.get_objects` would hold each object of the process for a moment, a tuple that another thread is making as well, and CPython ends
-    the making of a tuple that somebody else holds with a SystemError.
+    `gc.get_objects` would hold each object of the process for a moment, also a tuple that another thread is still filling. CPython then
+    raises a SystemError in the other thread, since it cannot give a tuple its final length while two places refer to the tuple.
     """
     classes, new = [], [base]
     while new:
