@@ -50,7 +50,8 @@ SCRIPT = ROOT / "examples" / "digits.py"
 def commands_of(application: typer.Typer) -> dict[str, Any]:
     """By name; under the empty name where there is only one. What they are is click's business, or that of typer's copy of it."""
     found: Any = typer.main.get_command(application)
-    return dict(getattr(found, "commands", {"": found}))
+    names = found.list_commands(None) if hasattr(found, "list_commands") else None
+    return {"": found} if names is None else {name: found.get_command(None, name) for name in names}
 
 
 COMMANDS = commands_of(app)

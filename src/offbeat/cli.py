@@ -19,14 +19,8 @@ import typer
 from rich.console import Console
 
 from offbeat import __version__
-from offbeat.commands import chaos, simulate
-from offbeat.commands.compare import compare
-from offbeat.commands.doctor import doctor
+from offbeat.commands import PASSED_ON, Commands
 from offbeat.commands.optional_value import WithDashboard
-from offbeat.commands.report import report
-from offbeat.commands.rules import rules
-from offbeat.commands.top import top
-from offbeat.commands.view import view
 from offbeat.errors import FAILED, MISTAKE, ConfigurationError, JobError, OffbeatError
 from offbeat.files import why, write_result
 from offbeat.guarded import expect_job, fail, guarded, only_show, say
@@ -57,6 +51,7 @@ from offbeat.runtime.job.settings import JobSettings, take_token
 from offbeat.types import Seconds
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Data-parallel training for PyTorch that keeps going when workers are slow, dead or new.",
@@ -64,8 +59,6 @@ app = typer.Typer(
 
 OF_JOB = ("servers", "sync", "wire", "batch", "seed")
 """Options that a job which resumes takes from its checkpoint, if the command line does not give them."""
-_PASSED_ON = {"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False}
-"""Options after the script, or after ``--``, are those of another command."""
 
 
 def _show_version(wanted: bool) -> None:
@@ -84,7 +77,7 @@ def _main(
 
 @app.command(
     cls=WithDashboard,
-    context_settings=_PASSED_ON,
+    context_settings=PASSED_ON,
     epilog=f"Rules: {', '.join(sorted(RULES))}.",
 )
 @takes(RunOptions)
@@ -138,7 +131,7 @@ def run(context: typer.Context, script: Script, module: Module = False, *, optio
 
 @app.command(
     cls=WithDashboard,
-    context_settings=_PASSED_ON,
+    context_settings=PASSED_ON,
     epilog="Started by torchrun, srun, mpirun or Kubernetes, or by hand on each machine. See docs/clusters.md.",
 )
 @takes(AgentOptions)
@@ -242,16 +235,6 @@ def _notice(options: JobOptions) -> NoticeCommand | None:
 def _given(context: typer.Context) -> Callable[[str], bool]:
     """Return a function that tells whether the command line gives an option."""
     return lambda name: getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
-
-
-app.command(epilog=simulate.EPILOG)(simulate.simulate)
-app.command(context_settings=_PASSED_ON, epilog=chaos.EPILOG)(chaos.chaos)
-app.command()(doctor)
-app.command()(rules)
-app.command()(view)
-app.command()(report)
-app.command()(compare)
-app.command()(top)
 
 
 def finish(screen: Console, outcome: Outcome, summary: Path | None, display: Display | None = None) -> int:

@@ -7,12 +7,13 @@ from typing import Any
 import typer
 
 from offbeat.chaos import command
+from offbeat.commands import PASSED_ON
 from offbeat.errors import FAILED
 from offbeat.guarded import fail
 from offbeat.options import takes
 from offbeat.report.table import console
 
-EPILOG = "offbeat chaos OPTIONS -- offbeat run train.py. See docs/chaos.md."
+SETTINGS = {"context_settings": PASSED_ON, "epilog": "offbeat chaos OPTIONS -- offbeat run train.py. See docs/chaos.md."}
 
 
 @takes(command.Options)

@@ -14,7 +14,7 @@ from offbeat.policies import RULES
 from offbeat.report.table import console
 from offbeat.sim.latency.registry import LAWS
 
-EPILOG = f"Rules: {', '.join(sorted(RULES))}. Latency models: {', '.join(sorted(LAWS))}. See docs/simulate.md."
+SETTINGS = {"epilog": f"Rules: {', '.join(sorted(RULES))}. Latency models: {', '.join(sorted(LAWS))}. See docs/simulate.md."}
 
 
 def simulate(
