@@ -224,7 +224,6 @@ TO_AGENT: dict[str, dict[str, Any]] = {
     "seated": {"seat": 0, "timeout_s": 10.0},
     "refused": {"reason": "no free seat"},
     "start": {"child": 1, "role": "worker", "number": 0, "variables": ["OFFBEAT_WORKER", "0"]},
-    "prepare": {},
     "signal": {"child": 1, "number": 15},
     "stacks": {"child": 1},
     "strike": {"child": 1},

@@ -17,7 +17,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LinuxMachine:
     processes = [
         process(1, parent=0),
         process(2, OFFBEAT_SERVER="0"),
-        process(20, command=FORKSERVER),
+        process(19, command=FORKSERVER),
+        process(20, parent=19, command=FORKSERVER, name=procfs.BRANCH),
         *(process(pid, parent=20, command=FORKSERVER, name=name) for pid, name in ((21, "ob-worker-2"), (22, "ob-worker-0"), (23, ""))),
     ]
     monkeypatch.setattr(procfs, "marked", lambda mark: iter(processes))

@@ -26,8 +26,9 @@ def test_roles_of_a_job_on_one_machine() -> None:
             process(10),
             process(11, parent=10, OFFBEAT_SERVER="0"),
             process(12, parent=10, command=FORKSERVER),
-            process(13, parent=12, command=FORKSERVER, name="ob-worker-0"),
-            process(14, parent=12, command=FORKSERVER),
+            process(17, parent=12, command=FORKSERVER, name=procfs.BRANCH),
+            process(13, parent=17, command=FORKSERVER, name="ob-worker-0"),
+            process(14, parent=17, command=FORKSERVER, name=procfs.BRANCH),
             process(15, parent=10, OFFBEAT_WORKER="2"),
             process(16, parent=15, leads=False, OFFBEAT_WORKER="2"),
         ]
@@ -36,6 +37,7 @@ def test_roles_of_a_job_on_one_machine() -> None:
         10: ("supervisor", None),
         11: ("server", 0),
         12: ("forkserver", None),
+        17: ("forkserver", None),
         13: ("worker", 0),
         14: ("worker", None),
         15: ("worker", 2),
@@ -55,9 +57,9 @@ def test_of_the_processes_of_a_server_the_oldest_leads() -> None:
 
 
 def test_new_standbys_are_forks_and_lead_once_they_are_the_oldest() -> None:
-    forkserver = process(20, parent=10, command=FORKSERVER, OFFBEAT_STANDBY="servers")
-    led, stands_by = (process(pid, parent=20, command=FORKSERVER, name="ob-server-0", OFFBEAT_STANDBY="servers") for pid in (21, 22))
-    unnamed = process(23, parent=20, command=FORKSERVER, OFFBEAT_STANDBY="servers")
+    forkserver = process(20, parent=10, command=FORKSERVER)
+    led, stands_by = (process(pid, parent=20, command=FORKSERVER, name="ob-server-0") for pid in (21, 22))
+    unnamed = process(23, parent=20, command=FORKSERVER)
     first = process(11, parent=10, OFFBEAT_SERVER="0", OFFBEAT_ROLE="leader")
     assert procfs.roles([process(10), first, forkserver, led])[21] == ("standby", 0)
     found = procfs.roles([process(10), forkserver, stands_by, led, unnamed])
@@ -65,16 +67,17 @@ def test_new_standbys_are_forks_and_lead_once_they_are_the_oldest() -> None:
 
 
 def test_the_forkserver_is_the_one_that_forks() -> None:
-    """Where it has imported what the script does, the process that was started waits for its fork, which has no session of its own."""
+    """Where a branch has imported what the script does, its first process waits for a fork, which has no session of its own."""
     job = [
         process(10),
-        process(20, parent=10, command=FORKSERVER),
-        process(21, parent=20, leads=False, command=FORKSERVER),
+        process(19, parent=10, command=FORKSERVER),
+        process(20, parent=19, command=FORKSERVER, name=procfs.BRANCH),
+        process(21, parent=20, leads=False, command=FORKSERVER, name=procfs.BRANCH),
         process(22, parent=21, command=FORKSERVER, name="ob-worker-1"),
         process(23, parent=22, leads=False, command=FORKSERVER),
     ]
     found = procfs.roles(job)
-    assert [found[one.pid][0] for one in job] == ["supervisor", "other", "forkserver", "worker", "other"]
+    assert [found[one.pid][0] for one in job] == ["supervisor", "forkserver", "other", "forkserver", "worker", "other"]
     assert procfs.roles([*job, process(30, OFFBEAT_SUPERVISES="5")])[10] == ("agent", None)
 
 

@@ -56,7 +56,7 @@ KINDS = {
     "worker": (*LETHAL, *HARMLESS, "stop", *ORDERS),
     **dict.fromkeys(("server", "standby"), LETHAL + HARMLESS),
 }
-"""What happens to a process, by its role. Forkserver 0 is that of the workers, forkserver 1 that of the servers: its forks die with it."""
+"""What happens to a process, by its role. Forkserver 0 is that of the workers, a fork of forkserver 1, from which servers are forked."""
 PLACES = ("one host", "apart", "replicas", "full disk", "no reader")
 DISK_BYTES = 96 << 10
 TOGETHER_S = 0.1
@@ -175,10 +175,10 @@ class Expected:
         dead = {(fault.role, fault.number): fault for fault in faults if fault.lethal and fault.at is not None}
         self.may += [".*"] if any(fault.kind in ENDS for fault in dead.values()) else []
         for (role, number), fault in dead.items():
-            if (role, number) == ("forkserver", 1):  # servers may be its forks
-                self.may += [LOST] if place == "apart" else []
-            elif role == "forkserver":
+            if role == "forkserver":
                 self.may += [] if served else ["worker . has come back and nobody is left to copy the parameters from"]
+                if number == 1:  # servers may be its forks, too
+                    self.may += {"apart": [LOST], "replicas": [".*may have folded"]}.get(place, [])
             elif role == "server" and place == "apart":
                 self.must.append(LOST)
             elif role in ("server", "standby") and place == "replicas":
@@ -261,7 +261,7 @@ class Trial:
         """By role and number, of the processes that live."""
         found = self._job._found()
         roles = procfs.roles(found)
-        second = {one.pid: int(roles[one.pid][0] == "forkserver" and procfs.STANDBY in one.environment) for one in found}
+        second = {one.pid: int(roles[one.pid][0] == "forkserver" and one.name != procfs.BRANCH) for one in found}
         return {(role, number or second.get(pid, 0)): pid for pid, (role, number) in roles.items() if role in KINDS}
 
     def _strike(self) -> None:

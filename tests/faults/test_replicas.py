@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.faults.job import TRAIN, WIDER, Job, signalled
 from tests.faults.test_ranks import CALM, RANKS, accounted
-from tests.faults.test_servers import calm, each_index_has_a_fate, end_of, killed, one_process_each, ready
+from tests.faults.test_servers import calm, each_index_has_a_fate, end_of, killed, one_process_each
 from tests.faults.test_servers import strike as strike_lasting
 from tests.tiers import marked
 
@@ -121,8 +121,6 @@ def test_with_several_optimizers_or_processes_a_worker_too(
         return torch.load(saved, weights_only=True)
 
     def disturb(job: Job) -> None:
-        if not replicas:
-            ready(job)
         for number, fault in ((0, signal.SIGKILL), (servers - 1, signal.SIGSTOP)):
             if replicas and servers == 1 and fault == signal.SIGSTOP:
                 follows(job, 1)

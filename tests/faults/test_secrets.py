@@ -22,11 +22,11 @@ GIVEN = "a-recognisable-token-1234567"
 FAILS_ON_PURPOSE = '''
 """A server fails in the middle of a job: its traceback has the hub, which knows the token, in its frames."""
 import os, sys
-if "offbeat.runtime.server" in " ".join(sys.orig_argv) or "OFFBEAT_STANDBY" in os.environ:
+if {"offbeat.runtime.server", "offbeat.launch.forkserver"} & set(sys.orig_argv):
     from offbeat.transport import hub
     poll = hub.SocketHub.poll
     def fails(self, *arguments):
-        if os.path.exists(os.environ["FAILS_AT"]):
+        if "OFFBEAT_SERVER" in os.environ and os.path.exists(os.environ["FAILS_AT"]):
             raise RuntimeError("failed on purpose")
         return poll(self, *arguments)
     hub.SocketHub.poll = fails

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import AGENT, GONE, SCRIPTS, TRAIN, Ended, Faulty, Job, orders_to_die, signalled
+from tests.faults.job import AGENT, SCRIPTS, TRAIN, Ended, Faulty, Job, orders_to_die, signalled
 from tests.faults.test_ranks import CALM as UNHURRIED
 from tests.faults.test_ranks import RANKS, accounted
 from tests.tiers import marked
@@ -70,17 +69,6 @@ def goes_on_where_it_was(job: Job, enough: Path) -> None:
     accounted(ended)
 
 
-def ready(job: Job) -> None:
-    """Wait for the process from which servers are started again."""
-    job.wait("the standby", lambda: any(map(is_standby, job.processes())))
-
-
-def is_standby(process: psutil.Process) -> bool:
-    with contextlib.suppress(*GONE):
-        return "offbeat.launch.forkserver" in " ".join(process.cmdline()) and "OFFBEAT_STANDBY" in process.environ()
-    return False
-
-
 def one_process_each(ended: Ended) -> None:
     """No worker was started again, and the books are right."""
     assert ended.status == 0, ended.err
@@ -121,7 +109,6 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, 
     whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, *words)
 
     def disturb(job: Job) -> None:
-        ready(job)
         for turn in range(2):
             strike(job, turn % servers)
 
@@ -268,19 +255,6 @@ def test_a_coordinator_that_dies_while_a_rank_joins_lets_it_in(start: Start, eno
     ended = job.ended()
     assert [rank for rank in after if after[rank].pid != before[rank].pid] == [1]
     accounted(ended)
-
-
-@pytest.mark.night
-def test_a_server_that_dies_while_the_standby_imports_is_forked_from_it(start_new: Start, enough: Path) -> None:
-    job = start_new("--workers", "2", "--slow", "any=0.02", TRAIN, "--until", str(enough))
-    job.wait("a worker, which is started when the server listens", job.workers)
-    standby = job.wait("the standby", lambda: next((p for p in job.processes() if is_standby(p)), None))
-    signalled(job.servers()[0], signal.SIGKILL)
-    job.wait("the server's return", lambda: returns(job, 0))
-    assert newest(job, 0).ppid() == standby.pid
-    job.goes_on()
-    enough.touch()
-    one_process_each(job.ended())
 
 
 def test_who_computes_for_longer_than_the_timeout_when_a_server_dies_is_not_taken_for_dead(faulty: Faulty, tmp_path: Path) -> None:

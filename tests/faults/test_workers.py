@@ -46,18 +46,22 @@ def test_a_killed_worker_returns_and_nobody_else_restarts(request: pytest.Fixtur
 
 
 @pytest.mark.skipif(not POSSIBLE, reason="the forkserver works on Linux only")
-def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(start: Start, enough: Path) -> None:
+@pytest.mark.parametrize("of", ["servers", "workers"])
+def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(start: Start, enough: Path, of: str) -> None:
+    """The forkserver of the workers is a fork of the servers'."""
     job = start("--workers", "2", *CALM, TRAIN, "--until", str(enough))
     job.began(2)
-    forkservers = {worker.ppid() for worker in job.workers().values()}
+    forkservers = {process.ppid() for process in getattr(job, of)().values()}
     assert len(forkservers) == 1 and forkservers != {job.process.pid}
     signalled(psutil.Process(forkservers.pop()), signal.SIGKILL)
     for worker in range(2):
         assert job.record("process", number=worker, role="worker", what="exited")["detail"] == "killed by SIGKILL"
         job.contribution(worker, 2)
-    assert {worker.ppid() for worker in job.workers().values()} == {job.process.pid}
+    assert {process.ppid() for process in getattr(job, of)().values()} == {job.process.pid}
     enough.touch()
     ended = job.ended()
+    returned = [r["number"] for r in ended.records if r["kind"] == "process" and r["role"] == "server" and r["what"] == "restarted"]
+    assert returned == ([0] if of == "servers" else [])
     ended.accounted()
 
 

@@ -224,18 +224,20 @@ def test_a_fork_that_the_system_refuses_is_told_too(monkeypatch: pytest.MonkeyPa
     os.close(writing)
 
 
-@pytest.mark.parametrize("module", ["torch", "json"])
-def test_beside_torch_it_has_imported_what_joins_a_job(script: Path, module: str) -> None:
-    script.write_text(
-        "import sys\nprint('torch' in sys.modules, 'offbeat.optimizer' in sys.modules, 'offbeat.runtime.joining' in sys.modules)\n"
-    )
+def test_a_branch_has_the_imports_of_its_base_and_its_own_and_dies_with_it(forkserver: Forkserver, script: Path) -> None:
+    script.write_text("import os, sys\nprint('decimal' in sys.modules, 'colorsys' in sys.modules)\n")
     program = Program(str(script))
-    forkserver = Forkserver(program, [module], os.environ)
-    until("its imports", forkserver.settled)
-    child = forkserver.fork(os.environ, program)
-    assert child is not None
-    assert printed(child) == [" ".join([str(module == "torch")] * 3)]
-    forkserver.child.kill()
+    branch = Forkserver(program, ["colorsys"], {**os.environ, "SHARED": "1"}, base=forkserver)
+    until("its imports", branch.settled)
+    for forks, has in ((branch, "True True"), (forkserver, "True False")):
+        child = forks.fork({**os.environ, "SHARED": "1"}, program)
+        assert child is not None
+        assert printed(child) == [has]
+    os.kill(forkserver.child.pid, signal.SIGKILL)
+    until("the end of the branch", lambda: not alive(branch.child.pid) and branch.settled())
+    assert branch.fork(os.environ, program) is None
+    with pytest.raises(OSError, match="has ended"):
+        Forkserver(program, [], os.environ, base=forkserver)
 
 
 def test_an_import_that_fails_is_told(script: Path) -> None:

@@ -25,10 +25,10 @@ SUPERVISES: Final = "OFFBEAT_SUPERVISES"
 _FORKSERVER: Final = b"offbeat.launch.forkserver"
 ROLE: Final = "OFFBEAT_ROLE"
 """In the environment of the processes of a server that has a standby."""
-STANDBY: Final = "OFFBEAT_STANDBY"
-"""In the environment of the forkserver from which servers are started again, and new standbys; and so of its forks."""
 _FORK: Final = re.compile(r"ob-(worker|server)-(\d+)")
 """The name of a fork, which ``launch/forkserver.py`` gives it."""
+BRANCH: Final = "ob-forkserver"
+"""The name of the forkserver of the workers, which is a fork of the servers'."""
 
 
 class Process(NamedTuple):
@@ -89,9 +89,9 @@ def _has(block: bytes, mark: str) -> bool:
 def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     """Return the role of each process by its pid, and its number: of a worker or a server; None: not known.
 
-    A fork has no number for a moment, and none if its script gives the process another name. A forkserver that has imported what the script
-    does is a fork of the one that was started, which only waits for its end. Of the processes of a server the oldest leads, for a standby
-    is younger than its leader.
+    A fork has no number for a moment, and none if its script gives the process another name. Servers are forks of the forkserver that is
+    started, workers of its branch. A branch that has imported what the script does is a fork of the one that the forkserver has started,
+    which only waits for its end. Of the processes of a server the oldest leads, for a standby is younger than its leader.
 
     ``other`` are those that the launcher does not know: a script's loaders, the ranks of a group, a shell.
 
@@ -99,9 +99,10 @@ def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
         processes: all of one job on this machine.
     """
     forkservers = {one.pid for one in processes if _FORKSERVER in one.command}
-    started = {one.pid for one in processes if one.pid in forkservers and one.leads and one.parent not in forkservers}
+    first = {one.pid for one in processes if one.pid in forkservers and one.leads and one.parent not in forkservers}
+    started = first | {one.pid for one in processes if one.pid in forkservers and one.parent in first and one.name == BRANCH}
     waiting = {one.parent for one in processes if one.pid in forkservers and not one.leads and one.parent in started}
-    found = {one.pid: _role(one, forkservers, waiting) for one in processes}
+    found = {one.pid: _role(one, forkservers, first, started, waiting) for one in processes}
     led = set()
     for one in sorted(processes, key=lambda one: (one.environment.get(ROLE) != "leader", one.start, one.pid)):
         role, number = found[one.pid]
@@ -116,12 +117,16 @@ def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     return found
 
 
-def _role(one: Process, forkservers: Collection[int], waiting: Collection[int]) -> tuple[str, int | None]:
+def _role(
+    one: Process, forkservers: Collection[int], first: Collection[int], started: Collection[int], waiting: Collection[int]
+) -> tuple[str, int | None]:
     """Return the role that a process says it has: a standby says that it is a server, and agents and most supervisors say nothing.
 
     Args:
         one: the process.
         forkservers: the pids of all that are or were a forkserver.
+        first: those of them that are no forks.
+        started: these, and their branches.
         waiting: those that wait for their fork.
     """
     if not one.leads:
@@ -129,10 +134,11 @@ def _role(one: Process, forkservers: Collection[int], waiting: Collection[int]) 
     if one.pid in waiting:
         return "other", None
     if one.pid in forkservers:
-        forked = "server" if STANDBY in one.environment else "worker"
+        if one.pid in started:
+            return "forkserver", None
+        forked = "server" if one.parent in first else "worker"
         named = _FORK.fullmatch(one.name)
-        number = int(named[2]) if named is not None and named[1] == forked else None
-        return (forked, number) if one.parent in forkservers else ("forkserver", None)
+        return forked, int(named[2]) if named is not None and named[1] == forked else None
     for variable, role in (("OFFBEAT_SERVER", "server"), ("OFFBEAT_WORKER", "worker"), (SUPERVISES, "supervisor")):
         if variable in one.environment:
             return role, None if role == "supervisor" else int(one.environment[variable])

@@ -17,7 +17,6 @@ from offbeat.launch.agents import AgentEngine
 from offbeat.launch.cluster import pass_on
 from offbeat.launch.environment import free_port
 from offbeat.launch.guest import Guest
-from offbeat.launch.server_starter import ServerStarter
 from offbeat.launch.supervisor import Supervisor
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.addresses import is_loopback
@@ -156,7 +155,7 @@ class JobActor:
             versions=versions(),
             publish=lambda address: None,
             guests=True,
-            starter=ServerStarter(),
+            servers_here=True,
         )
         outcome = Supervisor(settings, engine, token=token, max_restarts=0, return_s=start_s, display=_Notes()).run()
         only_show("the outcome", lambda: say(outcome.reason))

@@ -22,7 +22,7 @@ Who calls whom::
           |     +-- preload.py      chooses what is imported; script_imports.py: finds the script's imports by reading it
           |     +-- import_trial.py   leaves imports that forks cannot share to the workers
           |     +-- process_exit.py   ends a fork, or a rank of a worker of several processes
-          |     +-- server_starter.py   forks servers from a process that imports what they need
+          |     +-- starter.py          forks servers and workers from processes that have imported what they need
           +-- output.py        prints whole lines, labelled ``[worker 2]``, and writes files (--log-dir)
           +-- restarts.py      decides whether a worker that died is restarted (--max-restarts)
           +-- watchers.py      answers ``offbeat top``; private_folder.py: where its user finds the job

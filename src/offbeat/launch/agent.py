@@ -23,14 +23,13 @@ from offbeat.guarded import pass_on, say
 from offbeat.launch.agent_messages import HELLO, TO_AGENT
 from offbeat.launch.agents import WAIT_SAID_S, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
-from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start, left_to_workers
 from offbeat.launch.hangs import LivedClock
 from offbeat.launch.lack import lack_of
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.preload import Preload
 from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
-from offbeat.launch.server_starter import ServerStarter
+from offbeat.launch.starter import Starter
 from offbeat.launch.stop_signals import StopSignals
 from offbeat.runtime.job.notices import ends_in_order
 from offbeat.runtime.job.settings import TOKEN
@@ -47,10 +46,6 @@ GONE_S: Seconds = 5.0
 UNHEARD_MAX = 16
 """Most messages with output that the supervisor has not acknowledged; further output waits in its pipe."""
 BEFORE_SEAT_TIMEOUT_S: Seconds = 10.0
-BEGINNING_S: Seconds = 5.0
-"""Seconds after the newest worker's start before servers' forkserver is started: its imports take a core, which workers need first."""
-PREPARED_S: Seconds = 30.0
-"""Seconds after the supervisor's request at which the servers' forkserver is started in any case."""
 
 
 def versions() -> list[str]:
@@ -121,18 +116,16 @@ class Agent:
 
     def __init__(self, duties: Duties, token: str, find: Callable[[], Address | None], supervisor: LocalChild | None = None) -> None:
         self._duties, self._token, self._find, self._supervisor = duties, token, find, supervisor
-        self._forkserver: Forkserver | None = None
-        self._names_imports = False
-        """True if this agent still has to print, for all agents, which imports the forkserver has left out."""
-        self._servers = ServerStarter()
-        self._prepare_since: Seconds | None = None
-        """When the supervisor asked for the servers' forkserver, which is not started yet; None: it need not be. The first servers are new
-        processes: their variables, which other processes can read, show which one leads; a fork's do not."""
-        self._worker_at: Seconds | None = None
-        """When the newest worker was started; None: no worker was."""
+        self._starter = Starter(
+            duties.program,
+            duties.preload,
+            common_environment(duties.workers * duties.local_size),
+            say,
+            names_imports=duties.seat in (0, None),  # one agent does, for all
+        )
         self._children: dict[int, LocalChild] = {}
         self._waiting: dict[int, Mapping[str, Any]] = {}
-        """Orders to start a process, by child number; those for workers wait until the forkserver has imported."""
+        """Orders to start a process, by child number; they wait for the imports that it needs."""
         self._backoff = Backoff()
         """Pause after this machine has lacked descriptors or memory for a process."""
         self._hub: SocketHub
@@ -161,7 +154,8 @@ class Agent:
         before = {number: signal.signal(number, self._on_signal) for number in ends_in_order()}
         self._hub = SocketHub(self._token)
         try:
-            self._preload()
+            if self._duties.preload.modules:
+                self._starter.begin()
             while self._over is None:
                 self._connect()
                 self._serve()
@@ -186,15 +180,6 @@ class Agent:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._told.note(number)
         self._hub.wake()
-
-    def _preload(self) -> None:
-        modules, found, _ = self._duties.preload
-        if modules and POSSIBLE:
-            self._forkserver = Forkserver(self._duties.program, modules, self._common(), found)
-            self._names_imports = self._duties.seat in (0, None)
-
-    def _common(self) -> dict[str, str]:
-        return common_environment(self._duties.workers * self._duties.local_size)
 
     # The connection.
 
@@ -288,8 +273,6 @@ class Agent:
                 raise ConfigurationError(header["reason"])
             case "start":
                 self._waiting[header["child"]] = header
-            case "prepare":
-                self._prepare_since = self._prepare_since or self._clock.now()
             case "heard":
                 self._unheard -= 1
             case "over":
@@ -335,20 +318,17 @@ class Agent:
         return [*self._children.values(), *self._helpers()]
 
     def _helpers(self) -> list[LocalChild]:
-        """Return the forkservers of workers and servers."""
-        return [child for child in (None if self._forkserver is None else self._forkserver.child, self._servers.child) if child is not None]
+        return [] if self._starter.base is None else [self._starter.base]
 
     def _start_waiting(self) -> None:
-        """Start the processes that were ordered, workers only once their forkserver has imported."""
-        ready = self._forkserver is None or self._forkserver.settled()
-        if ready and self._names_imports and self._forkserver is not None:
-            self._names_imports = False
-            if (left := left_to_workers(self._forkserver)) is not None:
-                say(left)
+        """Start the processes that were ordered, once what they import is there."""
+        if any(header["role"] == "server" for header in self._waiting.values()):
+            self._starter.begin()
+        ready = {"worker": self._starter.ready_for_workers(), "server": not self._starter.imports()}
         for number, header in list(self._waiting.items()):
             if self._connection is None:
                 self._waiting.clear()
-            elif ready or header["role"] != "worker":
+            elif ready[header["role"]]:
                 if not self._backoff.due(self._clock.now()):
                     continue
                 del self._waiting[number]
@@ -364,14 +344,7 @@ class Agent:
                     self._tell("ended", child=number, status=1)
                 else:
                     self._backoff = Backoff()
-                    self._worker_at = self._clock.now() if header["role"] == "worker" else self._worker_at
                     self._tell("started", child=number, pid=child.pid)
-        if self._prepare_since is not None and self._connection is not None:
-            now = self._clock.now()
-            settled = self._worker_at is not None and not self._waiting and now - self._worker_at >= BEGINNING_S
-            if settled or now - self._prepare_since >= PREPARED_S:
-                self._prepare_since = None
-                self._servers.prepare(self._server_environment())
 
     def _may_pass(self, error: OSError | ValueError, header: Mapping[str, Any]) -> bool:
         """Return True if a process that could not be started is to be tried again later, since this machine lacked something for it."""
@@ -388,8 +361,8 @@ class Agent:
         flat = header["variables"]
         variables = {**dict(zip(flat[::2], flat[1::2], strict=True)), TOKEN: self._token}
         if header["role"] == "server":
-            return self._servers.start({**self._server_environment(), **variables}, say)
-        return fork_or_start(self._forkserver, {**self._common(), **variables}, self._duties.program, say)
+            return self._starter.start_server({**self._server_environment(), **variables})
+        return self._starter.start_worker(variables)
 
     def _server_environment(self) -> dict[str, str]:
         assert self._address is not None

@@ -62,7 +62,6 @@ TO_AGENT: Final = Kinds(
         "seated": MessageSchema(fields({"seat": whole(0, _SEATS_MAX), "timeout_s": number(0.0)})),
         "refused": MessageSchema(fields({"reason": _words})),
         "start": MessageSchema(fields({"child": _child, "role": one_of("server", "worker"), "number": whole(), "variables": _variables})),
-        "prepare": MessageSchema(),
         "signal": MessageSchema(fields({"child": _child, "number": whole(1, 64)})),
         "stacks": MessageSchema(fields({"child": _child})),
         "strike": MessageSchema(fields({"child": _child})),

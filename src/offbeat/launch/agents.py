@@ -9,14 +9,15 @@ its processes itself, and may come back. Another agent may also come for the sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.launch.agent_messages import FROM_AGENT, HELLO
 from offbeat.launch.engine import Child, Engine, ServerRole
-from offbeat.launch.environment import Place, server_environment, worker_variables
-from offbeat.launch.server_starter import ServerStarter
+from offbeat.launch.environment import Place, common_environment, server_environment, worker_variables
+from offbeat.launch.preload import NOTHING
+from offbeat.launch.starter import SERVER, Starter
 from offbeat.runtime.job.settings import ROLE, TOKEN, JobSettings
 from offbeat.transport.addresses import is_loopback, loopback
 from offbeat.transport.base import Address, Connection, Hub, Message
@@ -144,7 +145,7 @@ class AgentEngine(Engine):
         versions: versions of software that all machines must have, as texts.
         publish: called with the supervisor's address once it listens.
         guests: True if each agent is a thread of its worker's process. Then no agent is lost for its silence.
-        starter: starts the servers as children of this process; None: agents start them. Standbys are the agents' in any case.
+        servers_here: True if the servers are children of this process; False: agents start them. Standbys are the agents' in any case.
     """
 
     # A guest's script that keeps Python's lock (imports of large libraries, code in C) silences its agent's thread: the servers judge the
@@ -167,13 +168,14 @@ class AgentEngine(Engine):
         versions: Sequence[str],
         publish: Callable[[Address], None],
         guests: bool = False,
-        starter: ServerStarter | None = None,
+        servers_here: bool = False,
     ) -> None:
         super().__init__()
         self._seats, self._machines, self._workers, self._start_s = seats, machines, workers, start_s
         self._listen, self._port, self._reached = listen, port, reached
         self._versions, self._publish, self._guests = list(versions), publish, guests
-        self._starter = starter
+        self._servers_here = servers_here
+        self._starter: Starter | None = None
         self._settings: JobSettings
         self._hub: Hub
         if never_again:
@@ -186,7 +188,7 @@ class AgentEngine(Engine):
         self._numbers = 0
         self._now: Seconds = 0.0
         self._beat_at: Seconds = 0.0
-        self._begun = self._told = self._prepares = False
+        self._begun = self._told = False
         self._wait_said = False
         self._apart: set[int] = set()
         """Servers that have had a standby on another machine than their leader."""
@@ -198,6 +200,9 @@ class AgentEngine(Engine):
     def begin(self, settings: JobSettings, hub: Hub) -> Address:
         self._settings, self._hub = settings, hub
         address = hub.listen(self._listen, self._port)
+        if self._servers_here:
+            self._starter = Starter(SERVER, NOTHING, common_environment(1), self._notes.append)
+            self._starter.begin()
         self._publish(address)
         return address
 
@@ -215,7 +220,7 @@ class AgentEngine(Engine):
             self._wait_said = True
             there, missing = self._who_came()
             self._notes.append(f"{there}: waiting for {missing}, for at most {self._start_s:g} s (--start-timeout)")
-        return self._begun
+        return self._begun and (self._starter is None or not self._starter.imports())
 
     def ready_for_workers(self) -> bool:
         return True
@@ -263,29 +268,13 @@ class AgentEngine(Engine):
         variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), ROLE: role, "OFFBEAT_LOCAL": local}
         return self._start(agent, "server", number, {**variables, "OFFBEAT_LISTEN": listen or self._address_of(agent)})
 
-    def _start_here(self, starter: ServerStarter, number: int, token: str, role: ServerRole, port: int, local: str = "") -> Child:
-        return starter.start({**self._environment_here(number, token, port, local), ROLE: role}, self._notes.append)
+    def _start_here(self, starter: Starter, number: int, token: str, role: ServerRole, port: int, local: str = "") -> Child:
+        return starter.start_server({**self._environment_here(number, token, port, local), ROLE: role})
 
     def _environment_here(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
         supervisor, servers = self._hub.address, self._settings.servers
         assert supervisor is not None
         return server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached, local=local)
-
-    def prepare_returns(self) -> Child | None:
-        """Prepare to start servers again. Returns the process that does so here; None: agents do, whose processes they are."""
-        if self._starter is not None and not self._settings.replicas:
-            return self._starter.prepare(self._environment_here(0, "", 0, ""))
-        self._prepares = True
-        for agents in self._by_machine():
-            self._prepare(agents[0])
-        return None
-
-    def returns_soon(self) -> bool:
-        return self._starter is not None and self._starter.imports()
-
-    def _prepare(self, agent: Agent) -> None:
-        if self._settings.replicas or agent.host == self._hub.host:
-            agent.connection.send({"kind": "prepare"})
 
     def start_worker(
         self,
@@ -337,9 +326,8 @@ class AgentEngine(Engine):
         self._told = True
         return not self._agents  # each agent closes its connection
 
-    def helpers(self) -> Mapping[str, Child]:
-        child = None if self._starter is None else self._starter.child
-        return {} if child is None else {"servers": child}
+    def helper(self) -> Child | None:
+        return None if self._starter is None else self._starter.base
 
     def close(self) -> None:
         self._agents.clear()
@@ -430,8 +418,6 @@ class AgentEngine(Engine):
         if self._begun:
             self._came.append(seat)
             self._notes.append(f"{node} has come, number {seat}")
-        if self._prepares and sum(agent.host == header["host"] for agent in self._agents.values()) == 1:
-            self._prepare(self._agents[seat])
 
     # Machines.
 

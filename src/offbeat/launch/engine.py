@@ -7,7 +7,7 @@ torchrun, Slurm or MPI, each pod of Kubernetes, each actor of Ray, or each machi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from offbeat.transport.base import Address, Connection, Hub, Message
@@ -135,14 +135,6 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def prepare_returns(self) -> Child | None:
-        """Prepare a helper process from which servers can be restarted quickly. Returns it; None: there is none on this side."""
-
-    @abstractmethod
-    def returns_soon(self) -> bool:
-        """Return True while that helper is still importing, if waiting for it is faster than a new process."""
-
-    @abstractmethod
     def start_worker(
         self,
         worker: WorkerId,
@@ -172,8 +164,8 @@ class Engine(ABC):
         return notes
 
     @abstractmethod
-    def helpers(self) -> Mapping[str, Child]:
-        """Return processes that are neither servers nor workers, by name."""
+    def helper(self) -> Child | None:
+        """Return the process that imports for servers and workers, which are its forks; None: there is none on this side."""
 
     def on_message(self, connection: Connection, message: Message) -> bool:
         """Handle an agent's message. Returns False if the message is not for the engine."""
@@ -190,11 +182,11 @@ class Engine(ABC):
         return True
 
     def strike(self) -> None:
-        """Kill the helpers without waiting. For signal handlers."""
-        for child in self.helpers().values():
-            child.strike()
+        """Kill the helper without waiting. For signal handlers."""
+        if (helper := self.helper()) is not None:
+            helper.strike()
 
     def close(self) -> None:
-        """End the helpers."""
-        for child in self.helpers().values():
-            child.kill()
+        """End the helper."""
+        if (helper := self.helper()) is not None:
+            helper.kill()

@@ -1,6 +1,7 @@
 """Set the environment variables of servers and workers: their numbers, addresses, and their share of the machine.
 
-Variables that the user has set are kept, except those by which a process joins this job, and OMP_WAIT_POLICY on servers.
+Variables that the user has set are kept, except those by which a process joins this job, and OMP_WAIT_POLICY of servers that are new
+processes.
 """
 
 from __future__ import annotations

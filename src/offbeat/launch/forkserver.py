@@ -1,9 +1,11 @@
-"""Fork workers, or servers, from a process that has already imported what they all need.
+"""Fork workers and servers from a process that has already imported what they all need.
 
-Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead worker is restarted. The forkserver's
-process imports modules once (``preload.py`` chooses them) and then waits for requests. Each worker is a fork of this process, and runs the
-script as ``python script.py`` would. `Forkserver` is the supervisor's side; `main` runs in the forkserver's process. The script's own
-imports are tried first (``import_trial.py``), and those that cannot be shared are left to the workers.
+Loading PyTorch takes seconds of a core for each process, at the start of a job and whenever a dead process is restarted. The forkserver's
+process imports modules once and then waits for requests. Each fork runs its program as ``python script.py`` would. `Forkserver` is the
+launcher's side; `main` runs in the forkserver's process.
+
+Servers are forks of the process that is started first. Workers are forks of a branch of it, a forkserver which also imports what the script
+does (``preload.py`` chooses): these imports are tried (``import_trial.py``), and those that cannot be shared are left to the workers.
 
 Linux only: elsewhere libraries do not survive a fork, and every worker is a new process.
 """
@@ -11,6 +13,7 @@ Linux only: elsewhere libraries do not survive a fork, and every worker is a new
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -28,6 +31,7 @@ from types import TracebackType
 from typing import IO, NoReturn
 
 from offbeat.launch import process_exit, program
+from offbeat.launch.environment import THREADS
 from offbeat.launch.import_trial import import_all, quiet_fork
 from offbeat.launch.processes import LocalChild, die_with_parent, start
 from offbeat.launch.program import Program
@@ -48,8 +52,9 @@ POSSIBLE = sys.platform.startswith("linux")
 """True if this system can run a forkserver."""
 OPTIMIZERS = "torch._dynamo"
 """The module that every PyTorch optimizer imports when it is made, which takes as long as importing torch."""
-_OURS = ("offbeat.optimizer", "offbeat.runtime.joining", "offbeat.runtime.group.leader")
-"""Modules that a script's `DistributedOptimizer` imports beside torch, in 0.25 s of a core."""
+MODULE = "offbeat.launch.forkserver"
+BRANCH = "ob-forkserver"
+"""The name of a branch's process. By this name `offbeat chaos` knows it."""
 
 
 class Forkserver:
@@ -60,6 +65,10 @@ class Forkserver:
         modules: modules to import once.
         environment: all variables; forks have these and more.
         found: modules to import once unless that does harm, as in `ScriptImports.modules`.
+        base: the forkserver of which this one is a branch: a fork that has the base's imports, and dies with it. None: a new process.
+
+    Raises:
+        OSError: this machine lacks descriptors, memory or processes for it, or the base has ended.
     """
 
     def __init__(
@@ -68,6 +77,7 @@ class Forkserver:
         modules: Sequence[str],
         environment: Mapping[str, str],
         found: Sequence[str] = (),
+        base: Forkserver | None = None,
     ) -> None:
         self._environment = environment
         self._ready = False
@@ -81,9 +91,16 @@ class Forkserver:
         self.left_out: dict[str, str] = {}
         """Modules of the script that each worker imports for itself, with the reason."""
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = (program.folder, *modules, FOUND, *found)
         with theirs:
-            command = [sys.executable, "-m", "offbeat.launch.forkserver", str(theirs.fileno()), program.folder, *modules, FOUND, *found]
-            self.child = start(command, environment, capture=True, keep=[theirs.fileno()])
+            if base is None:
+                command = [sys.executable, "-m", MODULE, *arguments, str(theirs.fileno())]
+                self.child = start(command, environment, capture=True, keep=[theirs.fileno()])
+            else:
+                pid = base.request(environment, Program(MODULE, arguments, module=True), keep=[theirs.fileno()])
+                if pid is None:
+                    raise OSError(errno.EAGAIN, "the forkserver has ended, or could not fork")
+                self.child = LocalChild(Fork(base, pid))
 
     def settled(self) -> bool:
         """Return True if all modules are imported, or the process has ended."""
@@ -93,14 +110,10 @@ class Forkserver:
     def fork(self, environment: Mapping[str, str], program: Program) -> LocalChild | None:
         """Return a new process that runs a program; None: the forkserver has ended, or the fork has failed.
 
-        A forkserver that does not answer within `ANSWER_S` is killed, and its forks with it: a fork that came later would be one too many.
-
         Args:
             environment: all variables of the fork.
             program: the user's program.
         """
-        more = {name: value for name, value in environment.items() if self._environment.get(name) != value}
-        request = json.dumps({"environment": more, "command": program.command}).encode()
         with contextlib.ExitStack() as ends:
             outputs: list[IO[bytes]] = []
             theirs: list[int] = []
@@ -109,21 +122,39 @@ class Forkserver:
                 ends.callback(os.close, writing)
                 theirs.append(writing)
                 outputs.append(open(reading, "rb", buffering=0))  # noqa: SIM115 - the child's, until its end
-            with contextlib.suppress(OSError):
-                socket.send_fds(self._channel, [request], theirs)
-            deadline = time.monotonic() + ANSWER_S
-            while not self.over:
-                left_s = deadline - time.monotonic()
-                pid = self._receive(max(0.0, left_s))
-                if pid == REFUSED:
-                    break
-                if pid is not None:
-                    return LocalChild(Fork(self, pid, *outputs))
-                if left_s <= 0.0:
-                    self.child.kill()
-                    self.over = self.hung = True
+            pid = self.request(environment, program, outputs=theirs)
+        if pid is not None:
+            return LocalChild(Fork(self, pid, *outputs))
         for output in outputs:
             output.close()
+        return None
+
+    def request(
+        self, environment: Mapping[str, str], program: Program, *, outputs: Sequence[int] = (), keep: Sequence[int] = ()
+    ) -> int | None:
+        """Request a fork, and return its process number; None: the forkserver has ended, or the fork has failed.
+
+        A forkserver that does not answer within `ANSWER_S` is killed, and its forks with it: a fork that came later would be one too many.
+
+        Args:
+            environment: all variables of the fork.
+            program: its program.
+            outputs: descriptors of its stdout and stderr; none: it has the forkserver's.
+            keep: descriptors that the fork inherits; their numbers there are the last arguments of the program.
+        """
+        more = {name: value for name, value in environment.items() if self._environment.get(name) != value}
+        request = {"environment": more, "command": program.command, "outputs": len(outputs), "descriptors": len(outputs) + len(keep)}
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._channel, [json.dumps(request).encode()], [*outputs, *keep])
+        deadline = time.monotonic() + ANSWER_S
+        while not self.over:
+            left_s = deadline - time.monotonic()
+            pid = self._receive(max(0.0, left_s))
+            if pid is not None:
+                return None if pid == REFUSED else pid
+            if left_s <= 0.0:
+                self.child.kill()
+                self.over = self.hung = True
         return None
 
     def status(self, pid: int, timeout_s: Seconds) -> int | None:
@@ -190,12 +221,10 @@ def fork_or_start(
 class Fork:
     """Provide, for a fork, the parts of `subprocess.Popen` that `LocalChild` needs."""
 
-    def __init__(self, forkserver: Forkserver, pid: int, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+    def __init__(self, forkserver: Forkserver, pid: int, stdout: IO[bytes] | None = None, stderr: IO[bytes] | None = None) -> None:
         self._forkserver = forkserver
         self._status: int | None = None
-        self.pid = pid
-        self.stdout: IO[bytes] | None = stdout
-        self.stderr: IO[bytes] | None = stderr
+        self.pid, self.stdout, self.stderr = pid, stdout, stderr
 
     def poll(self) -> int | None:
         return self._look(0.0)
@@ -224,8 +253,9 @@ class Fork:
 def main(arguments: Sequence[str]) -> None:
     """Import, then fork on each request; in a fork, run the program as if the fork were a new process."""
     sit_out()  # the forks would die with this process
-    channel = socket.socket(fileno=int(arguments[0]))
-    folder, *rest = arguments[1:]
+    gc.disable()  # collections during the imports find little, and take a fifth of the time
+    folder, *rest, descriptor = arguments
+    channel = socket.socket(fileno=int(descriptor))
     modules, found = rest[: rest.index(FOUND)], rest[rest.index(FOUND) + 1 :]
     if not sys.flags.safe_path:
         sys.path[0] = folder
@@ -235,10 +265,9 @@ def main(arguments: Sequence[str]) -> None:
         except Exception as error:
             channel.send(json.dumps({"failed": f"--preload {name}: {type(error).__name__}: {error}"[: MESSAGE_BYTES // 8]}).encode())
             sys.exit(1)
-    for name in _OURS if "torch" in sys.modules else ():  # without torch, a script may still set variables that torch reads when loaded
-        importlib.import_module(name)
     left_out = dict(import_all(found, channel.fileno()))
     gc.freeze()  # the modules' objects stay: a collection in a fork would touch, and so copy, their pages
+    gc.enable()
     channel.send(json.dumps({"ready": True, "left_out": left_out}).encode())
     command = _serve(channel)
     if command is not None:
@@ -260,19 +289,19 @@ def _serve(channel: socket.socket) -> list[str] | None:
                     os.close(key.fd)
                     channel.send(json.dumps({"ended": key.data, "status": status}).encode())
                     continue
-                text, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+                text, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 3)
                 match json.loads(text or "{}"):
-                    case {"command": command, "environment": environment}:
+                    case {"command": command, "environment": environment, "outputs": outputs, "descriptors": sent}:
                         watch, pid = REFUSED, REFUSED
-                        if len(descriptors) == 2:  # the kernel passes fewer if this process may not open so many files
-                            watch, pid = _fork(environment, descriptors)
-                        for descriptor in descriptors:
+                        if len(descriptors) == sent:  # the kernel passes fewer if this process may not open so many files
+                            watch, pid = _fork(environment, descriptors[:outputs])
+                        for descriptor in descriptors if pid != 0 else descriptors[:outputs]:
                             os.close(descriptor)
                         if pid == 0:
                             for other in selector.get_map().values():
                                 if other.data is not None:
                                     os.close(other.fd)
-                            return list(command)
+                            return [*command, *map(str, descriptors[outputs:])]
                         if pid != REFUSED:
                             selector.register(watch, selectors.EVENT_READ, pid)
                         channel.send(json.dumps({"forked": pid}).encode())
@@ -285,8 +314,8 @@ def _serve(channel: socket.socket) -> list[str] | None:
 def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> tuple[int, int]:
     """Fork. Returns a descriptor that becomes readable at the fork's end, and its process number: 0 in the fork, `REFUSED` after a failure.
 
-    The fork has its own session, environment and output, and dies with this process. A lack of descriptors or processes must not end this
-    process: its earlier forks would die with it.
+    The fork has its own session and environment, its own output if there are descriptors for it, and dies with this process. A lack of
+    descriptors or processes must not end this process: its earlier forks would die with it.
     """
     prepare = die_with_parent()
     try:
@@ -327,16 +356,17 @@ def begin_anew(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
     if TOKEN in os.environ:
         take_token()
+    if THREADS in environment and "torch" in sys.modules:  # torch reads the variable when it is loaded
+        sys.modules["torch"].set_num_threads(int(environment[THREADS]))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does this itself
 
 
 def _take_name(environment: Mapping[str, str]) -> None:
     """Name this process by role and number for ``ps`` and ``top``, where all forks show the forkserver's command and variables."""
-    for role in ("worker", "server"):
-        if (number := environment.get(f"OFFBEAT_{role.upper()}")) is not None:
-            with contextlib.suppress(OSError):
-                Path("/proc/self/comm").write_text(f"ob-{role}-{number}")
+    names = [f"ob-{role}-{environment[key]}" for role in ("worker", "server") if (key := f"OFFBEAT_{role.upper()}") in environment]
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(names[0] if names else BRANCH)
 
 
 def run_program(command: Sequence[str]) -> NoReturn:

@@ -116,8 +116,6 @@ class Ranks:
         if pid == 0:
             prepare()
             begin_anew(environment)
-            if THREADS in environment:
-                sys.modules["torch"].set_num_threads(int(environment[THREADS]))
         return pid
 
     def watch(self) -> int:

@@ -29,7 +29,6 @@ from offbeat.launch.cluster import pass_on
 from offbeat.launch.environment import Place
 from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
-from offbeat.launch.server_starter import ServerStarter
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.addresses import is_loopback, loopback, split_port
 from offbeat.transport.base import Address, Hub
@@ -244,7 +243,7 @@ class RayEngine(AgentEngine):
             encrypted=Tls.of() is not None,
             versions=versions(),
             publish=self._place_agents,
-            starter=None if options.spread_servers else ServerStarter(),
+            servers_here=not options.spread_servers,
         )
         self._program, self._options, self._token, self._existing = program, options, token, existing
         self._preload, self._grace_s = preload, grace_s

@@ -95,8 +95,6 @@ class ServerFleet:
         """Start the processes of all servers. The engine must have begun."""
         self.fleet.begin()
         self._carry_out()
-        if self.fleet.outlives and (standby := self._engine.prepare_returns()) is not None:
-            self._output.attach("servers", 0, standby)
 
     def begin_job(self) -> None:
         """Send all servers their jobs. All must be listening."""
@@ -363,7 +361,7 @@ class ServerFleet:
 
     def _start(self, start: actions.Start) -> None:
         number, again = start.server, start.role == "again"
-        if again and self._engine.returns_soon():
+        if again and not self._engine.ready_for_servers():
             return  # the fleet asks again later
         lack = None
         try:

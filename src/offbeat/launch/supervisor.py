@@ -185,8 +185,8 @@ class Supervisor:
         if self._store is not None:
             self._store.begin()
         self._watchers.publish(self._engine.begin(self._settings, self._hub))
-        for name, helper in self._engine.helpers().items():
-            self._output.attach(name, 0, helper)
+        if (helper := self._engine.helper()) is not None:
+            self._output.attach("forkserver", 0, helper)
         for ready, begin in (
             (self._engine.ready_for_servers, self._servers.begin),
             (self._servers.fleet.all_listen, self._servers.begin_job),

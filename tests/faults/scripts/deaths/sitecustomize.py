@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ OF_CHECKPOINTS = ("asked", "part", "copied", "files", "filed", "whole", "noted")
 
 
 def die(server: int, phase: str) -> None:
-    """Die if that is ordered. A standby does what its leader has done, and the order is for the leader."""
-    if os.environ.get("OFFBEAT_ROLE") == "standby":
+    """Die if that is ordered. A standby does what its leader has done: the order is for the leader. Workers are forked from here too."""
+    if os.environ.get("OFFBEAT_ROLE") == "standby" or "OFFBEAT_WORKER" in os.environ:
         return
     order = Path(os.environ["OFFBEAT_DEATHS"]) / f"{server}-{phase}"
     if order.exists():
@@ -77,7 +78,7 @@ def deafen(owner: Any) -> None:
     owner._from_leader = changed
 
 
-if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "OFFBEAT_STANDBY" in os.environ):
+if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "offbeat.launch.forkserver" in sys.orig_argv):
     from offbeat.runtime.coordination import checkpoint_content, shard_files
     from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
     from offbeat.runtime.coordination.notifier import Notifier
