@@ -31,7 +31,7 @@ SETTLED_S = 20.0
 FIELDS = {"Rss": "RSS", "Pss": "PSS", "Anonymous": "anonymous"}
 """What is measured, as ``/proc/PID/smaps_rollup`` and people call it. PSS changes with what other jobs on the machine share."""
 ROLES: dict[str, Callable[[str], bool]] = {
-    "server": lambda shown: shown.startswith("ob-server-") or "offbeat.runtime.server" in shown,
+    "server": lambda shown: shown.startswith(("ob-server-", "ob-standby-")) or "offbeat.runtime.server" in shown,
     "worker": lambda shown: shown.startswith("ob-worker-") or ("long_worker.py" in shown and "offbeat.cli" not in shown),
 }
 """What a child of the supervisor is, by its name, which forks have, and its command line."""

@@ -20,7 +20,7 @@ PERIOD_S = 0.05
 SAMPLES_PER_SEARCH = 20
 ROLES: dict[str, Callable[[str], bool]] = {
     "workers": lambda shown: shown.startswith("ob-worker-") or ("step_worker.py" in shown and "offbeat.cli" not in shown),
-    "servers": lambda shown: shown.startswith("ob-server-") or "offbeat.runtime.server" in shown,
+    "servers": lambda shown: shown.startswith(("ob-server-", "ob-standby-")) or "offbeat.runtime.server" in shown,
 }
 """What a process is, by its name, which forks have, and its command line. Agents and forkservers are idle beside their workers."""
 

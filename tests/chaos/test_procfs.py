@@ -58,7 +58,7 @@ def test_of_the_processes_of_a_server_the_oldest_leads() -> None:
 
 def test_new_standbys_are_forks_and_lead_once_they_are_the_oldest() -> None:
     forkserver = process(20, parent=10, command=FORKSERVER)
-    led, stands_by = (process(pid, parent=20, command=FORKSERVER, name="ob-server-0") for pid in (21, 22))
+    led, stands_by = (process(pid, parent=20, command=FORKSERVER, name="ob-standby-0") for pid in (21, 22))
     unnamed = process(23, parent=20, command=FORKSERVER)
     first = process(11, parent=10, OFFBEAT_SERVER="0", OFFBEAT_ROLE="leader")
     assert procfs.roles([process(10), first, forkserver, led])[21] == ("standby", 0)

@@ -20,8 +20,6 @@ from tests.cluster.hosts import until
 from tests.cluster.ray_cluster import RayCluster
 from tests.faults.job import WHOLE_TORCH, Job, name_of, signalled
 
-from offbeat.runtime.job.settings import ROLE
-
 pytestmark = [pytest.mark.usefixtures("beside_nothing"), pytest.mark.faults]
 
 DIGITS = str(Path(__file__).with_name("digits.py"))
@@ -56,7 +54,7 @@ def serving(cluster: RayCluster, node: Any) -> dict[int, psutil.Process]:
     found = {}
     for process in cluster.processes(node):
         with contextlib.suppress(psutil.NoSuchProcess):
-            forked = process.name().removeprefix("ob-server-")
+            forked = process.name().removeprefix("ob-server-").removeprefix("ob-standby-")
             number = forked if forked.isdigit() else process.environ().get("OFFBEAT_SERVER", "")
             if number.isdigit():
                 found[int(number)] = process
@@ -109,7 +107,7 @@ def test_the_node_of_a_server_is_lost_and_its_standby_leads(three_ray_nodes: Ray
     job = start_on("--timeout=5", "--servers=3", "--servers-on=nodes", "--replicas=1", DIGITS, "--until", str(enough))
     folded(job, *WORKERS)
     node = cluster.nodes[-1]
-    (led,) = [number for number, process in serving(cluster, node).items() if process.environ()[ROLE] == "leader"]
+    (led,) = [number for number, process in serving(cluster, node).items() if process.name().startswith("ob-server-")]
     cluster.kill_node(node)
     taken = job.record("process", role="server", number=led, what="taken over")
     renewed = job.record("process", role="standby", number=led, what="follows", after=taken["t"])

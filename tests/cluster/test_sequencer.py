@@ -11,7 +11,7 @@ import pytest
 from tests.cluster.conftest import finished
 from tests.cluster.hosts import Host
 from tests.cluster.test_agents import by_hand, folded
-from tests.cluster.test_replicas import is_leader, taken_over
+from tests.cluster.test_replicas import taken_over
 from tests.cluster.torchrun import PORT, torchrun
 from tests.faults.job import TRAIN, Job
 
@@ -54,8 +54,7 @@ def test_the_host_of_the_sequencer_is_lost_and_torchruns_store_knows_who_leads(
     start_at(second, *words, command=torchrun(two_hosts, 1))
     folded(job, 0)
     folded(job, 1)
-    (leader,) = (process for process in job.processes() if is_leader(process.environ(), 0))
-    leader.kill()
+    job.servers()[0].kill()
     led = taken_over(job, 0)
     follows = job.record("process", role="standby", number=0, what="follows", after=led["t"])
     folded(job, 1, after=follows["t"])

@@ -173,7 +173,7 @@ def test_a_standby_that_has_died_is_replaced(start: Start, enough: Path) -> None
     follows(job, 1)
     strike(job, 0)
     follows(job, 2)
-    assert standby(job, 0, 2).name() == "ob-server-0", "a fork, as the leader is none"
+    assert standby(job, 0, 2).name() == "ob-standby-0", "a fork, as the leader is none"
     signalled(leader(job, 0), signal.SIGKILL)
     job.wait("the takeover", lambda: len(takeovers(job.records())) == 2)
     signalled(leader(job, 0), signal.SIGKILL)  # before the next standby is there: as the leader is a fork, it is none, and imports

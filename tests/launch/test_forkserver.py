@@ -20,6 +20,7 @@ from offbeat.launch import forkserver as forkservers
 from offbeat.launch.engine import Child
 from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start
 from offbeat.launch.program import Program
+from offbeat.runtime.job.settings import ROLE
 
 pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
 
@@ -80,7 +81,9 @@ print(os.environ["SHARED"], os.environ["WORKER"], os.getsid(0) == os.getpid(), o
 def test_its_name_says_which_process_of_the_job_it_is(fork: Fork) -> None:
     """By this name `offbeat chaos` knows it."""
     program = "import os; from offbeat.chaos import procfs; print(procfs.status(os.getpid())[-1])"
-    assert [printed(fork(program, **{f"OFFBEAT_{role}": "12"}))[0] for role in ("WORKER", "SERVER")] == ["ob-worker-12", "ob-server-12"]
+    roles = [{"OFFBEAT_WORKER": "12"}, {"OFFBEAT_SERVER": "12"}, {"OFFBEAT_SERVER": "12", ROLE: "standby"}, {}]
+    names = ["ob-worker-12", "ob-server-12", "ob-standby-12", forkservers.BRANCH]
+    assert [printed(fork(program, **variables))[0] for variables in roles] == names
 
 
 @pytest.mark.parametrize(

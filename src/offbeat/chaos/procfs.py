@@ -25,7 +25,7 @@ SUPERVISES: Final = "OFFBEAT_SUPERVISES"
 _FORKSERVER: Final = b"offbeat.launch.forkserver"
 ROLE: Final = "OFFBEAT_ROLE"
 """In the environment of the processes of a server that has a standby."""
-_FORK: Final = re.compile(r"ob-(worker|server)-(\d+)")
+_FORK: Final = re.compile(r"ob-(worker|server|standby)-(\d+)")
 """The name of a fork, which ``launch/forkserver.py`` gives it."""
 BRANCH: Final = "ob-forkserver"
 """The name of the forkserver of the workers, which is a fork of the servers'."""
@@ -104,7 +104,7 @@ def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     waiting = {one.parent for one in processes if one.pid in forkservers and not one.leads and one.parent in started}
     found = {one.pid: _role(one, forkservers, first, started, waiting) for one in processes}
     led = set()
-    for one in sorted(processes, key=lambda one: (one.environment.get(ROLE) != "leader", one.start, one.pid)):
+    for one in sorted(processes, key=lambda one: (not _began_as_leader(one), one.start, one.pid)):
         role, number = found[one.pid]
         if role == "server" and number is not None:
             found[one.pid] = ("standby" if number in led else "server", number)
@@ -138,11 +138,15 @@ def _role(
             return "forkserver", None
         forked = "server" if one.parent in first else "worker"
         named = _FORK.fullmatch(one.name)
-        return forked, int(named[2]) if named is not None and named[1] == forked else None
+        return forked, int(named[2]) if named is not None and (named[1] == "worker") == (forked == "worker") else None
     for variable, role in (("OFFBEAT_SERVER", "server"), ("OFFBEAT_WORKER", "worker"), (SUPERVISES, "supervisor")):
         if variable in one.environment:
             return role, None if role == "supervisor" else int(one.environment[variable])
     return "other", None
+
+
+def _began_as_leader(one: Process) -> bool:
+    return one.environment.get(ROLE) == "leader" or one.name.startswith("ob-server-")
 
 
 def send(process: Process, number: signal.Signals, mark: str) -> bool:

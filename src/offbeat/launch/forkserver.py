@@ -36,7 +36,7 @@ from offbeat.launch.import_trial import import_all, quiet_fork
 from offbeat.launch.processes import LocalChild, die_with_parent, start
 from offbeat.launch.program import Program
 from offbeat.runtime.job.notices import heed_again, sit_out
-from offbeat.runtime.job.settings import TOKEN, take_token
+from offbeat.runtime.job.settings import ROLE, TOKEN, take_token
 from offbeat.runtime.worker import stacks
 from offbeat.types import Seconds
 
@@ -364,9 +364,13 @@ def begin_anew(environment: Mapping[str, str]) -> None:
 
 def _take_name(environment: Mapping[str, str]) -> None:
     """Name this process by role and number for ``ps`` and ``top``, where all forks show the forkserver's command and variables."""
-    names = [f"ob-{role}-{environment[key]}" for role in ("worker", "server") if (key := f"OFFBEAT_{role.upper()}") in environment]
+    name = BRANCH
+    if (number := environment.get("OFFBEAT_WORKER")) is not None:
+        name = f"ob-worker-{number}"
+    elif (number := environment.get("OFFBEAT_SERVER")) is not None:
+        name = f"ob-{'standby' if environment.get(ROLE) == 'standby' else 'server'}-{number}"
     with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text(names[0] if names else BRANCH)
+        Path("/proc/self/comm").write_text(name)
 
 
 def run_program(command: Sequence[str]) -> NoReturn:
