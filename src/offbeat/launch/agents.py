@@ -175,7 +175,6 @@ class AgentEngine(Engine):
         self._listen, self._port, self._reached = listen, port, reached
         self._versions, self._publish, self._guests = list(versions), publish, guests
         self._servers_here = servers_here
-        self._starter: Starter | None = None
         self._settings: JobSettings
         self._hub: Hub
         if never_again:
@@ -325,9 +324,6 @@ class AgentEngine(Engine):
             agent.connection.send({"kind": "over", "status": status, "reason": reason, "says": status != 0 and agent.seat in told_here})
         self._told = True
         return not self._agents  # each agent closes its connection
-
-    def helper(self) -> Child | None:
-        return None if self._starter is None else self._starter.base
 
     def close(self) -> None:
         self._agents.clear()

@@ -14,6 +14,7 @@ from offbeat.transport.base import Address, Connection, Hub, Message
 from offbeat.types import Seconds, WorkerId
 
 if TYPE_CHECKING:
+    from offbeat.launch.starter import Starter
     from offbeat.runtime.job.settings import JobSettings
 
 
@@ -79,6 +80,8 @@ class Engine(ABC):
     def __init__(self) -> None:
         self._notes: list[str] = []
         """Lines for the user that were not taken yet."""
+        self._starter: Starter | None = None
+        """Starts processes on this machine; None: before `begin`, or where agents start all."""
 
     @abstractmethod
     def begin(self, settings: JobSettings, hub: Hub) -> Address:
@@ -163,9 +166,10 @@ class Engine(ABC):
         notes, self._notes = self._notes, []
         return notes
 
-    @abstractmethod
+    @property
     def helper(self) -> Child | None:
-        """Return the process that imports for servers and workers, which are its forks; None: there is none on this side."""
+        """The process that imports for servers and workers, which are its forks; None: there is none on this side."""
+        return None if self._starter is None else self._starter.base
 
     def on_message(self, connection: Connection, message: Message) -> bool:
         """Handle an agent's message. Returns False if the message is not for the engine."""
@@ -183,10 +187,10 @@ class Engine(ABC):
 
     def strike(self) -> None:
         """Kill the helper without waiting. For signal handlers."""
-        if (helper := self.helper()) is not None:
+        if (helper := self.helper) is not None:
             helper.strike()
 
     def close(self) -> None:
         """End the helper."""
-        if (helper := self.helper()) is not None:
+        if (helper := self.helper) is not None:
             helper.kill()

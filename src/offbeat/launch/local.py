@@ -29,7 +29,6 @@ class LocalEngine(Engine):
         super().__init__()
         self._program, self._port, self._preload = program, port, preload
         self._notes += [] if preload.note is None else [preload.note]
-        self._starter: Starter
         self._settings: JobSettings
         self._address: Address
         self._group_port = 0
@@ -43,12 +42,12 @@ class LocalEngine(Engine):
         return self._address
 
     def ready_for_servers(self) -> bool:
-        return not self._starter.imports()
+        return not self._here.imports()
 
     def ready_for_workers(self) -> bool:
-        ready = self._starter.ready_for_workers()
-        if self._starter.failure is not None:
-            self.failure = self._starter.failure, True
+        ready = self._here.ready_for_workers()
+        if self._here.failure is not None:
+            self.failure = self._here.failure, True
         return ready
 
     def servers_return(self, servers: int) -> bool:
@@ -56,12 +55,12 @@ class LocalEngine(Engine):
 
     def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
         port = self._port if number == 0 and role != "standby" else 0
-        return self._starter.start_server({**self._server_environment(number, token, port, ""), ROLE: role})
+        return self._here.start_server({**self._server_environment(number, token, port, ""), ROLE: role})
 
     def restart_server(self, number: int, token: str, earlier: Address | None) -> Child:
         if earlier is None:
             return self.start_server(number, token)
-        return self._starter.start_server(self._server_environment(number, token, earlier.tcp[1], earlier.local))
+        return self._here.start_server(self._server_environment(number, token, earlier.tcp[1], earlier.local))
 
     def _server_environment(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
         return server_environment(number, self._settings.servers, token=token, supervisor=self._address, port=port, local=local)
@@ -80,7 +79,9 @@ class LocalEngine(Engine):
         variables = worker_variables(
             worker, job, token=token, servers=servers, place=place, servers_return=servers_return, standbys=standbys
         )
-        return self._starter.start_worker(variables)
+        return self._here.start_worker(variables)
 
-    def helper(self) -> Child | None:
-        return self._starter.base
+    @property
+    def _here(self) -> Starter:
+        assert self._starter is not None
+        return self._starter

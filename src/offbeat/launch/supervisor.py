@@ -185,7 +185,7 @@ class Supervisor:
         if self._store is not None:
             self._store.begin()
         self._watchers.publish(self._engine.begin(self._settings, self._hub))
-        if (helper := self._engine.helper()) is not None:
+        if (helper := self._engine.helper) is not None:
             self._output.attach("forkserver", 0, helper)
         for ready, begin in (
             (self._engine.ready_for_servers, self._servers.begin),
