@@ -136,8 +136,7 @@ class WithFleet(SteppedJob):
             start_server=lambda number, token, role: start(number, False, 0),
             restart_server=lambda number, token, earlier: start(number, False, earlier.tcp[1]),
             start_standby=lambda number, token, leader, leader_at: start(number, True, 0),
-            prepare_returns=lambda: None,
-            returns_soon=lambda: False,
+            ready_for_servers=lambda: True,
         )
         output = SimpleNamespace(attach=lambda role, number, child: None, drain=lambda: None)
         return ServerFleet(
