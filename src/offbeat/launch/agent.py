@@ -164,8 +164,7 @@ class Agent:
             return self._over[0] if self._supervisor is None else self._await_supervisor(self._supervisor)
         finally:
             self._end_children()
-            for child in self._helpers():
-                child.kill()
+            self._starter.close()
             self._hub.close()
             if self._duties.notice is not None:
                 self._duties.notice.close()

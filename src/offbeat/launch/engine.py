@@ -191,6 +191,6 @@ class Engine(ABC):
             helper.strike()
 
     def close(self) -> None:
-        """End the helper."""
-        if (helper := self.helper) is not None:
-            helper.kill()
+        """End the helper and its forks."""
+        if self._starter is not None:
+            self._starter.close()

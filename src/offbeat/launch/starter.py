@@ -66,6 +66,12 @@ class Starter:
         """The process that imports first; None: there is none."""
         return None if self._base is None else self._base.child
 
+    def close(self) -> None:
+        """End the processes that import: first the branch, whose end nobody could await once the base is gone."""
+        for forkserver in (self._branch, self._base):
+            if forkserver is not None:
+                forkserver.child.kill()
+
     def imports(self) -> bool:
         """Return True while a server waits for the imports: its fork will be ready sooner than a new process."""
         waits = self._since is not None and time.monotonic() < self._since + IMPORTS_S
