@@ -91,7 +91,7 @@ def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
 
     A fork has no number for a moment, and none if its script gives the process another name. Servers are forks of the forkserver that is
     started, workers of its branch. A branch that has imported what the script does is a fork of the one that the forkserver has started,
-    which only waits for its end. Of the processes of a server the oldest leads, for a standby is younger than its leader.
+    which only waits for its end. Of the processes of a server the one leads that began as the leader; once it is gone, the oldest.
 
     ``other`` are those that the launcher does not know: a script's loaders, the ranks of a group, a shell.
 
