@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from offbeat.errors import ConfigurationError
-from offbeat.tensors.flat import SAMPLE, FlatModel
+from offbeat.tensors.flat import GATHERED_NBYTES, SAMPLE, FlatModel
 from offbeat.tensors.layout import Layout, view
 
 
@@ -90,9 +90,10 @@ def test_gradients_are_pushed_and_accumulate(passes: int, set_to_none: bool) -> 
     assert fixture.in_place()
 
 
-def test_gradients_are_views_after_backward() -> None:
+def test_collected_gradients_are_views() -> None:
     fixture = tied()
     fixture.model(batch()).backward()
+    fixture.flat.collect()
     before = fixture.pushed()
     torch.nn.utils.clip_grad_norm_(fixture.model.parameters(), 1e-3)
     fixture.flat.collect()
@@ -151,6 +152,45 @@ def test_names_what_is_not_finite(value: float, name: str) -> None:
     assert fixture.flat.collect() == name
 
 
+def many(sizes: list[int]) -> tuple[Fixture, nn.ParameterList, list[int]]:
+    """A model of tensors of these sizes, and the numbers of those whose gradient has been moved, in this order."""
+    tensors = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
+    fixture, moved = Fixture(tensors), []
+    fixture.flat.computed = moved.append
+    return fixture, tensors, moved
+
+
+def test_small_gradients_are_moved_together_and_large_ones_at_once() -> None:
+    large = GATHERED_NBYTES // 4
+    fixture, tensors, moved = many([16, large, 16, 16])
+    torch.stack([tensor.sum() for tensor in tensors]).sum().backward()
+    assert set(moved) >= {1} and len(moved) < 4, "a backward pass moves what has come until a MiB is full"
+    assert fixture.flat.collect() is None
+    assert sorted(moved) == [0, 1, 2, 3]
+    assert all(view(memoryview(fixture.push), spec).eq(1.0).all() for spec in fixture.layout.tensors)
+
+
+def test_of_small_gradients_the_one_that_is_not_finite_is_named() -> None:
+    fixture, tensors, _ = many([16] * 6)
+    wrong = torch.ones(6)
+    wrong[2] = wrong[4] = float("nan")
+    (torch.stack([tensor.sum() for tensor in tensors]) * wrong).sum().backward()
+    assert fixture.flat.collect() == "2"
+    for number in (2, 4):
+        tensors[number].grad = torch.ones(16)
+        assert fixture.flat.collect() == ("4" if number == 2 else None)
+
+
+def test_a_gradient_that_is_thrown_away_before_it_is_moved_is_not_pushed() -> None:
+    fixture, tensors, moved = many([16, 16])
+    (tensors[0] + tensors[1]).sum().backward()
+    assert not moved
+    tensors[1].grad = None
+    with pytest.warns(UserWarning, match="no gradient for 1"):
+        fixture.flat.collect()
+    assert moved == [0] and not fixture.pushed()["1"].any()
+
+
 def test_large_finite_values_are_finite() -> None:
     for dtype, value in ((torch.float32, 3e38), (torch.float16, 6e4), (torch.bfloat16, 3e38)):
         model = nn.Linear(64, 4, bias=False, dtype=dtype)
@@ -161,9 +201,10 @@ def test_large_finite_values_are_finite() -> None:
 
 def test_sparse_gradients_are_refused() -> None:
     model = nn.Embedding(5, 2, sparse=True)
-    Fixture(model)
+    fixture = Fixture(model)
+    model(torch.tensor([1])).sum().backward()
     with pytest.raises(ConfigurationError, match="gradient of weight is sparse"):
-        model(torch.tensor([1])).sum().backward()
+        fixture.flat.collect()
 
 
 def test_parameters_follow_the_pull_memory() -> None:

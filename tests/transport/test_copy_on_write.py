@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from offbeat.transport import copy_on_write
-from offbeat.transport.copy_on_write import OwnView, own_view
+from offbeat.transport.copy_on_write import COPIED_NBYTES, OwnCopy, OwnView, own_view
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 
 PAGES = 20
@@ -20,9 +20,7 @@ PAGES = 20
 def made(pages: int = PAGES) -> tuple[MemoryBlock, OwnView]:
     block = MemoryBlock.allocate(pages * mmap.PAGESIZE - 100, "a test")
     block.view[:] = bytes(range(256)) * (block.nbytes // 256) + bytes(block.nbytes % 256)
-    own = own_view(block)
-    assert own is not None
-    return block, own
+    return block, OwnView(block)
 
 
 @pytest.mark.parametrize("at", [0, mmap.PAGESIZE, PAGES * mmap.PAGESIZE - 101])
@@ -63,6 +61,19 @@ def test_another_part_is_shown_at_the_same_address(moves: bool, monkeypatch: pyt
     assert own.renew(nbytes) and int(tensor[nbytes // 2]) == 5, "the same part: what was written is gone"
 
 
+def test_a_small_part_is_copied() -> None:
+    block = MemoryBlock.allocate(2 * mmap.PAGESIZE, "a test")
+    own = own_view(block, 100)
+    assert isinstance(own, OwnCopy)
+    block.view[7] = block.view[mmap.PAGESIZE + 7] = 1
+    own.view[8] = 9
+    assert not block.view[8]
+    assert own.renew() and list(own.view[7:9]) == [1, 0]
+    block.view[mmap.PAGESIZE + 7] = 2
+    block.close()
+    assert own.renew(mmap.PAGESIZE) and own.view[7] == 2 and len(own.view) == 100
+
+
 def test_the_view_outlives_the_block() -> None:
     block, own = made()
     block.close()
@@ -91,11 +102,11 @@ def test_there_is_none_where_the_system_does_not_tell_what_was_copied(entry: int
         buffers[0][:] = entry.to_bytes(8, sys.byteorder) * (len(buffers[0]) // 8)
         return len(buffers[0])
 
-    block = MemoryBlock.allocate(100, "a test")
+    block = MemoryBlock.allocate(COPIED_NBYTES + 1, "a test")
     monkeypatch.setattr(os, "preadv", read)
     assert own_view(block) is None
 
 
 def test_there_is_none_without_a_pagemap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_on_write, "PAGEMAP", str(tmp_path / "missing"))
-    assert own_view(MemoryBlock.allocate(100, "a test")) is None
+    assert own_view(MemoryBlock.allocate(COPIED_NBYTES + 1, "a test")) is None

@@ -180,9 +180,12 @@ class Shard:
         numbered = list(enumerate(self._units))
         return (numbered[start : start + count] for start in range(0, len(numbered), max(1, count)))
 
-    def _run(self, work: _Work) -> list[list[float]]:
-        """Have all lanes work until no unit is left. Returns what each lane has measured."""
-        others = [self._pool.submit(_in_thread, lane, work) for lane in self._lanes[1:]] if self._pool is not None else []
+    def _run(self, work: _Work, units: int) -> list[list[float]]:
+        """Have the lanes work until none of so many units is left. Returns what each lane has measured.
+
+        A unit that is the only one is worked on here: to wake another thread and wait for it takes longer than a small model's fold.
+        """
+        others = [self._pool.submit(_in_thread, lane, work) for lane in self._lanes[1:units]] if self._pool is not None else []
         return [self._lanes[0].run(work), *(other.result() for other in others)]
 
     def gather(self, into: Memory, gradient: Memory, weight: float, before: Memory | None) -> None:
@@ -308,7 +311,7 @@ class Folding:
     """A fold in the making: `step` makes the next part of the new version. Nothing else may be done with the shard before the last one.
 
     Args:
-        run: works on units, and returns what each lane has measured.
+        run: works on so many units, and returns what each lane has measured.
         work: the fold, without units.
         batches: the units of each step.
         compares: True if there was a g before.
@@ -317,7 +320,7 @@ class Folding:
 
     def __init__(
         self,
-        run: Callable[[_Work], list[list[float]]],
+        run: Callable[[_Work, int], list[list[float]]],
         work: _Work,
         batches: Iterator[list[_Unit]],
         compares: bool,
@@ -341,7 +344,7 @@ class Folding:
         """Make the next part."""
         assert self._units is not None and self.next is not None
         with single_threaded():
-            self._sums += self._run(self._work._replace(units=iter(self._units)))
+            self._sums += self._run(self._work._replace(units=iter(self._units)), len(self._units))
         self.made, self._units = self.next, next(self._batches, None)
 
     def norms(self) -> SquaredNorms | None:

@@ -44,7 +44,9 @@ _PATIENCE_MS = 1000
 """How long to wait for a socket that another thread may have closed."""
 BUSY = "too many handshakes at the same time: connect again"
 _ANCILLARY_NBYTES = socket.CMSG_SPACE(4 * wire.VERIFIED.descriptors) if hasattr(socket, "CMSG_SPACE") else 0
-_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_CLOEXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+_CUT_OFF = int(socket.MSG_CTRUNC)
+"""As plain numbers: Python's flags take a microsecond for each comparison."""
 _WAITING_DESCRIPTORS_MAX = 2 * wire.VERIFIED.descriptors
 """Most descriptors that may have come before the frame that announces them: those of one frame, and of the next."""
 NO_SOCKET = frozenset({errno.EBADF, errno.ENOTSOCK})
@@ -386,7 +388,7 @@ class StreamConnection(Connection):
         if (waiting := len(self._received_descriptors)) > (_WAITING_DESCRIPTORS_MAX if self.gate.open else 0):
             expected = f"at most {_WAITING_DESCRIPTORS_MAX}" if self.gate.open else "none before it has proved the token"
             raise ProtocolError(f"the peer sent {waiting} file descriptors that no message announces (expected {expected})")
-        if flags & socket.MSG_CTRUNC:
+        if flags & _CUT_OFF:
             raise ProtocolError("file descriptors were lost: more came than announced, or this process has too many open (ulimit -n)")
         return nbytes
 

@@ -70,6 +70,7 @@ class Line:
 @pytest.fixture
 def line(monkeypatch: pytest.MonkeyPatch) -> Line:
     monkeypatch.setattr("offbeat.tensors.buckets.BUCKET_NBYTES", 64)
+    monkeypatch.setattr("offbeat.tensors.flat.GATHERED_NBYTES", 64)
     torch.manual_seed(0)
     return Line()
 

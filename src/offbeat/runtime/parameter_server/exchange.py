@@ -28,7 +28,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
 from offbeat.transport.base import Connection, SharedMemory
-from offbeat.transport.copy_on_write import OwnView, own_view
+from offbeat.transport.copy_on_write import OwnCopy, OwnView, own_view
 from offbeat.transport.link import Link
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import Incarnation, WireFormat
@@ -66,7 +66,7 @@ class Exchange:
         """The memory that all workers read; None: the model reads memory of its own."""
         self.half = 0
         """Which half of that memory has the newest version, where it has two."""
-        self._own: OwnView | None = None
+        self._own: OwnView | OwnCopy | None = None
         """This process's view of it, in which writes of the script stay."""
         self._push_block: SharedMemory = kind.allocate(layout.nbytes, f"gradients of {name}")
         self._pull_block: SharedMemory = kind.allocate(layout.nbytes, f"parameters of {name}")
