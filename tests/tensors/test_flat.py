@@ -155,7 +155,8 @@ def test_names_what_is_not_finite(value: float, name: str) -> None:
 def many(sizes: list[int]) -> tuple[Fixture, nn.ParameterList, list[int]]:
     """A model of tensors of these sizes, and the numbers of those whose gradient has been moved, in this order."""
     tensors = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
-    fixture, moved = Fixture(tensors), []
+    moved: list[int] = []
+    fixture = Fixture(tensors)
     fixture.flat.computed = moved.append
     return fixture, tensors, moved
 
