@@ -1,6 +1,7 @@
 """Whole training steps of an MLP of 25 million parameters: each rule beside DistributedDataParallel (gloo), in the same processes.
 
-Once with equal workers and once with one of them 100 ms late at each step. What counts is folded samples per second; a gradient
+Once with equal workers and once with one of them 100 ms late at each step; ``--tensors 10000`` measures a model of so many tensors of 64
+elements in place of the MLP. What counts is folded samples per second; a gradient
 that a rule drops does not count. ``ratio`` is to DistributedDataParallel in the same run: above 1 is faster. ``CPU ms`` is the processor
 time of one step, of all processes together.
 
@@ -27,7 +28,7 @@ RULES = ("bsp", "asp", "ssp(staleness=3)", "dssp(lower=1, upper=4)", "backup(b=1
 def measure(sync: str, late_s: float, wire: str, args: argparse.Namespace) -> dict[str, Any]:
     """One row: medians over the repeats."""
     arguments = ["--steps", str(args.steps), "--repeats", str(args.repeats), "--device", args.device, "--batch", str(args.batch)]
-    arguments += ["--late", str(late_s)]
+    arguments += ["--late", str(late_s), "--tensors", str(args.tensors)]
     results = run("step_worker.py", args.way, args.workers, args.servers, sync, arguments, wire=wire, restarts=args.restarts)
     ratio = median(result["samples_per_s"] / result["ddp_samples_per_s"] for result in results)
     row: dict[str, Any] = {"sync": sync, "way": args.way, "wire": wire, "workers": args.workers, "device": args.device}
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--device", default="cpu", help="where workers compute: cpu, or cuda, one for all of them")
     parser.add_argument("--batch", type=int, default=8, help="samples of one worker's step")
+    parser.add_argument("--tensors", type=int, default=0, help="0: the MLP (default: 0)")
     parser.add_argument("--late", type=float, nargs="+", default=[0.0, 0.1], help="seconds that worker 1 is late at each step, in turn")
     parser.add_argument("--steps", type=int, default=15, help="of each worker, per repeat (default: 15)")
     parser.add_argument("--repeats", type=int, default=3)
@@ -51,7 +53,8 @@ def main() -> None:
     parser.add_argument("--restarts", type=int, default=0, help="with 1 or more, servers outlive their processes (default: 0)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    table = Table(title=f"{args.workers} workers, 25.2 M parameters: folded samples per second", title_justify="left")
+    what = f"{args.tensors:,} tensors" if args.tensors else "25.2 M parameters"
+    table = Table(title=f"{args.workers} workers, {what}: folded samples per second", title_justify="left")
     for name in ("rule", "wire", "late ms", "offbeat", "DDP", "ratio", "CPU ms", "of servers", "DDP's"):
         table.add_column(name, justify="right")
     rows = []

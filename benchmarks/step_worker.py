@@ -22,6 +22,22 @@ WIDTHS = (1024, 4096, 4096, 1024)
 """25.2 million parameters."""
 
 
+class ManyTensors(nn.Module):
+    """A model whose parameters are many small tensors, so that what counts is what each tensor costs."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.zeros(64)) for _ in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean() * torch.cat(list(self.parts)).sum()
+
+
+def made(tensors: int, device: str) -> nn.Module:
+    """The model of this run."""
+    return ManyTensors(tensors).to(device) if tensors else mlp(device)
+
+
 def mlp(device: str) -> nn.Module:
     layers: list[nn.Module] = []
     for before, after in pairwise(WIDTHS):
@@ -53,13 +69,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--late", type=float, required=True, help="seconds that worker 1 is late at each step")
+    parser.add_argument("--tensors", type=int, default=0, help="of a model of small tensors; 0: the MLP")
     args = parser.parse_args()
     worker, workers = join_gloo(args.store)
     late_s = args.late if worker == 1 else 0.0
     device, batch = args.device, args.batch
-    peer = DistributedDataParallel(mlp(device))
+    peer = DistributedDataParallel(made(args.tensors, device))
     peer_optimizer = torch.optim.SGD(peer.parameters(), lr=1e-3)
-    model = mlp(device)
+    model = made(args.tensors, device)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model)
     data = TensorDataset(torch.randn(args.steps * workers * batch, WIDTHS[0]))
     same = data.tensors[0][:batch].to(device)

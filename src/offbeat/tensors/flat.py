@@ -187,7 +187,7 @@ class FlatModel:
         """Copy the parameters into the pull memory and make each ``p.data`` a view of it; gradients go to the push memory."""
         assert not self._hooks, "attach() was called twice"
         with torch.no_grad():
-            self._copy(self._pull_memory, zip(self._datas, self.parameters, strict=True))
+            self._copy(self._pull_memory, self._datas, self.parameters)
             for i, (parameter, data) in enumerate(zip(self.parameters, self._datas, strict=True)):
                 if parameter.device.type == "cpu":
                     parameter.data = data
@@ -219,7 +219,7 @@ class FlatModel:
                 put.append(i)
                 if not grad.is_cpu:
                     elsewhere.append(i)
-            self._keep(put)
+            self._keep(put, stay=True)
             if elsewhere:
                 self._staging.wait()
                 self._check_there(elsewhere)
@@ -269,20 +269,20 @@ class FlatModel:
         """Use the parameters that are now in the pull memory. On the CPU they are in place, unless ``p.data`` was replaced."""
         elsewhere = []
         with torch.no_grad():
-            for parameter, data, address in zip(self.parameters, self._datas, self._addresses, strict=True):
+            for i, (parameter, address) in enumerate(zip(self.parameters, self._addresses, strict=True)):
                 if parameter.data_ptr() == address:
                     continue
                 if parameter.is_cpu:
-                    parameter.data = data
+                    parameter.data = self._datas[i]
                 else:
-                    elsewhere.append((parameter, data))
-            self._copy(self._pull_memory, elsewhere)
+                    elsewhere.append(i)
+            self._copy(self._pull_memory, [self.parameters[i] for i in elsewhere], [self._datas[i] for i in elsewhere])
 
     def store(self) -> None:
         """Copy the parameters into the pull memory if they are elsewhere, or ``p.data`` was replaced."""
         with torch.no_grad():
-            pairs = zip(self._datas, self.parameters, strict=True)
-            self._copy(self._pull_memory, [(data, parameter) for data, parameter in pairs if parameter.data_ptr() != data.data_ptr()])
+            elsewhere = [i for i, address in enumerate(self._addresses) if self.parameters[i].data_ptr() != address]
+            self._copy(self._pull_memory, [self._datas[i] for i in elsewhere], [self.parameters[i] for i in elsewhere])
 
     def offer(self) -> None:
         """Write the parameters into the push memory, as the job's initial ones. Gradients that were there get memory of their own."""
@@ -292,7 +292,7 @@ class FlatModel:
                 if parameter.grad is not None and parameter.grad.data_ptr() == grad.data_ptr():
                     parameter.grad = grad.clone()
                     self.watch.moved(parameter)
-            self._copy(self._to.memory, zip(self._to.grads, self.parameters, strict=True))
+            self._copy(self._to.memory, self._to.grads, self.parameters)
         self._to.zeroed.clear()
 
     def redirect(self, push: Memory) -> None:
@@ -367,52 +367,62 @@ class FlatModel:
         gathered = sorted(set(self._gathered))
         self._gathered.clear()
         self._gathered_nbytes = 0
-        # With create_graph the gradient is part of a graph that the user still needs; `collect` copies it.
-        moved = [i for i in gathered if (grad := self.parameters[i].grad) is not None and grad.is_cpu and not grad.requires_grad]
         with torch.no_grad():
-            self._keep(moved)
+            # With create_graph the gradient is part of a graph that the user still needs; `collect` copies it.
+            moved = self._keep(gathered, stay=False)
             self._check(moved)
             for i in moved:
                 self.computed(i)
 
-    def _keep(self, which: Iterable[int]) -> None:
-        """Copy these gradients into the push memory, and let them be there from now on, unless they are on a device or in a graph."""
-        pairs, moved = [], []
-        for i in which:
-            parameter, place = self.parameters[i], self._to.grads[i]
-            grad = parameter.grad
-            assert grad is not None
-            self._to.zeroed.discard(i)
-            if grad is place:
-                continue
-            if grad.layout is not torch.strided:
-                raise ConfigurationError(
-                    f"the gradient of {self._layout.tensors[i].name} is sparse; gradients are exchanged dense: use sparse=False"
-                )
-            pairs.append((place, grad))
-            if grad.is_cpu and not grad.requires_grad:
-                moved.append((parameter, place))
-        self._copy(self._to.memory, pairs, waits=False)
-        for parameter, place in moved:
-            parameter.grad = place
-            self.watch.moved(parameter)
+    def _keep(self, which: Iterable[int], *, stay: bool) -> list[int]:
+        """Copy gradients into the push memory, and let them be there from now on.
 
-    def _copy(self, memory: Memory, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]], *, waits: bool = True) -> None:
-        """Copy tensors, second to first, of which the ones on the host are in one of the flat memories.
+        Args:
+            which: of these tensors, where they have a gradient.
+            stay: True: also copy those that stay where they are, on a device or in a graph.
+
+        Returns:
+            Those that are in the push memory now.
+        """
+        kept, to, source, moved = [], [], [], []
+        parameters, places, zeroed = self.parameters, self._to.grads, self._to.zeroed
+        for i in which:
+            if (grad := parameters[i].grad) is None:
+                continue
+            stays = grad is not places[i] and (not grad.is_cpu or grad.requires_grad)
+            if stays and not stay:
+                continue
+            zeroed.discard(i)
+            if grad is not places[i]:
+                if grad.layout is not torch.strided:
+                    raise ConfigurationError(
+                        f"the gradient of {self._layout.tensors[i].name} is sparse; gradients are exchanged dense: use sparse=False"
+                    )
+                to.append(places[i])
+                source.append(grad)
+            if not stays:
+                kept.append(i)
+        self._copy(self._to.memory, to, source, waits=False)
+        for i in kept:
+            if parameters[i].grad is not places[i]:
+                parameters[i].grad = places[i]
+                self.watch.moved(parameters[i])
+        return kept
+
+    def _copy(self, memory: Memory, to: Sequence[torch.Tensor], source: Sequence[torch.Tensor], *, waits: bool = True) -> None:
+        """Copy tensors of which the ones on the host are in one of the flat memories.
 
         Args:
             waits: False: copies to and from other devices may be under way when this returns.
         """
-        here: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-        for to, source in pairs:
-            if to.is_cpu and source.is_cpu:
-                here[0].append(to)
-                here[1].append(source)
-            else:
-                self._staging.lock(memory)
-                self._staging.copy(to, source)
-        if here[0]:
-            torch._foreach_copy_(*here)
+        here = [i for i, (one, other) in enumerate(zip(to, source, strict=True)) if one.is_cpu and other.is_cpu]
+        if here:
+            torch._foreach_copy_([to[i] for i in here], [source[i] for i in here])
+        if len(here) < len(to):
+            self._staging.lock(memory)
+            for one, other in zip(to, source, strict=True):
+                if not (one.is_cpu and other.is_cpu):
+                    self._staging.copy(one, other)
         if waits:
             self._staging.wait()
 
