@@ -384,7 +384,7 @@ class FlatModel:
         Returns:
             Those that are in the push memory now.
         """
-        kept, to, source, moved = [], [], [], []
+        kept, to, source = [], [], []
         parameters, places, zeroed = self.parameters, self._to.grads, self._to.zeroed
         for i in which:
             if (grad := parameters[i].grad) is None:
