@@ -11,14 +11,13 @@ from tests.cluster.conftest import finished
 from tests.cluster.hosts import Host
 from tests.cluster.test_agents import folded
 from tests.faults.job import Job
-from tests.tiers import marked
 
 Start = Callable[..., Job]
 DIGITS = str(Path(__file__).with_name("digits.py"))
 RULES = ["dpsgd", "sgp", "adpsgd"]
 
 
-@pytest.mark.parametrize("rule", marked(RULES, "sgp"))
+@pytest.mark.parametrize("rule", RULES)
 def test_digits_outlive_a_killed_rank(two_hosts: list[Host], start_at: Start, enough: Path, tmp_path: Path, rule: str) -> None:
     first, second = two_hosts
     summary = tmp_path / "summary.json"
