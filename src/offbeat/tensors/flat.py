@@ -1,6 +1,7 @@
 """Keep a worker's model in flat memory: parameters are read from the pull memory, gradients are written into the push memory.
 
-On the CPU ``p.data`` and ``p.grad`` *are* views of these memories, so that pushing and pulling copies nothing; the ``Parameter`` objects
+On the CPU ``p.data`` *is* a view of the pull memory, so that pulling copies nothing. A gradient is moved once: while the backward pass
+goes on if there is a MiB of them, at the step otherwise; from then on ``p.grad`` is a view of the push memory. The ``Parameter`` objects
 stay the same, so optimizers, schedulers and the model's code are not affected. Parameters on another device stay there, and
 `FlatModel.collect` and `FlatModel.pulled` copy (``staging.py``).
 """
