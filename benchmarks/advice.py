@@ -33,8 +33,8 @@ from offbeat.sim.recording import recorded
 
 WORKER = str(Path(__file__).with_name("advice_worker.py"))
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "alibaba-pai-minibatch" / "job_4_norm.csv.gz"
-COLUMNS, SCALE = (0, 1, 2, 5), 0.8e-3
-WORKERS, START_S = 4, 3.0
+COLUMNS, SCALE = (0, 1, 2, 5), 0.5e-3
+WORKERS, START_S = 4, 1.0
 KINDS = ("always", "random", "bursts", "trace", "death")
 RULES = (
     "asp",
@@ -47,6 +47,8 @@ RULES = (
     "psp(c=3, b=0.75)",
 )
 DIFFER = 1.1
+OTHERS = 0.15
+"""A run begins once other processes use less than this share of the cores, if that comes to be."""
 
 
 class Cell(NamedTuple):
@@ -75,14 +77,33 @@ def run(folder: Path, kind: str, rule: str, seconds: float, name: str = "", widt
     trace, mark = folder / "trace.npy", folder / f"{journal.stem}.mark"
     if kind == "trace" and not trace.exists():
         np.save(trace, read(TRACE)[:, COLUMNS] * SCALE)
-    mark.unlink(missing_ok=True)
+    written = folder / "run.jsonl"
     words = [sys.executable, "-m", "offbeat", "run", "--workers", str(WORKERS), "--servers", str(servers_of(rule)), "--sync", rule]
-    words += ["--journal", str(journal), WORKER, kind, str(time.time() + START_S), str(seconds), str(mark), str(trace)]
+    words += ["--journal", str(written), WORKER, kind, str(seconds), str(mark), str(trace)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH, "ADVICE_WIDTH": str(width)}
+    for left in (mark, mark.with_suffix(".died")):
+        left.unlink(missing_ok=True)
+    calm()
     ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=seconds + 120, check=False)
     if ended.returncode:
         raise SystemExit(f"{kind} under {rule}: status {ended.returncode}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+    written.replace(journal)
     return journal
+
+
+def busy_s() -> float:
+    """Return the processor seconds that this machine has used, but for those of nice programs, which make way."""
+    user, _, system, _, _, irq, softirq = (int(word) for word in Path("/proc/stat").read_text().split()[1:8])
+    return (user + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def calm() -> None:
+    """Wait until other processes leave the cores alone, for a quarter of a minute at most."""
+    for _ in range(15):
+        before = busy_s()
+        time.sleep(1.0)
+        if busy_s() - before < OTHERS * (os.cpu_count() or 1):
+            return
 
 
 def measured(journal: Path) -> float:
@@ -91,7 +112,7 @@ def measured(journal: Path) -> float:
     for record in Records(journal):
         if record["kind"] == "settle" and record["fate"] == "folded" and not record.get("shard"):
             samples += record["samples"]
-        elif record["kind"] == "fold" and not record.get("shard") and record["t"] > START_S / 2:
+        elif record["kind"] == "fold" and not record.get("shard") and record["t"] > START_S:
             folds.append((record["t"], samples))
         elif record["kind"] == "state_changed" and record["state"] == "finished":
             break
@@ -161,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--rules", default=";".join(RULES))
-    parser.add_argument("--seconds", type=float, default=12.0, help="of a run, after its start")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of a run, from its first step")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--json", type=Path)

@@ -1,6 +1,7 @@
-"""The script of `benchmarks.advice`: a small training whose steps take long by sleeping: ``KIND BEGIN SECONDS MARK TRACE``.
+"""The script of `benchmarks.advice`: a small training whose steps take long by sleeping: ``KIND SECONDS MARK TRACE``.
 
-Times of slowness are counted from BEGIN, in seconds since the epoch, so that they are the same in every run. MARK is a file that the
+Times of slowness are counted from the first step of any worker, on the monotonic clock that all processes of a machine share. MARK is the
+path of a file with that time, and of another one that the
 worker which dies leaves behind, so that it dies once.
 """
 
@@ -19,13 +20,14 @@ from torch import nn
 
 import offbeat
 
-KIND, BEGIN, SECONDS, MARK, TRACE = sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]), sys.argv[5]
+KIND, SECONDS, MARK, TRACE = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+DIED = MARK.with_suffix(".died")
 WIDTH, BATCH = int(os.environ.get("ADVICE_WIDTH", "128")), 16
 BASE_S = 0.06
 torch.set_num_threads(1)
 torch.manual_seed(0)
 RANK = offbeat.rank()
-DRAWN = random.Random(f"{RANK} {os.getpid() if MARK.exists() else 0}")
+DRAWN = random.Random(f"{RANK} {os.getpid() if DIED.exists() else 0}")
 
 
 def sleep_s(step: int, now: float) -> float:
@@ -42,16 +44,29 @@ def sleep_s(step: int, now: float) -> float:
     return base
 
 
+def begun() -> float:
+    """Return when the first worker was here."""
+    try:
+        with MARK.open("x") as file:
+            file.write(str(time.monotonic()))
+    except FileExistsError:
+        pass
+    while not (text := MARK.read_text()):
+        time.sleep(0.001)
+    return float(text)
+
+
 TIMES = np.load(TRACE) if KIND == "trace" else np.zeros((1, 1))
 model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
 optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-4), model)
 data = torch.utils.data.TensorDataset(torch.randn(400_000, 1).expand(-1, 2))
+begin = begun()
 for step, _ in enumerate(optimizer.batch_sampler(data, batch_size=BATCH)):
-    now = time.time() - BEGIN
+    now = time.monotonic() - begin
     if now > SECONDS:
         break
-    if KIND == "death" and RANK == 2 and now > 4.0 and not MARK.exists():
-        MARK.touch()
+    if KIND == "death" and RANK == 2 and now > 4.0 and not DIED.exists():
+        DIED.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.zero_grad()
     time.sleep(sleep_s(step, now))

@@ -155,6 +155,20 @@ def slow(recording: Recording) -> tuple[WorkerId, ...]:
     return ()
 
 
+def shared_host(recording: Recording) -> str | None:
+    """Return why the number of servers cannot be asked of this run; None: it can."""
+    if recording.summary["started"] == "simulated":
+        return None
+    hosts = {name.partition(" ")[0]: host for name, host in recording.hosts.items()}
+    of_workers = {host for name, host in recording.hosts.items() if name.startswith("worker")}
+    if of_workers and hosts.get("server", "") not in of_workers:
+        return None
+    where = hosts.get("server") or (recording.job.get("machine") or {}).get("host") or "one machine"
+    return (
+        f"servers and workers share the cores of {where}, and the simulator has no cores: it cannot tell what another server there brings"
+    )
+
+
 def _check(spec: str, recording: Recording) -> None:
     try:
         rule(spec)
@@ -248,7 +262,7 @@ def _sizes(
     plan: list[tuple[str, str, tuple[Part, ...], int | None]] = []
     for count in question.workers:
         plan += [(f"{short(spec)}, {count} worker{'s' * (count != 1)}", spec, recording.cast(count), None) for spec in specs]
-    for count in question.servers:
+    for count in question.servers if shared_host(recording) is None else ():
         plan += [(f"{short(spec)}, {count} server{'s' * (count != 1)}", spec, recording.cast(), count) for spec in specs]
     if not plan:
         return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from offbeat.advise.advice import FAIR, GAIN, STALE, Advice, Row
+from offbeat.advise.advice import FAIR, GAIN, STALE, Advice, Row, shared_host
 from offbeat.advise.trials import Found
 from offbeat.journal.verdicts import named, percent
 from offbeat.policies import rule
@@ -171,23 +171,11 @@ def of_sizes(advice: Advice, workers: Sequence[int], servers: Sequence[int]) -> 
         said.append(f"A worker fewer is without the slowest: {named([number for number in gone if number is not None])}.")
     if more and _crowded(recording):
         said.append(f"{_crowded(recording)}: one more on this machine would share them too, which is not simulated.")
-    if servers and shared_host(recording) is None:
+    if servers and (why := shared_host(recording)) is not None:
+        said.append(f"Other numbers of servers are not simulated: {why}.")
+    elif servers:
         said.append("More servers: each folds its part of the parameters; how long messages take stays as it is, whatever their number.")
     return said
-
-
-def shared_host(recording: Recording) -> str | None:
-    """Return why the number of servers cannot be asked of this run; None: it can."""
-    if recording.summary["started"] == "simulated":
-        return None
-    hosts = {name.partition(" ")[0]: host for name, host in recording.hosts.items()}
-    of_workers = {host for name, host in recording.hosts.items() if name.startswith("worker")}
-    if of_workers and hosts.get("server", "") not in of_workers:
-        return None
-    where = hosts.get("server") or (recording.job.get("machine") or {}).get("host") or "one machine"
-    return (
-        f"servers and workers share the cores of {where}, and the simulator has no cores: it cannot tell what another server there brings"
-    )
 
 
 def link_words(recording: Recording, bits_per_s: float, text: str, model_nbytes: int | None) -> str:

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from offbeat.advise.advice import PUSHES, SEEDS, Question, advice
 from offbeat.advise.table import page_rows, plain, table
-from offbeat.advise.words import assumptions, conclusion, link_words, of_sizes, shared_host, warnings
+from offbeat.advise.words import assumptions, conclusion, link_words, of_sizes, warnings
 from offbeat.errors import ConfigurationError
 from offbeat.files import write_result
 from offbeat.journal.file import read
@@ -63,14 +63,13 @@ def advise(
     if nbytes is not None and link is None:
         raise ConfigurationError(f"--model-size {model_size}: it is for --link, which is not given; give --link 10gbit too")
     screen = console()
-    question = Question(of_workers, of_servers, target_loss, seeds, pushes, jobs or len(os.sched_getaffinity(0)))
-    bar = Progress(console=Console(stderr=True), transient=True)
+    question = Question(of_workers, of_servers, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
+    to = Console(stderr=True)
+    bar = Progress(console=to, transient=True, disable=not to.is_terminal)
     with bar:
         task = bar.add_task("simulating", total=None)
         found = advice(journal, question, lambda ended, of: bar.update(task, completed=ended, total=of))
     said = conclusion(found) + warnings(found)
-    if of_servers and (why := shared_host(found.recording)) is not None:
-        said.append(f"--servers {servers}: {why}. The rows say what the folds alone would change.")
     if link is not None and rate is not None:
         said.append(link_words(found.recording, rate, link, nbytes))
     if target_loss is not None and found.reached is None:

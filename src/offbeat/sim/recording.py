@@ -58,6 +58,8 @@ class _Worker:
     alive_at: Seconds | None = None
     released_at: Seconds = 0.0
     pushed_at: Seconds = 0.0
+    owes: bool = False
+    """True from its release to its push."""
     fresh: bool = True
     """True until the first push of its process."""
     samples: int = 0
@@ -93,7 +95,8 @@ class _Recorder(Watcher):
         elif kind == "state_changed":
             self._changed(self._worker(record["worker"]), record)
         elif kind == "release":
-            self._worker(record["worker"]).released_at = t
+            worker = self._worker(record["worker"])
+            worker.released_at, worker.owes = t, True
         elif kind == "process" and " on " in record["detail"]:
             self.hosts[f"{record['role']} {record['number']}"] = record["detail"].rpartition(" on ")[2]
         elif kind == "settle" and record["fate"] == "folded" and not record.get("shard"):
@@ -106,7 +109,7 @@ class _Recorder(Watcher):
         worker, t = self._worker(record["worker"]), record["t"]
         if record["kind"] != "pushed":
             return 0
-        worker.pushed_at = t
+        worker.pushed_at, worker.owes = t, False
         if worker.fresh:
             worker.fresh = False
             worker.ready_at.append(t)
@@ -135,8 +138,7 @@ class _Recorder(Watcher):
         elif state == "dead" and worker.alive_at is not None:
             if worker.fresh:
                 worker.ready_at.append(t)
-            owed = worker.released_at > worker.pushed_at
-            worker.died.append((t, max(worker.alive_at, worker.released_at) if owed else t))
+            worker.died.append((t, max(worker.alive_at, worker.released_at) if worker.owes else t))
             worker.alive_at = None
         elif state == "finished" and record["reason"] != TOLD_TO_LEAVE and self.finished_at is None:
             self.finished_at = t
@@ -329,7 +331,7 @@ def _check(path: Path | str, recorder: _Recorder, summary: dict[str, Any]) -> No
     if usual >= TURNS:
         return
     version = summary["version"]
-    needed = -(-version * TURNS // usual) + 1 if usual else TURNS + 1
+    needed = -(-version * (TURNS + 1) // (usual + 1))
     raise ConfigurationError(
         f"{path}: too short to advise from: it has {version:,} versions, and half of the workers have made at most {usual} steps, "
         f"first ones left out; it takes {TURNS} steps of most workers, about {max(needed, version + 1):,} versions: let it run longer"
