@@ -197,3 +197,20 @@ def test_a_journal_without_an_answer_says_why(tmp_path: Path) -> None:
     broken.write_text(journal(tmp_path, "constant(seconds=1)").read_text().replace('"sync":"bsp"', '"sync":"quantum(q=3)"', 1))
     with pytest.raises(ConfigurationError, match=r"the rule that ran cannot be simulated: .*quantum"):
         advice(broken, FAST)
+
+
+def test_of_a_long_run_parts_are_simulated_with_the_deaths_that_are_in_them(tmp_path: Path) -> None:
+    path = journal(tmp_path, "constant(seconds=1)", versions=400, faults="kill worker=1 at=30; restart worker=1 at=200")
+    found = advice(path, Question(seeds=3, pushes=400))
+    assert found.part < found.recording.seconds / 3 and "s of them at a time" in assumptions(found)[0]
+    asp = next(row for row in found.rows if row.name == "asp")
+    assert asp.ratio == pytest.approx(1.0, abs=0.02) and asp.most - asp.least < 0.05
+
+
+def test_a_journal_that_is_cut_or_grows_is_said_to(tmp_path: Path) -> None:
+    path = journal(tmp_path, "constant(seconds=1)")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]))
+    assert any("has no end" in text for text in assumptions(advice(path, FAST)))
+    path.write_text("".join(lines[:-1]) + '{"kind":"pu')
+    assert any("cut" in text or "incomplete" in text for text in assumptions(advice(path, FAST)))

@@ -139,6 +139,10 @@ def assumptions(advice: Advice, here: str = "") -> list[str]:
         said.append(f"{summary['abandoned']:,} abandoned computations are left out: how long they would have taken is not known.")
     if summary["epochs"] and len(summary["epochs"]) > 1:
         said.append("Ends of epochs, where workers wait for one another under every rule, are left out.")
+    if recording.cut is not None:
+        said.append(f"{recording.cut}.")
+    elif summary["ok"] is None:
+        said.append("The journal has no end: the job goes on, or was killed. This is about what it has until now.")
     machine = recording.job.get("machine") or {}
     if summary["started"] == "simulated":
         said.append("The journal is of a simulation.")

@@ -181,6 +181,8 @@ class Recording:
     folded: tuple[tuple[Seconds, int, int], ...]
     """Of each fold: its time, the version, and all folded samples before it."""
     hosts: dict[str, str]
+    cut: str | None
+    """What is missing of the journal, a sentence; None: nothing is."""
 
     @property
     def total(self) -> int:
@@ -286,7 +288,8 @@ def recorded(path: Path | str, *listeners: Callable[[Record], None]) -> Recordin
         for take in (tally.add, recorder.add, *listeners):
             take(record)
 
-    Records(path, tolerant=True).feed(add)
+    records = Records(path, tolerant=True)
+    records.feed(add)
     summary = tally.summary()
     _check(path, recorder, summary)
     workers = {number: worker for number, worker in recorder.workers.items() if number < recorder.job["workers"] or worker.turns}
@@ -319,6 +322,7 @@ def recorded(path: Path | str, *listeners: Callable[[Record], None]) -> Recordin
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
         folded=tuple((t - began, version, samples) for t, version, samples in recorder.folded),
         hosts=recorder.hosts,
+        cut=records.cut,
     )
 
 

@@ -23,7 +23,8 @@ from offbeat.types import Clock, Seconds
 
 WINDOW: Final = 9
 """Steps of a running median: slowness of at least five steps in a row lasts; shorter slowness does not."""
-SHUFFLES: Final = 20
+SHUFFLES, SHUFFLED = 8, 512
+"""How many times steps are shuffled, and how many of them: running medians of shuffled steps do not depend on their number."""
 LASTS: Final = 1.5
 """Slowness lasts if the variance of the running medians is this many times that of the shuffled steps' in all shuffles."""
 
@@ -66,7 +67,7 @@ def column(times: Sequence[Seconds], seconds: Sequence[Seconds]) -> Column:
     measured = np.asarray(seconds, dtype=np.float64)
     levels = _medians(measured)
     generator = np.random.Generator(np.random.Philox(0))
-    by_chance = max(float(np.var(_medians(generator.permutation(measured)))) for _ in range(SHUFFLES))
+    by_chance = max(float(np.var(_medians(generator.permutation(measured)[:SHUFFLED]))) for _ in range(SHUFFLES))
     if float(np.var(levels)) <= LASTS * by_chance + 1e-18:
         levels = np.full(1, np.median(measured))
     whole = np.broadcast_to(levels, measured.shape)
