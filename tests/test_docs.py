@@ -153,6 +153,11 @@ def test_every_option_of_a_simulation_and_every_law_is_mentioned() -> None:
     assert {word for word in LAWS if f"`{word}(" not in said} == set()
 
 
+def test_every_option_of_an_advice_is_mentioned() -> None:
+    said = (ROOT / "docs" / "advise.md").read_text(encoding="utf-8")
+    assert {option for option in options("advise") if not re.search(rf"{option}(?![\w-])", said)} == set()
+
+
 def test_every_experiment_is_listed_with_its_readme() -> None:
     said = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
     assert {name for name in find() if f"[{name}]({name}/README.md)" not in said} == set()

@@ -15,7 +15,7 @@ from offbeat.report.figures import short, waiting_share
 
 PAGE_ROWS: Final = 3
 """Rows of other rules on the pages."""
-COLUMNS: Final = ("samples/s", "against it", "staleness", "dropped", "waiting", "least weight", "kind", "time to loss")
+COLUMNS: Final = ("samples/s", "against it", "staleness", "dropped", "least weight", "kind", "time to loss")
 
 
 def table(advice: Advice) -> Table:
@@ -95,7 +95,7 @@ def page_rows(advice: Advice) -> list[dict[str, Any]]:
         best = bool(advice.advised) and row is advice.advised[0]
         rows.append({"name": row.name, "ratio": row.ratio, "measured": False, "best": best, **_plain_cells(_cells(row, row.name))})
     command = f"offbeat advise {advice.recording.path} has all {len(advice.rows)} rules and says what is assumed."
-    rows[0]["notes"] = [*conclusion(advice), *warnings(advice), assumptions(advice)[0], command]
+    rows[0]["notes"] = [*conclusion(advice, on_page=True), *warnings(advice), assumptions(advice)[0], command]
     return rows
 
 

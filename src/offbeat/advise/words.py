@@ -18,9 +18,12 @@ BATCH: Final = 0.05
 DROPPED: Final = 0.01
 
 
-def conclusion(advice: Advice) -> list[str]:
-    """Return what to do: what to repair first, then which rule to take, with its costs."""
-    said = [f"Repair first. {text}" for text in repair(advice)[:1]] + repair(advice)[1:]
+def conclusion(advice: Advice, *, on_page: bool = False) -> list[str]:
+    """Return what to do: what to repair first, then which rule to take, with its costs. ``on_page``: verdicts stand elsewhere."""
+    told = repair(advice)
+    said = [f"Repair first. {told[0]}", *told[1:]] if told else []
+    if on_page and told:
+        said = [f"Repair first.{f' {told[-1]}' if told[-1].startswith('Were') else ''}"]
     if not advice.rows:
         return [*said, "No other rule could be simulated."]
     own = advice.own.name
@@ -97,7 +100,7 @@ def warnings(advice: Advice) -> list[str]:
     said = []
     for verdict in recording.summary["verdicts"]:
         if verdict["kind"] == "oversubscribed":
-            said.append(f"{verdict_sentence(verdict)} Simulated workers do not share cores: rules that wait less gain less than this.")
+            said.append(f"{verdict['what']}; {verdict['evidence']}. Simulated workers do not: rules that wait less gain less than this.")
     if not said and (crowded := _crowded(recording)):
         said.append(f"{crowded}: where computing needs the cores, rules that wait less gain less than this.")
     if abs(advice.off - 1.0) >= 0.1:
