@@ -134,6 +134,7 @@ def test_the_rules_that_are_compared_can_run(workers: int) -> None:
         assert len(set(names)) == len(names) and ("psp" in {name.partition("(")[0] for name in names}) == (servers > 1)
     every = {name.partition("(")[0] for name in considered(8, 4, "no such rule")}
     assert every == set(RULES) - {"dbw", "full"}
+    assert considered(4, 1, "bsp", ("bsp", "backup(b=2)", "ssp(staleness=3)"))[:2] == ("backup(b=2)", "ssp(staleness=3)")
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,8 @@ def test_links_that_cannot_be_asked_for(text: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--sync", "backup(b=9)"], "--sync: backup(b=9) with 4 workers"),
+        (["--sync", "baup"], "--sync: there is no synchronization rule 'baup'"),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--pushes", "3"], "--pushes 3: must be at least 100"),
         (["--workers", "8..2"], "runs backwards"),

@@ -39,6 +39,8 @@ ADVISED: Final[tuple[Kind, ...]] = ("exact", "own models", "biased", "stale")
 class Question(NamedTuple):
     """What is asked beside the rules, and how long the answer may be computed."""
 
+    rules: tuple[str, ...] = ()
+    """Further rules to compare."""
     workers: tuple[int, ...] = ()
     """Other numbers of workers."""
     servers: tuple[int, ...] = ()
@@ -115,7 +117,7 @@ def advice(path: Path | str, question: Question, done: Callable[[int, int], None
     culprits = slow(recording)
     if culprits:
         plan.append(("repaired", own_spec, recording.cast(repaired=culprits), None))
-    plan += [(spec, spec, cast, None) for spec in considered(len(cast), recording.job["servers"], own_spec)]
+    plan += [(spec, spec, cast, None) for spec in considered(len(cast), recording.job["servers"], own_spec, question.rules)]
     found = _simulated(recording, plan, part, question, done)
     base = [one for one in found[own] if isinstance(one, Found)]
     if len(base) < question.seeds:

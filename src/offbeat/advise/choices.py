@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from offbeat.core.policy import Policy
@@ -26,20 +26,21 @@ SETTINGS: Final[dict[str, Callable[[int, int], tuple[str, ...]]]] = {
 """By rule: its spellings. Other rules have their defaults. `dbw` decides as `b_dbw` without gradients; `full` is `bsp` without servers."""
 
 
-def considered(workers: int, servers: int, own: str) -> tuple[str, ...]:
-    """Return the rules to compare with the rule that ran, ``own``, which is not among them.
+def considered(workers: int, servers: int, own: str, more: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the rules to compare with the rule that ran, ``own``, which is not among them: those that are asked for, ``more``, first.
 
     >>> [name for name in considered(4, 1, "bsp") if name.startswith(("b", "r", "q"))]
     ['b_dbw', 'backup(b=1)', 'quorum(q=3)', 'rennala(batch=4)', 'ringmaster(threshold=8)']
     """
     names = sorted(RULES, key=lambda name: (RULES[name].family != "server", name))
     spelled = [spec for name in names for spec in SETTINGS.get(name, lambda workers, servers, name=name: (name,))(workers, servers)]
-    ran = _known(own)
+    known = [_known(own)]
     found = []
-    for spec in spelled:
+    for spec in (*more, *spelled):
         policy = rule(spec)
-        if policy == ran:
+        if policy in known:
             continue
+        known.append(policy)
         try:
             policy.check(workers)
         except ConfigurationError:

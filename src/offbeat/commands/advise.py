@@ -20,6 +20,7 @@ from offbeat.advise.words import assumptions, conclusion, link_words, of_sizes, 
 from offbeat.errors import ConfigurationError
 from offbeat.files import write_result
 from offbeat.journal.file import read
+from offbeat.policies import rule
 from offbeat.report.table import console
 
 SHORT: Final = Question(seeds=1, pushes=800)
@@ -30,6 +31,7 @@ UNITS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 def advise(
     journal: Annotated[Path, typer.Argument(help="The journal of a job, finished or not, compressed or not.", show_default=False)],
+    sync: Annotated[list[str] | None, typer.Option(help="Compare with this rule too; may be repeated.", show_default=False)] = None,
     workers: Annotated[
         str | None, typer.Option(help="Other numbers of workers too: 6, 2..8, 4,8, +1 (one more), -1, or ±1.", show_default=False)
     ] = None,
@@ -56,6 +58,12 @@ def advise(
     job = next(read(journal))
     if job["kind"] != "job":
         raise ConfigurationError(f"{journal}: not a journal: its first record is of kind {job['kind']!r}, and not the job's")
+    rules = tuple(" ".join(spec.split()) for spec in sync or ())
+    for spec in rules:
+        try:
+            rule(spec).check(job["workers"])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--sync: {error}") from None
     of_workers = counts("--workers", workers, job["workers"])
     of_servers = counts("--servers", servers, job["servers"])
     rate = None if link is None else size("--link", link, "bit", "10gbit")
@@ -63,7 +71,7 @@ def advise(
     if nbytes is not None and link is None:
         raise ConfigurationError(f"--model-size {model_size}: it is for --link, which is not given; give --link 10gbit too")
     screen = console()
-    question = Question(of_workers, of_servers, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
+    question = Question(rules, of_workers, of_servers, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
     to = Console(stderr=True)
     bar = Progress(console=to, transient=True, disable=not to.is_terminal)
     with bar:
