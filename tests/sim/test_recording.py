@@ -66,6 +66,12 @@ def test_a_burst_would_be_shorter_or_longer_if_it_were_replayed_as_noise(tmp_pat
     assert min(inside) > 4.0 and max(slow.levels[:20]) < 1.5
 
 
+def test_slowness_that_lasts_is_found_whatever_part_of_the_time_it_has() -> None:
+    for slow in (10, 40, 100, 160):
+        steps = [5.0 if 20 <= step < 20 + slow else 1.0 for step in range(200)]
+        assert len(column(range(200), steps).levels) == 200, slow
+
+
 def test_noise_is_never_taken_for_what_lasts() -> None:
     assert len(column(range(400), [1.0 if step % 5 else 4.0 for step in range(400)]).levels) == 1
     assert len(column(range(3), [1.0, 2.0, 3.0]).levels) == 1

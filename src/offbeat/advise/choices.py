@@ -30,7 +30,7 @@ def considered(workers: int, servers: int, own: str, more: Sequence[str] = ()) -
     """Return the rules to compare with the rule that ran, ``own``, which is not among them: those that are asked for, ``more``, first.
 
     >>> [name for name in considered(4, 1, "bsp") if name.startswith(("b", "r", "q"))]
-    ['b_dbw', 'backup(b=1)', 'quorum(q=3)', 'rennala(batch=4)', 'ringmaster(threshold=8)']
+    ['b_dbw', 'backup(b=1)', 'rennala(batch=4)', 'ringmaster(threshold=8)', 'quorum(q=3)']
     """
     names = sorted(RULES, key=lambda name: (RULES[name].family != "server", name))
     spelled = [spec for name in names for spec in SETTINGS.get(name, lambda workers, servers, name=name: (name,))(workers, servers)]

@@ -3,8 +3,8 @@
 A worker that is slow for half a minute is slow for half a minute under any rule, however many steps it makes meanwhile. A step that is
 late now and then is late as often per step under any rule, however long the others wait for it. So `column` divides a worker's measured
 seconds into a level, the running median, which is a function of time, and a rest, which is a function of the number of the iteration.
-Replayed at the same times, both together are the measured seconds again. Whether anything lasts is found out by shuffling: if running
-medians of the shuffled seconds differ as much, the level is one number.
+Replayed at the same times, both together are the measured seconds again. Whether anything lasts is found out by shuffling: if steps that
+follow one another differ as much as shuffled ones do, and running medians no more than those of shuffled ones, the level is one number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ WINDOW: Final = 9
 SHUFFLES, SHUFFLED = 8, 512
 """How many times steps are shuffled, and how many of them: running medians of shuffled steps do not depend on their number."""
 LASTS: Final = 1.5
-"""Slowness lasts if the variance of the running medians is this many times that of the shuffled steps' in all shuffles."""
+"""Slowness lasts if the variance of the running medians is this many times that of the shuffled steps' in all shuffles,"""
+ALIKE: Final = 0.6
+"""or if steps that follow one another differ by less than this part of what shuffled ones differ by in all shuffles."""
 
 
 class Column(NamedTuple):
@@ -62,18 +64,24 @@ def column(times: Sequence[Seconds], seconds: Sequence[Seconds]) -> Column:
     [1.0, 5.0, 1.0]
     >>> now_and_then = [5.0 if step % 7 == 3 else 1.0 for step in range(60)]
     >>> column(range(60), now_and_then).levels, sum(column(range(60), now_and_then).extras)
-    ([1.0], 32.0)
+    ([1.0], 36.0)
     """
     measured = np.asarray(seconds, dtype=np.float64)
     levels = _medians(measured)
     generator = np.random.Generator(np.random.Philox(0))
-    by_chance = max(float(np.var(_medians(generator.permutation(measured)[:SHUFFLED]))) for _ in range(SHUFFLES))
-    if float(np.var(levels)) <= LASTS * by_chance + 1e-18:
+    shuffled = [generator.permutation(measured)[:SHUFFLED] for _ in range(SHUFFLES)]
+    varies = float(np.var(levels)) > LASTS * max(float(np.var(_medians(steps))) for steps in shuffled) + 1e-18
+    if not varies and not _jumps(measured) < ALIKE * min(_jumps(steps) for steps in shuffled):
         levels = np.full(1, np.median(measured))
     whole = np.broadcast_to(levels, measured.shape)
     factors = np.minimum(1.0, np.divide(measured, whole, out=np.ones_like(measured), where=whole > 0.0))
     extras = np.maximum(0.0, measured - whole)
     return Column(list(times), levels.tolist(), factors.tolist(), extras.tolist())
+
+
+def _jumps(seconds: NDArray[np.float64]) -> float:
+    """Return by how much steps that follow one another differ, on average."""
+    return float(np.abs(np.diff(seconds)).mean()) if len(seconds) > 1 else 0.0
 
 
 def _medians(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
