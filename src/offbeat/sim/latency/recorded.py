@@ -23,7 +23,7 @@ from offbeat.types import Clock, Seconds
 
 WINDOW: Final = 9
 """Steps of a running median: slowness of at least five steps in a row lasts; shorter slowness does not."""
-SHUFFLES, SHUFFLED = 8, 512
+SHUFFLES, SHUFFLED = 20, 512
 """How many times steps are shuffled, and how many of them: running medians of shuffled steps do not depend on their number."""
 LASTS: Final = 1.5
 """Slowness lasts if the variance of the running medians is this many times that of the shuffled steps' in all shuffles,"""
