@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-cluster test-night lint types format docs bench clean
+.PHONY: help demo test test-all test-cluster test-night lint types format docs bench bench-advice clean
 SHELL := /bin/bash
 
 VENV := .venv
@@ -76,6 +76,9 @@ docs: $(READY)  ## the documentation as a site: out/site/index.html
 
 bench: $(READY)  ## measure this machine; see benchmarks/
 	@$(BIN)/python -m benchmarks.dataplane && $(BIN)/python -m benchmarks.step
+
+bench-advice: $(READY)  ## is the advice right? records a run, predicts other rules, and runs them; 15 minutes or more
+	@$(BIN)/python -m benchmarks.advice
 
 clean:  ## remove the environment and everything tools and runs have left
 	rm -rf $(VENV) build dist runs out .mypy_cache .pytest_cache .ruff_cache .hypothesis

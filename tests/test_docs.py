@@ -153,6 +153,11 @@ def test_every_option_of_a_simulation_and_every_law_is_mentioned() -> None:
     assert {word for word in LAWS if f"`{word}(" not in said} == set()
 
 
+def test_every_option_of_an_advice_is_mentioned() -> None:
+    said = (ROOT / "docs" / "advise.md").read_text(encoding="utf-8")
+    assert {option for option in options("advise") if not re.search(rf"{option}(?![\w-])", said)} == set()
+
+
 def test_every_experiment_is_listed_with_its_readme() -> None:
     said = (ROOT / "experiments" / "README.md").read_text(encoding="utf-8")
     assert {name for name in find() if f"[{name}]({name}/README.md)" not in said} == set()
@@ -215,9 +220,16 @@ def test_there_are_commands_to_look_at() -> None:
 @beginning("offbeat", "simulate")
 def test_simulations_run(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if "--replay" in LINES[where]:
-        simulate("bsp", Cluster(workers=4), Work(versions=5), journal=Path("run.jsonl"))
     done = CliRunner().invoke(app, [*LINES[where][1:], "--versions", "1"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+@beginning("offbeat", "advise")
+def test_advice_is_given(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    simulate("bsp", Cluster(workers=4), Work(versions=30), journal=Path("run.jsonl"))
+    quickly = ["--seeds", "1", "--pushes", "100", "--jobs", "1"]
+    done = CliRunner().invoke(app, [*LINES[where][1:], *quickly], catch_exceptions=False)
     assert done.exit_code == 0, done.output
 
 

@@ -154,7 +154,7 @@ def test_everything_reads_it(tmp_path: Path, name: str) -> None:
     assert Tally.of(read(path)).summary()["version"] == result.summary["version"]
     assert (read_times(path) == read_times(plain)).all()
     runner = CliRunner()
-    for command in (["report"], ["report", "--why", "push=1@17"], ["simulate", "--sync", "bsp", "--versions", "50", "--replay"]):
+    for command in (["report"], ["report", "--why", "push=1@17"], ["advise", "--seeds", "1", "--pushes", "100", "--jobs", "1"]):
         shown = [runner.invoke(app, [*command, str(file)]) for file in (plain, path)]
         assert shown[0].exit_code == shown[1].exit_code == 0
         assert _without(plain, shown[0].output) == _without(path, shown[1].output)

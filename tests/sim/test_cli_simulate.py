@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -76,66 +75,6 @@ def test_it_is_the_same_as_in_python(tmp_path: Path) -> None:
     assert file.read_bytes() == (tmp_path / "python.jsonl").read_bytes()
 
 
-def test_replaying_a_journal_under_another_rule(tmp_path: Path) -> None:
-    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    said("--sync", "asp", "--workers", "3", "--compute", RANDOM, "--versions", "90", "--journal", str(first))
-    said("--sync", "bsp", "--replay", str(first), "--versions", "20", "--journal", str(second))
-    assert next(read(second))["workers"] == 3
-    times = {file: [r["compute_s"] for r in read(file) if r["kind"] == "pushed" and r["worker"] == 0] for file in (first, second)}
-    assert times[second] == pytest.approx(times[first][:20])
-
-
-def test_a_replay_shows_what_it_is_compared_with_in_the_same_samples(tmp_path: Path) -> None:
-    measured = tmp_path / "measured.jsonl"
-    said(
-        "--sync",
-        "ssp(staleness=2)",
-        "--workers",
-        "3",
-        "--batch",
-        "16",
-        "--compute",
-        RANDOM,
-        "--versions",
-        "90",
-        "--journal",
-        str(measured),
-    )
-    rate = Tally.of(read(measured)).summary()["samples_per_s"]
-    for rules in (["ssp(staleness=2)"], ["ssp(staleness=2)", "asp"]):
-        output = said(*(word for name in rules for word in ("--sync", name)), "--replay", str(measured), "--versions", "90")
-        table = output.partition(" samples/s ")[2].splitlines()[1 : len(rules) + 2]
-        rows = [re.split(r"\s{2,}", line.strip()) for line in table]
-        assert [row[0] for row in rows] == ["ssp(staleness=2), measured", *rules]
-        assert [float(row[4]) for row in rows[:2]] == pytest.approx([rate] * 2, rel=0.05), "the same rule, times and batch"
-
-
-def test_a_replay_compares_with_a_simulation_of_the_jobs_own_rule(tmp_path: Path) -> None:
-    """The measured rate is no measure for a simulated one: the simulator leaves out what a job waits for besides, here its folds."""
-    measured = tmp_path / "measured.jsonl"
-    said("--workers", "3", "--compute", RANDOM, "--update-s", "0.5", "--versions", "60", "--journal", str(measured))
-
-    def replayed(name: str) -> tuple[str, float]:
-        """Returns the output, and the rate of the rule that was asked for: the other simulation is not in the summary."""
-        summary = tmp_path / "run.json"
-        output = said("--sync", name, "--replay", str(measured), "--versions", "60", "--summary", str(summary))
-        return " ".join(output.split()), json.loads(summary.read_text())["samples_per_s"]
-
-    (itself, base), (other, rate) = replayed("bsp"), replayed("backup(b=1)")
-    job = Tally.of(read(measured)).summary()["samples_per_s"]
-    assert base > 1.2 * job
-    assert f"samples/s against bsp, both simulated: backup(b=1) {rate / base:.2f} times." in other
-    assert f"the simulator gives bsp {base / job:.2f} times the measured rate." in other
-    assert "both simulated" not in itself, "there is nothing to compare"
-
-
-def test_a_replay_of_a_rule_that_the_cluster_does_not_allow_has_no_ratios(tmp_path: Path) -> None:
-    measured = tmp_path / "measured.jsonl"
-    said("--sync", "backup(b=2)", "--workers", "3", "--versions", "20", "--journal", str(measured))
-    output = said("--sync", "asp", "--workers", "2", "--replay", str(measured), "--versions", "20")
-    assert "backup(b=2), measured" in output and "both simulated" not in output
-
-
 def test_norms_by_a_law() -> None:
     assert "version 20 is reached" in said("--gradient", "noise(variance=4, decay=0.99)", "--versions", "20")
 
@@ -178,8 +117,6 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--summary", "."], "--summary .: this is a folder; name a file in it"),
     (["--journal", "one", "--summary", "one"], "--journal and --summary are the same file, one"),
     (["--journal", "j", "--sync", "bsp", "--sync", "asp"], "--journal j: a journal holds one run, but 2 rules are given"),
-    (["--replay", "no_such.jsonl"], "cannot read the journal no_such.jsonl"),
-    (["--replay", "j", "--compute", RANDOM], "--compute and --replay both set how long an iteration takes"),
 ]
 
 

@@ -234,3 +234,11 @@ def test_a_push_that_reaches_back_too_far_is_clipped() -> None:
     lanes.pushed({"t": 3.0, "worker": 0, "phases": {"wait": 2.0, "own": 0.5}})
     assert [entry.start for entry in lanes.of(0)] == [1.0, 2.0]
     assert lanes.of(0)[1].stop == pytest.approx(3.0)
+
+
+def test_the_advice_is_shown_once_there_is_one() -> None:
+    view = view_of(*steps(4, 30, slow=2))
+    assert view.change()["state"]["advice"] == []
+    rows = [{"name": "bsp", "measured": True, "notes": ["Repair first."]}, {"name": "asp", "measured": False}]
+    view.advise(rows)
+    assert view.dirty and view.change()["state"]["advice"] == rows and view.whole()["state"]["advice"] == rows

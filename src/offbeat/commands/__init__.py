@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 
 PASSED_ON: Final = {"allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": False}
 """Settings of a command after whose argument, or ``--``, the options of another command follow."""
-OTHERS: Final = ("simulate", "chaos", "doctor", "rules", "view", "report", "compare", "top")
+OTHERS: Final = ("simulate", "advise", "chaos", "doctor", "rules", "view", "report", "compare", "top")
 """Commands that start no job. The module of each has its function, and in ``SETTINGS`` what typer must know beside it, if anything."""
 
 

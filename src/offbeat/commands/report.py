@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from offbeat import __version__
+from offbeat.advise.advice import Question
+from offbeat.commands.advise import rows_of
 from offbeat.errors import MISTAKE, ConfigurationError
 from offbeat.files import write_result
 from offbeat.guarded import fail, say
@@ -25,7 +27,6 @@ from offbeat.report.page.gather import Gathered
 from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.waits import WaitStory
 from offbeat.report.why import story
-from offbeat.sim.replay import other_rules
 
 WAIT = "wait"
 
@@ -142,8 +143,7 @@ def _page(path: Path, html: Path, *, replay: bool) -> None:
     gathered.end()
     made = f"offbeat {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
     source = Source(path.name, records.nbytes, _digest(path, records.nbytes), records.cut, made)
-    simulated = other_rules(path, gathered.tally.summary(), say) if replay else []
-    write_result(html, render(gathered, source, simulated))
+    write_result(html, render(gathered, source, rows_of(path, Question()) if replay else []))
 
 
 def _digest(path: Path, nbytes: int) -> str:

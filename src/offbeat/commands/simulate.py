@@ -22,13 +22,12 @@ def simulate(
         list[str] | None,
         typer.Option(help="Synchronization rule, by default bsp; several are shown side by side.", autocompletion=rule_names),
     ] = None,
-    workers: Annotated[int | None, typer.Option(help="The number of workers.  [default: the replayed job's, or 4]")] = None,
+    workers: Annotated[int, typer.Option(help="The number of workers.")] = 4,
     servers: Annotated[int, typer.Option(help="The number of servers, each of which holds a shard of the parameters.")] = 1,
     compute: Annotated[
         str | None, typer.Option(help="Latency model of the seconds of an iteration.  [default: constant(seconds=1)]")
     ] = None,
     per_sample: Annotated[str | None, typer.Option(help="Latency model of the additional seconds for each sample.")] = None,
-    replay: Annotated[Path | None, typer.Option(help="Take the times of iterations from this JOURNAL.")] = None,
     delay: Annotated[str | None, typer.Option(help="Latency model of the seconds that parameters take from a server to a worker.")] = None,
     push_delay: Annotated[
         str | None, typer.Option(help="Latency model of the seconds that a push takes from a worker to a server.")
@@ -40,9 +39,7 @@ def simulate(
     time: Annotated[float | None, typer.Option(help="Stop after this number of simulated seconds.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Stop after this number of epochs of --samples.")] = None,
     samples: Annotated[int | None, typer.Option(help="Deal out a data set of this size in leases, as a live job does.")] = None,
-    batch: Annotated[
-        str | None, typer.Option(help="Samples of one iteration, or as --batch of run.  [default: the replayed job's, or 1]")
-    ] = None,
+    batch: Annotated[str | None, typer.Option(help="Samples of one iteration, or as --batch of run.  [default: 1]")] = None,
     gradient: Annotated[
         str | None, typer.Option(help="Model of the norms of gradients, for rules that use them: 'noise(variance=4)'.")
     ] = None,
@@ -71,7 +68,6 @@ def simulate(
         samples=samples,
         batch=batch,
         gradient=gradient,
-        replay=replay,
         seed=seed,
         journal=journal,
     )

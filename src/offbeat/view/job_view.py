@@ -93,6 +93,7 @@ class JobView:
         """The curves' names of what the script logs, by its names."""
         self.notes: dict[str, str] = {}
         """Sentences about what is shown, by their reason: what is missing, for instance."""
+        self._advice: list[dict[str, Any]] = []
         self.t: Seconds = 0.0
         """The newest time."""
         self.over = False
@@ -141,6 +142,11 @@ class JobView:
         if self.notes.get(about) != text:
             self.notes = {key: value for key, value in {**self.notes, about: text}.items() if value is not None}
             self._fresh_state = self.dirty = True
+
+    def advise(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Show what other rules would have made of the job: rows as `report.page.render` takes them, the job itself first."""
+        self._advice = list(rows)
+        self._fresh_state = self.dirty = True
 
     # Records.
 
@@ -340,6 +346,7 @@ class JobView:
             "marks": marks(rows, slow, deaths) if self._heat is not None else [],
             "steps": histogram(usual) if len(per_worker) > LANES_ALL else None,
             "metrics": self._logged(snapshot),
+            "advice": self._advice,
             "notes": [*self.notes.values(), *self._lacks()],
         }
 

@@ -175,6 +175,21 @@ function showMetrics() {
   );
 }
 
+function showAdvice() {
+  const rows = state.job.advice;
+  byId("advice-card").hidden = rows.length === 0;
+  if (!rows.length) return;
+  byId("advice").replaceChildren(
+    ...rows.filter((row) => row.name).map((row) => {
+      const line = made("tr");
+      const cells = [row.rate, `${row.ratio.toFixed(2)}x`, row.waiting, row.dropped, row.staleness].map((text) => made("td", text));
+      line.append(made("td", row.measured ? `${row.name}, measured` : row.name, "left"), ...cells);
+      return line;
+    }),
+  );
+  byId("advice-said").replaceChildren(...rows[0].notes.map((text) => made("p", text, "said")));
+}
+
 function showHead() {
   const { job } = state;
   const life = byId("life");
@@ -238,6 +253,7 @@ function draw(everything) {
   showWorkers();
   showEvents();
   showMetrics();
+  showAdvice();
   showHeat();
   drawn += 1;
   document.documentElement.dataset.drawn = drawn;

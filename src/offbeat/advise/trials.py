@@ -1,0 +1,127 @@
+"""Simulate a recording under a rule, and keep the figures of an advice. Trials run in several processes, since each is independent."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, NamedTuple
+
+from offbeat.errors import ConfigurationError
+from offbeat.policies import rule
+from offbeat.report.figures import versions_per_s, waiting_share
+from offbeat.sim.cluster import Work
+from offbeat.sim.recording import Part, Recording
+from offbeat.sim.run import check_rule, simulate
+from offbeat.types import Seconds, WorkerId
+
+
+class Trial(NamedTuple):
+    """One simulation to run."""
+
+    name: str
+    """The row that it belongs to."""
+    spec: str
+    cast: tuple[Part, ...]
+    seed: int
+    begin: Seconds
+    seconds: Seconds
+    turned: int
+    servers: int | None = None
+    fold_s: Seconds | None = None
+
+
+class Found(NamedTuple):
+    """The figures of one simulation. Shares are between 0 and 1."""
+
+    rate: float
+    """Folded samples a second."""
+    versions: float
+    """Versions a second."""
+    staleness: float
+    staleness_max: int
+    dropped: float
+    waiting: float
+    least: float
+    """The weight of the worker that weighs least, as a part of a fair share: of its time in the job, divided by that of all."""
+    least_worker: WorkerId
+    samples_per_version: float
+    steps_per_push: float
+
+
+def ran(recording: Recording, trial: Trial) -> Found | str:
+    """Run a trial; return why not, if it cannot be simulated."""
+    cluster = recording.cluster(
+        trial.cast,
+        begin=trial.begin,
+        seconds=trial.seconds,
+        turned=trial.turned,
+        seed=trial.seed,
+        servers=trial.servers,
+        fold_s=trial.fold_s,
+    )
+    batch, sizes = recording.sizes(trial.cast)
+    work = Work(time_s=trial.seconds, batch=batch, sizes=sizes)
+    try:
+        policy = rule(trial.spec)
+        check_rule(policy, cluster, work)
+        summary = dict(simulate(policy, cluster, work).summary)
+    except ConfigurationError as error:
+        return str(error)
+    if summary["version"] < 2 or not summary["samples_per_s"] > 0.0:
+        return f"no two versions in the {trial.seconds:,.0f} s that are simulated: --pushes {2 * summary['pushes']} simulates more"
+    return _found(summary)
+
+
+def _found(summary: dict[str, Any]) -> Found:
+    workers = summary["per_worker"]
+    there = {one["worker"]: one["busy_s"] + one["wait_s"] + one["idle_s"] for one in workers}
+    whole_s, samples = sum(there.values()), summary["samples"]
+    shares = {
+        one["worker"]: (one["samples"] / samples) / (there[one["worker"]] / whole_s)
+        for one in workers
+        if there[one["worker"]] > 0.1 * whole_s / len(workers)
+    }
+    least = min(shares, key=shares.__getitem__)
+    # What is under way at the end is dropped by every rule.
+    dropped = max(0, summary["fates"]["dropped"] - len(workers) * (summary["blocks"] // max(1, summary["pushes"])))
+    return Found(
+        rate=summary["samples_per_s"],
+        versions=versions_per_s(summary),
+        staleness=summary["staleness_mean"],
+        staleness_max=summary["staleness_max"],
+        dropped=dropped / summary["blocks"] if summary["blocks"] else 0.0,
+        waiting=waiting_share(workers) or 0.0,
+        least=shares[least],
+        least_worker=least,
+        samples_per_version=samples / summary["version"],
+        steps_per_push=summary["steps"] / max(1, summary["pushes"]),
+    )
+
+
+_RECORDING: list[Recording] = []
+
+
+def _keep(recording: Recording) -> None:
+    _RECORDING[:] = [recording]
+
+
+def _ran(trial: Trial) -> Found | str:
+    return ran(_RECORDING[0], trial)
+
+
+def all_ran(recording: Recording, trials: Sequence[Trial], jobs: int, done: Callable[[int], None]) -> list[Found | str]:
+    """Run trials, in so many processes, and return their figures in order; ``done`` is told how many have ended."""
+    found: list[Found | str] = []
+    if jobs == 1:
+        for trial in trials:
+            found.append(ran(recording, trial))
+            done(len(found))
+        return found
+    # Not forked: a page or a progress bar may have threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(trials)), context, initializer=_keep, initargs=(recording,)) as pool:
+        for one in pool.map(_ran, trials, chunksize=1):
+            found.append(one)
+            done(len(found))
+    return found

@@ -1,0 +1,140 @@
+"""``offbeat advise``: its options, and how the answer is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from offbeat.advise.advice import PUSHES, SEEDS, Question, advice
+from offbeat.advise.table import page_rows, plain, table
+from offbeat.advise.words import assumptions, conclusion, link_words, of_sizes, warnings
+from offbeat.errors import ConfigurationError
+from offbeat.files import write_result
+from offbeat.journal.file import read
+from offbeat.policies import rule
+from offbeat.report.table import console
+
+SHORT: Final = Question(seeds=1, pushes=800)
+"""For a page: some seconds of one process."""
+MOST_WORKERS: Final = 1_000
+UNITS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def advise(
+    journal: Annotated[Path, typer.Argument(help="The journal of a job, finished or not, compressed or not.", show_default=False)],
+    sync: Annotated[list[str] | None, typer.Option(help="Compare with this rule too; may be repeated.", show_default=False)] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Other numbers of workers too: 6, 2..8, 4,8, +1 (one more), -1, or ±1.", show_default=False)
+    ] = None,
+    servers: Annotated[str | None, typer.Option(help="Other numbers of servers too, spelled likewise.", show_default=False)] = None,
+    link: Annotated[str | None, typer.Option(help="What another link of a server, such as 10gbit, would do.", show_default=False)] = None,
+    model_size: Annotated[
+        str | None,
+        typer.Option(help="Bytes of the parameters, such as 400MB, for --link: the journal does not have them.", show_default=False),
+    ] = None,
+    target_loss: Annotated[
+        float | None, typer.Option(help=r"Estimate the time to this loss.  \[default: the run's own at its end]", show_default=False)
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Simulations of each rule, over which ranges are.")] = SEEDS,
+    pushes: Annotated[
+        int, typer.Option(help="How many of the run's pushes a simulation replays; of a longer run it takes parts.")
+    ] = PUSHES,
+    jobs: Annotated[int | None, typer.Option(help=r"Processes.  \[default: the cores]", show_default=False)] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures and sentences to this file.")] = None,
+) -> None:
+    """Say what another rule, or one machine more, would have made of a run."""
+    for option, number, least in (("--seeds", seeds, 1), ("--pushes", pushes, 100), ("--jobs", jobs if jobs is not None else 1, 1)):
+        if number < least:
+            raise ConfigurationError(f"{option} {number}: must be at least {least}")
+    job = next(read(journal))
+    if job["kind"] != "job":
+        raise ConfigurationError(f"{journal}: not a journal: its first record is of kind {job['kind']!r}, and not the job's")
+    rules = tuple(" ".join(spec.split()) for spec in sync or ())
+    for spec in rules:
+        try:
+            rule(spec).check(job["workers"])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--sync: {error}") from None
+    of_workers = counts("--workers", workers, job["workers"])
+    of_servers = counts("--servers", servers, job["servers"])
+    rate = None if link is None else size("--link", link, "bit", "10gbit")
+    nbytes = None if model_size is None else int(size("--model-size", model_size, "b", "400MB"))
+    if nbytes is not None and link is None:
+        raise ConfigurationError(f"--model-size {model_size}: it is for --link, which is not given; give --link 10gbit too")
+    screen = console()
+    question = Question(rules, of_workers, of_servers, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
+    to = Console(stderr=True)
+    bar = Progress(console=to, transient=True, disable=not to.is_terminal)
+    with bar:
+        task = bar.add_task("simulating", total=None)
+        found = advice(journal, question, lambda ended, of: bar.update(task, completed=ended, total=of))
+    said = conclusion(found) + warnings(found)
+    if link is not None and rate is not None:
+        said.append(link_words(found.recording, rate, link, nbytes))
+    if target_loss is not None and found.reached is None:
+        said.append(f"--target-loss {target_loss:g}: the run never had it, or its losses are not in the journal (offbeat.log(loss=...)).")
+    said += of_sizes(found, of_workers, of_servers) + assumptions(found, platform.node())
+    if json_file is not None:
+        write_result(json_file, json.dumps(plain(found, said), indent=1) + "\n")
+    screen.print(table(found))
+    for text in said:
+        screen.print(f"\n{escape(text)}" if text == said[0] else escape(text), highlight=False)
+
+
+def rows_of(path: Path, question: Question = SHORT) -> list[dict[str, Any]]:
+    """Return the first rows of an advice for a page; where none can be given, the only row's ``notes`` say why."""
+    try:
+        return page_rows(advice(path, question))
+    except ConfigurationError as error:
+        return [{"name": "", "measured": True, "best": False, "notes": [f"No advice: {error}."]}]
+
+
+def counts(option: str, text: str | None, now: int) -> tuple[int, ...]:
+    """Return the numbers that an option asks for.
+
+    >>> counts("--workers", "+1", 4), counts("--workers", "±1", 4), counts("--workers", "2..4,8", 4)
+    ((5,), (3, 5), (2, 3, 8))
+
+    Raises:
+        ConfigurationError: they are spelled otherwise, or there is none or too many.
+    """
+    if text is None:
+        return ()
+    found: list[int] = []
+    for word in text.replace(" ", "").split(","):
+        if match := re.fullmatch(r"(±|\+-|\+|-)(\d+)", word, re.ASCII):
+            by = int(match[2])
+            found += [now + by] if match[1] == "+" else [now - by] if match[1] == "-" else [now - by, now + by]
+        elif match := re.fullmatch(r"(\d+)\.\.(\d+)", word, re.ASCII):
+            if int(match[1]) > int(match[2]):
+                raise ConfigurationError(f"{option} {text}: {word} runs backwards; write {match[2]}..{match[1]}")
+            found += range(int(match[1]), min(int(match[2]), MOST_WORKERS + 1) + 1)
+        elif re.fullmatch(r"\d+", word, re.ASCII):
+            found.append(int(word))
+        else:
+            raise ConfigurationError(f"{option} {text}: cannot read {word!r}; write a number, 2..8, 4,8, +1, -1 or ±1 (the job has {now})")
+    for count in found:
+        if not 1 <= count <= MOST_WORKERS:
+            raise ConfigurationError(f"{option} {text}: {count} is not between 1 and {MOST_WORKERS:,} (the job has {now})")
+    return tuple(sorted(set(found) - {now}))
+
+
+def size(option: str, text: str, unit: str, example: str) -> float:
+    """Return a quantity such as ``10gbit`` or ``400MB``.
+
+    >>> size("--link", "10gbit", "bit", ""), size("--model-size", "400MB", "b", "")
+    (10000000000.0, 400000000.0)
+    """
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?)([kmgt]?){unit}", text.lower().replace(" ", ""), re.ASCII)
+    if match is None or not float(match[1]) > 0.0:
+        raise ConfigurationError(f"{option} {text}: cannot read it; write a number greater than 0 and a unit, for instance {example}")
+    return float(match[1]) * UNITS[match[2]]
