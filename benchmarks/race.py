@@ -83,12 +83,9 @@ def table(rows: Rows, task: str, trace: str, killed: bool) -> str:
     return "\n".join(lines)
 
 
-def rate(task: str, system: str) -> float:
-    """Return the learning rate that was chosen for a system. Raises `SystemExit` if none was."""
-    name = race_tasks.SAME.get(system, system)
-    if name not in race_tasks.RATES[task]:
-        raise SystemExit(f"race_tasks.RATES has no learning rate of {name} for {task}: run --tune, and enter what it prints")
-    return race_tasks.RATES[task][name]
+def rate(task: str, system: str) -> float | None:
+    """Return the learning rate that was chosen for a system; None: none was."""
+    return race_tasks.RATES[task].get(race_tasks.SAME.get(system, system))
 
 
 def tune(tasks: Sequence[str], systems: Sequence[str], folder: Path, torchft: str) -> None:
@@ -137,15 +134,18 @@ def main() -> None:
             return
         for task in args.tasks:
             images = race_tasks.prepare(task, folder)
+            rates = {system: lr for system in systems if (lr := rate(task, system)) is not None}
+            if without := [system for system in systems if system not in rates]:
+                print(f"{task}: left out, since race_tasks.RATES has no learning rate: {', '.join(without)}. --tune chooses them")
             for trace in args.traces:
                 for seed in args.seeds:
-                    for system in systems:  # in turn, so that a noisy minute meets all of them
-                        setting = Setting(system=system, task=task, trace=trace, seed=seed, lr=rate(task, system))
+                    for system, lr in rates.items():  # in turn, so that a noisy minute meets all of them
+                        if chosen(rows, args.killed, system=system, task=task, trace=trace, seed=seed):
+                            continue
+                        setting = Setting(system=system, task=task, trace=trace, seed=seed, lr=lr)
                         if args.killed:
                             undisturbed = typical(chosen(rows, False, system=system, task=task, trace=trace))
                             setting = replace(setting, kill_s=min(undisturbed, race_tasks.TASKS[task].limit_s) / 3)
-                        if chosen(rows, args.killed, system=system, task=task, trace=trace, seed=seed):
-                            continue
                         row = run(setting, images, args.torchft)
                         print(f"{task} {trace} seed {seed} {system}: {row['seconds']} s", flush=True)
                         rows.append(row)

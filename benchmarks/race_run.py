@@ -145,7 +145,7 @@ def run(setting: Setting, images: Path, torchft: str) -> dict[str, Any]:
         processes = Processes(setting, images, folder, torchft)
         try:
             before = None
-            for began, now in watch(judge, processes, setting, limit_s):
+            for began, now in watch(judge, processes, setting.kill_s):
                 before = before or psutil.cpu_times()
                 newest = judge.snapshots(folder / "snapshots")[-1]
                 if judge.accuracy(newest[-1]) >= task.target or now - began > limit_s:
@@ -154,7 +154,7 @@ def run(setting: Setting, images: Path, torchft: str) -> dict[str, Any]:
         finally:
             processes.end()
         taken = judge.snapshots(folder / "snapshots")
-        if before is None or not taken or (processes.failed() and len(taken) < 2):
+        if before is None or len(taken) < 2:
             raise SystemExit(f"{setting}: no worker has begun\n{(folder / 'log').read_text()[-3000:]}")
     curve = [(round(at - taken[0][0], 3), judge.accuracy(flat)) for at, _, flat in taken]
     seconds = next((at for at, accuracy in curve if accuracy >= task.target and at <= limit_s), None)
@@ -171,15 +171,14 @@ def run(setting: Setting, images: Path, torchft: str) -> dict[str, Any]:
     }
 
 
-def watch(judge: Judge, processes: Processes, setting: Setting, limit_s: float) -> Iterator[tuple[float, float]]:
-    """Yield, every `LOOK_S`, when the run began and the time now; kill the worker when that is due."""
+def watch(judge: Judge, processes: Processes, kill_s: float | None) -> Iterator[tuple[float, float]]:
+    """Yield, every `LOOK_S`, when the run began and the time now; kill worker `VICTIM` when that is due."""
     started, file = time.monotonic(), processes.folder / "snapshots"
     while not (first := judge.snapshots(file)[:1]):
         if processes.failed() or time.monotonic() > started + START_S:
             return
         time.sleep(0.02)
-    began, kill_s = first[0][0], setting.kill_s
-    look = began
+    began = look = first[0][0]
     while True:
         time.sleep(0.02)
         now = time.monotonic()

@@ -127,11 +127,11 @@ def ddp(args: argparse.Namespace) -> None:
 
 def torchft(args: argparse.Namespace) -> None:
     """Each worker is a replica group of its own. A restarted one takes the parameters of another."""
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # type: ignore[import-not-found, unused-ignore]
 
     run = Run(args, args.worker)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def state() -> dict[str, Any]:
         return {"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()}
