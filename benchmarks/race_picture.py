@@ -30,7 +30,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
                 continue
             ordered = sorted(mine, key=lambda row: float("inf") if row["seconds"] is None else row["seconds"])
             curve = ordered[(len(ordered) - 1) // 2]["curve"]
-            axis.plot(*zip(*curve, strict=True), label=system, color=colour, linewidth=2.5 if system in ("DDP", "torchft") else 1.3)
+            axis.plot(
+                *zip(*curve, strict=True),
+                drawstyle="steps-post",
+                label=system,
+                color=colour,
+                linewidth=2.5 if system in ("DDP", "torchft") else 1.3,
+            )
         axis.set_xlabel("seconds")
         axis.set_ylabel("test accuracy")
         axis.legend(fontsize=7, loc="lower right")

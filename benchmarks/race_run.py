@@ -85,7 +85,7 @@ class Processes:
         elif setting.system == "torchft":
             address = self._lighthouse(torchft)
             for worker in range(race_tasks.WORKERS):
-                own = [f"--worker={worker}", f"--lighthouse={address}", f"--slow={slow}"]
+                own = [f"--worker={worker}", f"--lighthouse={address}", f"--slow={slow}", *(["--vector"] if setting.kill_s else [])]
                 self._own.append([torchft, str(WORKER), "--system=torchft", *common, *own])
                 self._start(self._own[-1])
         else:

@@ -142,11 +142,11 @@ def torchft(args: argparse.Namespace) -> None:
 
     returned = (args.folder / f"{args.worker}.ready").exists()
     manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=5)),
+        pg=ProcessGroupGloo(timeout=timedelta(seconds=2)),
         load_state_dict=load,
         state_dict=state,
         min_replica_size=1,
-        timeout=timedelta(seconds=5),
+        timeout=timedelta(seconds=2),
         rank=0,
         world_size=1,
         store_addr="127.0.0.1",
@@ -156,15 +156,26 @@ def torchft(args: argparse.Namespace) -> None:
         hostname="127.0.0.1",
         init_sync=returned,  # at the start all have the same weights
     )
-    module, optimizer = DistributedDataParallel(manager, run.model), Optimizer(manager, run.optimizer)
+    module = run.model if args.vector else DistributedDataParallel(manager, run.model)
+    optimizer = Optimizer(manager, run.optimizer)
     run.begin()
     for _ in iterations(manager):
         optimizer.zero_grad()
         loss = run.loss(module, manager.current_step())
         run.wait(manager.current_step())
         loss.backward()
+        if args.vector:
+            exchange(manager, run.model)
         optimizer.step()
         run.snapshots.take(manager.current_step())
+
+
+def exchange(manager: Any, model: nn.Module) -> None:
+    """Average the gradients as one vector. An error, as of a dead replica, is the manager's, which does not commit the step then."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.nn.utils.parameters_to_vector(gradients)
+    manager.allreduce(flat).wait()
+    torch.nn.utils.vector_to_parameters(flat, gradients)
 
 
 def iterations(manager: Any) -> Iterator[None]:
@@ -183,6 +194,8 @@ def main() -> None:
     parser.add_argument("--slow", default="", help="of the peers; offbeat gets it by its own option")
     parser.add_argument("--worker", type=int, default=0, help="of torchft")
     parser.add_argument("--lighthouse", default="")
+    help_vector = "torchft: exchange gradients by its manager; its DistributedDataParallel (0.2.0) raises in every survivor of a death"
+    parser.add_argument("--vector", action="store_true", help=help_vector)
     args = parser.parse_args()
     {"offbeat": offbeat_, "ddp": ddp, "torchft": torchft}[args.system](args)
 
