@@ -28,8 +28,8 @@ import numpy as np
 from benchmarks.job import PYTHONPATH, save
 from offbeat.advise.trials import Found, Trial, ran
 from offbeat.journal.file import Records
-from offbeat.sim.latency.trace_files import read
 from offbeat.sim.recording import recorded
+from offbeat.traces import read
 
 WORKER = str(Path(__file__).with_name("advice_worker.py"))
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "traces" / "alibaba-pai-minibatch" / "job_4_norm.csv.gz"

@@ -196,7 +196,10 @@ class JobOptions:
     no_phases: Annotated[bool, option(RECORDS, "--no-phases", help="Do not measure where the workers' time goes.")] = False
     slow: Annotated[
         list[str] | None,
-        option(FAULTS, help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions)."),
+        option(
+            FAULTS,
+            help="WORKER=SECONDS\\[@FROM-TO] or any=SECONDS: make a straggler (FROM-TO: versions); trace=FILE: replay measured times.",
+        ),
     ] = None
     kill: Annotated[list[str] | None, option(FAULTS, help="WORKER@VERSION: kill a worker by SIGKILL at this version.")] = None
     late: Annotated[list[str] | None, option(FAULTS, help="SERVER=SECONDS\\[@PERCENT%] or any=SECONDS...: delay blocks, under psp.")] = None

@@ -45,6 +45,23 @@ def test_a_killed_worker_returns_and_nobody_else_restarts(request: pytest.Fixtur
     assert versions_without, "the others have waited for the dead"
 
 
+@pytest.mark.parametrize("rule", ["bsp", "full"])
+def test_a_worker_that_returns_goes_on_in_its_column_of_a_trace(start: Start, enough: Path, tmp_path: Path, rule: str) -> None:
+    calm, late = "0,0\n", "0,0.1\n"
+    trace = tmp_path / "times.csv"
+    trace.write_text(calm * 10 + late * 10_000)
+    job = start("--workers", "2", "--sync", rule, "--slow", f"trace={trace}", "--kill", "1@15", *CALM, TRAIN, "--until", str(enough))
+    job.contribution(1, 2)
+    enough.touch()
+    ended = job.ended()
+    pushes = [record for record in ended.records if record["kind"] == "pushed" and record["worker"] == 1]
+    assert [push["phases"]["own"] >= 0.1 for push in pushes[10:]] == [True] * len(pushes[10:])
+    assert {push["incarnation"] for push in pushes[10:]} == {1, 2}
+    assert any(
+        record["kind"] == "fault" and record["worker"] == 1 and "times.csv, column 1" in record["detail"] for record in ended.records
+    )
+
+
 @pytest.mark.skipif(not POSSIBLE, reason="the forkserver works on Linux only")
 @pytest.mark.parametrize("of", ["servers", "workers"])
 def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(start: Start, enough: Path, of: str) -> None:

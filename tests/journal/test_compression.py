@@ -22,8 +22,8 @@ from offbeat.journal.file import Journal, read, seal
 from offbeat.journal.records import Record, job_record
 from offbeat.journal.summary import Tally
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.latency.trace_files import read as read_times
 from offbeat.sim.run import simulate
+from offbeat.traces import read as read_times
 
 NAMES = ("run.jsonl.zst", "run.jsonl.gz")
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from offbeat.errors import ConfigurationError
 from offbeat.launch.faults import parse_kill, parse_late, parse_slow
-from offbeat.runtime.job.settings import ANY, InjectedKill, InjectedSlowdown, Late
+from offbeat.runtime.coordination.fault_injection import announced, lateness
+from offbeat.runtime.job.settings import ANY, InjectedKill, InjectedSlowdown, JobSettings, Late, ReplayedTrace, WorkerSettings
 from offbeat.types import WorkerId
 
 
@@ -42,6 +47,94 @@ def test_stragglers(text: str, slow: InjectedSlowdown) -> None:
 def test_what_is_no_straggler(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^--slow {text}: .*{message}"):
         parse_slow(text, workers=3)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Three columns and two rows, whose median is 3."""
+    path = tmp_path / "times.csv"
+    path.write_text("a,b,c\n1,2,3\n3,4,6\n")
+    return path
+
+
+def waits(text: str, worker: int, workers: int, version: int = 0) -> list[float]:
+    """The seconds of a worker's first five steps."""
+    slow = (parse_slow(text, workers),)
+    settings = WorkerSettings(worker=WorkerId(worker), workers=workers, token="", servers=(), slow=slow)
+    return [lateness(settings, step, version) for step in range(5)]
+
+
+def test_each_worker_replays_its_own_column_and_begins_again_at_its_end(trace: Path) -> None:
+    assert waits(f"trace={trace}", worker=0, workers=3) == [1, 3, 1, 3, 1]
+    assert waits(f"trace={trace}", worker=2, workers=3) == [3, 6, 3, 6, 3]
+    assert waits(f"trace={trace},1", worker=0, workers=2) == [2, 4, 2, 4, 2]
+    assert waits(f"trace={trace},1,median=0.5", worker=1, workers=2) == [0.5, 1, 0.5, 1, 0.5]
+    assert waits(f"trace={trace},median=.5", worker=1, workers=2) == pytest.approx([1 / 3, 2 / 3, 1 / 3, 2 / 3, 1 / 3])
+    assert waits(f"trace={trace}@5-9", worker=0, workers=3) == [0] * 5
+    assert waits(f"trace={trace}@5-9", worker=0, workers=3, version=9) == [1, 3, 1, 3, 1]
+
+
+def test_a_trace_is_added_to_other_slowness(trace: Path) -> None:
+    slow = (parse_slow(f"trace={trace}", 3), parse_slow("1=0.5", 3))
+    settings = WorkerSettings(worker=WorkerId(1), workers=3, token="", servers=(), slow=slow)
+    assert lateness(settings, step=1, version=0) == 4.5
+    assert lateness(replace(settings, worker=WorkerId(0)), step=1, version=0) == 3
+
+
+def test_a_trace_goes_with_the_settings_and_into_the_journal(trace: Path) -> None:
+    slow = parse_slow(f"trace={trace},1,median=1.5@5-9", workers=2)
+    assert slow == InjectedSlowdown(worker=ANY, seconds=0.0, start=5, stop=9, trace=ReplayedTrace(path=str(trace), column=1, scale=0.5))
+    records = announced(JobSettings(workers=2, slow=(slow,)), now=0.0)
+    assert [(record["worker"], record["what"], record["detail"]) for record in records] == [
+        (0, "slow", "trace times.csv, column 1 x 0.5"),
+        (1, "slow", "trace times.csv, column 2 x 0.5"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("", "the trace has the columns 0 to 2, and 4 workers from column 0 on need 0 to 3: use fewer workers"),
+        (",2", "4 workers from column 2 on need 2 to 5"),
+        (",7", "4 workers from column 7 on need 7 to 10"),
+        (",-1", "cannot read '-1': write trace=FILE[,COLUMN]"),
+        (",1.5", "cannot read '1.5'"),
+        (",column=1", "cannot read 'column=1'"),
+        (",median=0", "cannot read 'median=0'"),
+        (",median=nan", "cannot read 'median=nan'"),
+        (",median=-1", "cannot read 'median=-1'"),
+        (",median=1,median=2", "cannot read 'median=2'"),
+        (",speed=2", "cannot read 'speed=2'"),
+        (",job=SE", "only npz files have several jobs"),
+        ("@9-3", "the last version, 3, comes before the first, 9"),
+        ("x", "cannot read the trace"),
+    ],
+)
+def test_what_is_no_trace(trace: Path, more: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--slow trace={re.escape(str(trace) + more)}: .*{re.escape(message)}"):
+        parse_slow(f"trace={trace}{more}", workers=4)
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "message"),
+    [
+        ("1,2\n3,-4\n", "", "line 2, column 2: '-4' is not a finite number of at least 0"),
+        ("1,2\n3,slow\n", "", "line 2, column 2: 'slow' is not a finite number"),
+        ("1,2\n3\n", "", "line 2: 1 columns where the rows above have 2"),
+        ("", "", "not a trace: the file has no rows"),
+        ("0,0\n0,5\n", ",median=1", "the median of the trace is 0"),
+    ],
+)
+def test_what_a_trace_may_not_have(tmp_path: Path, content: str, more: str, message: str) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=f"^--slow trace=.*{re.escape(message)}"):
+        parse_slow(f"trace={path}{more}", workers=2)
+
+
+def test_a_trace_without_a_file() -> None:
+    with pytest.raises(ConfigurationError, match=r"^--slow trace=: write trace=FILE\[,COLUMN\]"):
+        parse_slow("trace=", workers=2)
 
 
 def test_deaths() -> None:

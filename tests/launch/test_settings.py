@@ -12,16 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.settings import CheckpointOrder, InjectedKill, InjectedSlowdown, JobSettings, Late, WorkerSettings, read_addresses
+from offbeat.runtime.job.settings import (
+    CheckpointOrder,
+    InjectedKill,
+    InjectedSlowdown,
+    JobSettings,
+    Late,
+    ReplayedTrace,
+    WorkerSettings,
+    read_addresses,
+)
 from offbeat.transport.base import Address
 from offbeat.types import WIRE_FORMATS, WorkerId
 
 SECONDS = st.floats(0.0, 1e6)
 VERSIONS = st.integers(0, 1 << 40)
-SLOW = st.builds(InjectedSlowdown, worker=st.integers(-1, 99), seconds=SECONDS, start=VERSIONS, stop=st.none() | VERSIONS)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+TRACE = st.builds(ReplayedTrace, path=TEXT, job=TEXT, column=st.integers(0, 99), scale=SECONDS)
+SLOW = st.builds(
+    InjectedSlowdown, worker=st.integers(-1, 99), seconds=SECONDS, start=VERSIONS, stop=st.none() | VERSIONS, trace=st.none() | TRACE
+)
 KILL = st.builds(InjectedKill, worker=st.integers(0, 99), version=VERSIONS)
 LATE = st.builds(Late, server=st.integers(-1, 99), seconds=SECONDS, share=st.floats(0.0, 1.0))
-TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 CHECKPOINT = st.builds(
     CheckpointOrder, folder=TEXT, every_s=st.none() | SECONDS, every_versions=st.none() | st.integers(1, 99), keep=st.integers(1, 9)
 )

@@ -53,6 +53,8 @@ class Phase(IntEnum):
 
 
 PHASES: Final = tuple(phase.label for phase in Phase)
+NOT_SEPARATED: Final = ((Phase.COMPUTE.label, 1.0),)
+"""The phases of an iteration of which only the whole time is known, with their shares of it."""
 COMPUTING: Final = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.OWN, Phase.EVALUATION, Phase.GC, Phase.UPDATE, Phase.COMPUTE})
 """Phases in which a worker that has its processor to itself uses it, unless its script sleeps or reads."""
 _TOGETHER: Final = frozenset(phase.label for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.COMPUTE))

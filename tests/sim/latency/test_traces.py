@@ -16,7 +16,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.journal.file import Journal
 from offbeat.journal.records import job_record
 from offbeat.sim.latency.registry import Trace, law
-from offbeat.sim.latency.trace_files import read
+from offbeat.traces import read
 from offbeat.types import Incarnation, WorkerId
 
 DATA = Path(os.environ.get("OFFBEAT_DATA") or Path(__file__).parents[4] / "shared" / "data") / "traces"

@@ -258,10 +258,13 @@ def check_orders(orders: Any, *, of_shard: bool) -> None:
         raise ProtocolError(f"server 0 sent 'orders' with {at} = {unfit.seen} (expected {unfit.expected})") from None
 
 
+_TRACE: Final = fields({"path": _path, "job": text(1 << 14), "column": whole(), "scale": number(0.0)})
 _SETTINGS: Final = {
     "workers": whole(1, WORKERS_MAX),
     "servers": whole(1, 1 << 16),
-    "slow": many(fields({"worker": whole(-1, WORKERS_MAX), "seconds": _seconds}, {"start": whole(), "stop": maybe(whole())})),
+    "slow": many(
+        fields({"worker": whole(-1, WORKERS_MAX), "seconds": _seconds}, {"start": whole(), "stop": maybe(whole()), "trace": maybe(_TRACE)})
+    ),
     "kill": many(fields({"worker": _worker, "version": whole()})),
     "late": many(fields({"server": whole(-1, 1 << 16), "seconds": _seconds}, {"share": number(0.0, 1.0)})),
 }

@@ -24,7 +24,19 @@ ROLE: Final = "OFFBEAT_ROLE"
 _token: str | None = None
 """The token that this process found in its environment, kept for further optimizers and for the report of a failure."""
 ANY: Final = WorkerId(-1)
-"""In an `InjectedSlowdown`: a worker drawn anew for each step. In a `Late`: every server."""
+"""In an `InjectedSlowdown`: a worker drawn anew for each step; with a trace, every worker. In a `Late`: every server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayedTrace:
+    """Name measured times to replay: worker p waits ``scale`` times the value in column ``column + p``, in the row of its iteration."""
+
+    path: str
+    """The file, absolute; each worker reads it on its own machine. `offbeat.traces` reads it."""
+    job: str = ""
+    """The name of a job in an npz file that has several."""
+    column: int = 0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +47,14 @@ class InjectedSlowdown:
     seconds: Seconds
     start: Version = 0
     stop: Version | None = None
+    trace: ReplayedTrace | None = None
+    """Not None: each worker's seconds are those of the trace, and ``seconds`` is 0."""
+
+    @classmethod
+    def from_plain(cls, data: Mapping[str, Any]) -> InjectedSlowdown:
+        """Return the order of which ``data`` is the `asdict`."""
+        trace = data.get("trace")
+        return cls(**{**data, "trace": None if trace is None else ReplayedTrace(**trace)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +133,7 @@ class JobSettings:
         """Return the settings that `to_wire` was called on."""
         plain = dict(data)
         plain["follow"] = tuple(plain.get("follow", ()))
-        plain["slow"] = tuple(InjectedSlowdown(**item) for item in plain["slow"])
+        plain["slow"] = tuple(map(InjectedSlowdown.from_plain, plain["slow"]))
         plain["kill"] = tuple(InjectedKill(**item) for item in plain["kill"])
         plain["late"] = tuple(Late(**item) for item in plain["late"])
         if plain.get("checkpoint") is not None:
@@ -180,7 +200,7 @@ class WorkerSettings:
                 servers=read_addresses(environment["OFFBEAT_SERVERS"]),
                 seed=int(environment.get("OFFBEAT_SEED", "0")),
                 timeout_s=float(environment.get("OFFBEAT_TIMEOUT", "10")),
-                slow=tuple(InjectedSlowdown(**item) for item in json.loads(environment.get("OFFBEAT_SLOW", "[]"))),
+                slow=tuple(map(InjectedSlowdown.from_plain, json.loads(environment.get("OFFBEAT_SLOW", "[]")))),
                 sync=environment.get("OFFBEAT_SYNC") or None,
                 wire=wire_format(wire) if (wire := environment.get("OFFBEAT_WIRE")) else None,
                 batch=environment.get(VARIABLE) or None,

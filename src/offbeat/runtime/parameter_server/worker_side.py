@@ -195,7 +195,7 @@ class WorkerSession(JobSession):
         if not self._interrupts.now():
             nonfinite = self._finite(self._exchange.flat.collect()) or nonfinite
             with self.phases.within(Phase.OWN):
-                self.link.linger(lateness(self._settings, self.steps, self.version), unless=self._interrupts.now)
+                self.link.linger(lateness(self._settings, self.before + self.steps, self.version), unless=self._interrupts.now)
         done = self.progress.done
         leases, counted, loss = self._use_gradient(samples, nonfinite)
         if self._exchange.averaging is None:

@@ -340,7 +340,7 @@ class RankSession(JobSession):
         self._settle()
         nonfinite = self._finite(self._replica.collect())
         with self.phases.within(Phase.OWN):
-            self.link.linger(lateness(self._settings, self.steps, self.version), unless=lambda: False)
+            self.link.linger(lateness(self._settings, self.before + self.steps, self.version), unless=lambda: False)
         self.link.glance()
         leases, counted, loss = self._use_gradient(samples, nonfinite)
         self._mine.restore()

@@ -8,7 +8,7 @@
                         ▼
                      base.Sampler        draw(worker, clock, now) -> seconds
 
-    distributions, lognormal    random times                traces (trace_files)    measured times
+    distributions, lognormal    random times                traces    measured times (offbeat.traces)
     modifiers                   laws that change another law: slow windows, factors, sums
 ```
 

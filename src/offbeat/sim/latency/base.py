@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from offbeat.core.phases import NOT_SEPARATED
 from offbeat.errors import ConfigurationError
 from offbeat.types import Clock, Seconds
 
@@ -46,9 +47,6 @@ class Sampler(ABC):
     def shares(self, worker: int, clock: Clock) -> Sequence[tuple[str, float]]:
         """Return an iteration's phases, by the names of `core.phases.Phase`, with their shares of the draw, which add up to 1."""
         return NOT_SEPARATED
-
-
-NOT_SEPARATED: Final = (("compute", 1.0),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Define the law of measured times: each worker takes the times in its column of a trace, row by row, again and again.
 
-``trace_files.py`` reads the files.
+`offbeat.traces` reads the files.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from functools import cached_property
 
 import numpy as np
 
+from offbeat.core.phases import NOT_SEPARATED
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.sim.latency.base import NOT_SEPARATED, Law, Sampler
-from offbeat.sim.latency.trace_files import Measured, Times, measured
+from offbeat.sim.latency.base import Law, Sampler
+from offbeat.traces import Measured, Times, measured
 from offbeat.types import Clock, Seconds
 
 

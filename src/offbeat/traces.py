@@ -6,7 +6,8 @@
   the straggler traces of ByteDance Seed. A worker is a data-parallel rank, its time that of its slowest stage.
 - A journal of offbeat, compressed or not: the compute times in each worker's pushes.
 
-No value is interpolated: a step at which a worker was not measured is left out. ``traces.py`` makes a law of the array.
+No value is interpolated: a step at which a worker was not measured is left out. `sim.latency.traces` makes a law of the array, and
+``offbeat run --slow trace=FILE`` replays it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from offbeat.core.phases import COMPUTING, Phase
+from offbeat.core.phases import COMPUTING, NOT_SEPARATED, Phase
 from offbeat.errors import ConfigurationError
 from offbeat.journal import file
 from offbeat.journal.compression import beginning
-from offbeat.sim.latency.base import NOT_SEPARATED
 
 Times: TypeAlias = NDArray[np.float64]
 """Seconds, steps x workers."""
