@@ -35,8 +35,8 @@ class Task:
 
 
 TASKS: Final = {
-    "mnist": Task(batch=32, target=0.90, bare_s=0.025, limit_s=30.0, rates=(0.05, 0.1, 0.2, 0.4)),
-    "cifar": Task(batch=16, target=0.30, bare_s=0.045, limit_s=40.0, rates=(0.05, 0.1, 0.2)),
+    "mnist": Task(batch=32, target=0.90, bare_s=0.025, limit_s=30.0, rates=(0.025, 0.05, 0.1, 0.2, 0.4, 0.8)),
+    "cifar": Task(batch=16, target=0.30, bare_s=0.045, limit_s=40.0, rates=(0.05, 0.1, 0.2, 0.4, 0.8)),
 }
 TRACES: Final = {
     "none": "",
@@ -70,7 +70,7 @@ RATES: Final[dict[str, dict[str, float]]] = {
         "solo": 0.4,
         "ensemble(steps=8)": 0.4,
     },
-    "cifar": {"DDP": 0.2, "backup(b=4)": 0.1, "asp": 0.1},
+    "cifar": {"DDP": 0.4, "backup(b=4)": 0.2, "asp": 0.1},
 }
 """Learning rates that ``python -m benchmarks.race --tune`` has chosen."""
 
