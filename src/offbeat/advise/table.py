@@ -8,8 +8,8 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from offbeat.advise.advice import Advice, Row
-from offbeat.advise.words import assumptions, conclusion, slow_ones, warnings
+from offbeat.advise.advice import Advice, Row, slow
+from offbeat.advise.words import assumptions, conclusion, warnings
 from offbeat.journal.verdicts import named, percent
 from offbeat.report.figures import short, waiting_share
 
@@ -22,7 +22,7 @@ def table(advice: Advice) -> Table:
     """Return the table: the measured run, its rule simulated, what is repaired, other rules, other sizes."""
     rows = [measured(advice), _cells(advice.own, f"{advice.own.name}, simulated")]
     if advice.repaired is not None:
-        rows.append(_cells(advice.repaired, f"{advice.own.name}, {named(slow_ones(advice))} repaired"))
+        rows.append(_cells(advice.repaired, f"{advice.own.name}, {named(slow(advice.recording))} repaired"))
     rows += [_cells(row, row.name) for row in (*advice.rows, *advice.sizes)]
     shown = [name for name in COLUMNS if {row[name] for row in rows} - {"0", "-"}]
     found = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -109,7 +109,7 @@ def plain(advice: Advice, said: Sequence[str]) -> dict[str, Any]:
     def of(row: Row | None) -> dict[str, Any] | None:
         if row is None:
             return None
-        figures = {f"{name}": value for name, value in row.found._asdict().items() if name != "rate"}
+        figures = {name: value for name, value in row.found._asdict().items() if name != "rate"}
         return {
             "name": row.name,
             "samples_per_s": row.rate,

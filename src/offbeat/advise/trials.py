@@ -111,7 +111,10 @@ def _ran(trial: Trial) -> Found | str:
 
 
 def all_ran(recording: Recording, trials: Sequence[Trial], jobs: int, done: Callable[[int], None]) -> list[Found | str]:
-    """Run trials, in so many processes, and return their figures in order; ``done`` is told how many have ended."""
+    """Run trials in ``jobs`` processes, and return their figures in the order of the trials.
+
+    After each trial ``done`` is called with the number of trials that have ended.
+    """
     found: list[Found | str] = []
     if jobs == 1:
         for trial in trials:

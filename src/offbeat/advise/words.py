@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from offbeat.advise.advice import FAIR, GAIN, STALE, Advice, Row, shared_host
+from offbeat.advise.advice import FAIR, GAIN, STALE, Advice, Row, shared_host, slow
 from offbeat.advise.trials import Found
 from offbeat.journal.verdicts import named, percent
 from offbeat.policies import rule
@@ -14,7 +14,7 @@ from offbeat.report.remarks import verdict_sentence
 from offbeat.sim.recording import Recording
 
 BATCH: Final = 0.05
-"""A change of a version's samples that is told, as a part of them."""
+"""A version that has so much more or fewer samples under another rule, as a part of them, is named among the costs."""
 DROPPED: Final = 0.01
 
 
@@ -42,13 +42,8 @@ def repair(advice: Advice) -> list[str]:
     told = [verdict for verdict in advice.recording.summary["verdicts"] if verdict["kind"] in ("slow", "everywhere") and verdict["remedy"]]
     said = [verdict_sentence(verdict) for verdict in told[:2]]
     if said and advice.repaired is not None and advice.repaired.ratio >= GAIN:
-        said.append(f"Were {named(slow_ones(advice))} like the others, {advice.own.name} would make {_times(advice.repaired)}.")
+        said.append(f"Were {named(slow(advice.recording))} like the others, {advice.own.name} would make {_times(advice.repaired)}.")
     return said
-
-
-def slow_ones(advice: Advice) -> Sequence[int]:
-    """Return the workers of the costliest verdict on slow ones."""
-    return next((verdict["workers"] for verdict in advice.recording.summary["verdicts"] if verdict["kind"] == "slow"), ())
 
 
 def costs(row: Row, own: Row) -> str:

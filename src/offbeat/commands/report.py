@@ -60,7 +60,7 @@ def report(
         if path is not None and len(journals) > 1:
             raise ConfigurationError(f"{option} {path}: {what} of one job, but {len(journals)} journals are given; give one")
     if replay and html is None:
-        raise ConfigurationError("--replay: the simulated rules are a part of the page; give --html FILE, or see offbeat simulate --replay")
+        raise ConfigurationError("--replay: the simulated rules are a part of the page; give --html FILE, or see offbeat advise")
     if html is not None and any(path.exists() and html.exists() and html.samefile(path) for path in journals):
         raise ConfigurationError(f"--html {html}: this is the journal itself; choose another file for the page")
     if why is not None:

@@ -33,7 +33,7 @@ of `benchmarks.advice --calibrate`, which are not those that the benchmark judge
 LEAST_PART: Final = 0.2
 """A run is replayed until its first script ends by itself, where that is this part of the time or more: later, workers are missing."""
 STILL: Final = 1e6
-"""The factor with which a worker does nothing: it starts, or has died and nobody knows."""
+"""The factor that slows a worker down so far that it pushes nothing: its process starts, or has died and the job does not know it yet."""
 
 
 Happening: TypeAlias = Kill | Restart | Join | Slow
