@@ -13,10 +13,10 @@ from offbeat.advise.choices import considered
 from offbeat.advise.table import page_rows
 from offbeat.advise.words import assumptions, conclusion, link_words, of_sizes, warnings
 from offbeat.cli import app
-from offbeat.commands.advise import counts, rows_of, size
+from offbeat.commands.advise import counts, rows_of
 from offbeat.errors import ConfigurationError
 from offbeat.policies import RULES, rule
-from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.cluster import Cluster, Work, quantity
 from offbeat.sim.run import simulate
 
 SLOW = "per_worker(law='lognormal(mean=1, sd=0.1, low=0.5)', factors=(1, 1, 4, 1))"
@@ -156,7 +156,7 @@ def test_numbers_that_cannot_be_asked_for(text: str, message: str) -> None:
 @pytest.mark.parametrize("text", ["fast", "0gbit", "-1gbit", "10", "10gbyte", "1e9bit"])
 def test_links_that_cannot_be_asked_for(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--link"):
-        size("--link", text, "bit", "10gbit")
+        quantity("--link", text, "bit", "10gbit")
 
 
 @pytest.mark.parametrize(

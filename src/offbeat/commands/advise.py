@@ -22,11 +22,11 @@ from offbeat.files import write_result
 from offbeat.journal.file import read
 from offbeat.policies import rule
 from offbeat.report.table import console
+from offbeat.sim.cluster import quantity
 
 SHORT: Final = Question(seeds=1, pushes=800)
 """For a page: some seconds of one process."""
 MOST_WORKERS: Final = 1_000
-UNITS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def advise(
@@ -66,8 +66,8 @@ def advise(
             raise ConfigurationError(f"--sync: {error}") from None
     of_workers = counts("--workers", workers, job["workers"])
     of_servers = counts("--servers", servers, job["servers"])
-    rate = None if link is None else size("--link", link, "bit", "10gbit")
-    nbytes = None if model_size is None else int(size("--model-size", model_size, "b", "400MB"))
+    rate = None if link is None else quantity("--link", link, "bit", "10gbit")
+    nbytes = None if model_size is None else int(quantity("--model-size", model_size, "b", "400MB"))
     if nbytes is not None and link is None:
         raise ConfigurationError(f"--model-size {model_size}: it is for --link, which is not given; give --link 10gbit too")
     screen = console()
@@ -126,15 +126,3 @@ def counts(option: str, text: str | None, now: int) -> tuple[int, ...]:
         if not 1 <= count <= MOST_WORKERS:
             raise ConfigurationError(f"{option} {text}: {count} is not between 1 and {MOST_WORKERS:,} (the job has {now})")
     return tuple(sorted(set(found) - {now}))
-
-
-def size(option: str, text: str, unit: str, example: str) -> float:
-    """Return a quantity such as ``10gbit`` or ``400MB``.
-
-    >>> size("--link", "10gbit", "bit", ""), size("--model-size", "400MB", "b", "")
-    (10000000000.0, 400000000.0)
-    """
-    match = re.fullmatch(rf"(\d+(?:\.\d+)?)([kmgt]?){unit}", text.lower().replace(" ", ""), re.ASCII)
-    if match is None or not float(match[1]) > 0.0:
-        raise ConfigurationError(f"{option} {text}: cannot read it; write a number greater than 0 and a unit, for instance {example}")
-    return float(match[1]) * UNITS[match[2]]

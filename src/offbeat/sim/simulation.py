@@ -76,7 +76,7 @@ class Simulation:
         self.policy = policy
         self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers, seed=cluster.seed)
         self.queue = EventQueue()
-        parts = parts_of(policy, cluster)
+        parts = parts_of(policy, cluster, self.queue)
         self.servers = parts.servers
         self.uplink = Uplink(self.queue, self.servers)
         wakes = cluster.silence_s is not None or parts.asks_again
