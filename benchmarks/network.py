@@ -1,8 +1,9 @@
 """Is the simulator right about links that messages share? Versions per second of live jobs between hosts, beside those of the simulator.
 
 Each host is a network namespace of this machine with one worker, started by ``offbeat agent``, behind a link of a limited rate; servers are
-on hosts 0, 1 and so on, as agents place them. A worker's step is a sleep, which varies by 10 %, and nothing of a job that has run enters its
-prediction: ``simulate --hosts --link --model-size``. Headers count little here, as the kernel hands packets of 64 KB to a device. Needs root.
+on hosts 0, 1 and so on, as agents place them. A worker's step is a sleep, which varies by 10 %, and nothing of a job that has run enters
+its prediction: ``simulate --hosts --link --model-size``. Headers count little here: the kernel hands packets of 64 KB to a device. Needs
+root.
 
     python -m benchmarks.network --rates 200mbit 800mbit --rules bsp asp --servers 1 2 --json network.json
 """
@@ -37,7 +38,7 @@ def live(hosts: list[Host], rate: str, sync: str, servers: int, options: argpars
     for host in hosts:
         host.limit(rate)
     with tempfile.TemporaryDirectory() as folder:
-        journal = Path(folder, "run.jsonl")
+        journal = Path(options.keep or folder, f"{sync}-{rate}-{servers}.jsonl")
         agent = [sys.executable, "-m", "offbeat.agent", f"--nnodes={len(hosts)}", f"--rdzv-endpoint={hosts[0].address}:29400"]
         agent += ["--nproc-per-node=1", f"--servers={servers}", "--sync", sync, "--max-restarts=0", "--no-tls"]
         script = [str(HERE / "network_worker.py"), str(options.model_mb), str(options.compute), str(options.seconds)]
@@ -49,7 +50,8 @@ def live(hosts: list[Host], rate: str, sync: str, servers: int, options: argpars
             with log.open("w") as sink:
                 words = [*agent, *own, *script]
                 agents.append(host.popen(words, env=environment, stdout=sink, stderr=subprocess.STDOUT, cwd=str(HERE.parent)))
-        if any([agent.wait() for agent in agents]):
+        failed = [agent.wait() for agent in agents]
+        if any(failed):
             sys.exit("\n".join(log.read_text() for log in logs))
         return rate_of(journal)
 
@@ -89,6 +91,7 @@ def main() -> None:
     parser.add_argument("--model-mb", type=float, default=8.0, help="of float32 parameters")
     parser.add_argument("--compute", type=float, default=0.2, help="seconds of a step, before it sends")
     parser.add_argument("--seconds", type=float, default=20.0, help="of a job, from a worker's first step")
+    parser.add_argument("--keep", type=Path, help="keep the journals in this folder, for offbeat advise --link")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if (why := why_not()) is not None:

@@ -20,6 +20,6 @@ began = None
 while began is None or time.monotonic() < began + SECONDS:
     optimizer.zero_grad()
     time.sleep(COMPUTE_S * drawn.uniform(0.9, 1.1))
-    sum(part.sum() for part in model).backward()  # type: ignore[union-attr]
+    torch.stack([part.sum() for part in model]).sum().backward()
     optimizer.step()
     began = time.monotonic() if began is None else began

@@ -29,6 +29,8 @@ class Trial(NamedTuple):
     turned: int
     servers: int | None = None
     fold_s: Seconds | None = None
+    link: float | None = None
+    model_size: float | None = None
 
 
 class Found(NamedTuple):
@@ -59,6 +61,8 @@ def ran(recording: Recording, trial: Trial) -> Found | str:
         seed=trial.seed,
         servers=trial.servers,
         fold_s=trial.fold_s,
+        link=trial.link,
+        model_size=trial.model_size,
     )
     batch, sizes = recording.sizes(trial.cast)
     work = Work(time_s=trial.seconds, batch=batch, sizes=sizes)

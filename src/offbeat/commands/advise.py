@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from offbeat.advise.advice import PUSHES, SEEDS, Question, advice
 from offbeat.advise.table import page_rows, plain, table
-from offbeat.advise.words import assumptions, conclusion, link_words, of_sizes, warnings
+from offbeat.advise.words import assumptions, conclusion, of_links, of_sizes, warnings
 from offbeat.errors import ConfigurationError
 from offbeat.files import write_result
 from offbeat.journal.file import read
@@ -36,7 +36,9 @@ def advise(
         str | None, typer.Option(help="Other numbers of workers too: 6, 2..8, 4,8, +1 (one more), -1, or ±1.", show_default=False)
     ] = None,
     servers: Annotated[str | None, typer.Option(help="Other numbers of servers too, spelled likewise.", show_default=False)] = None,
-    link: Annotated[str | None, typer.Option(help="What another link of a server, such as 10gbit, would do.", show_default=False)] = None,
+    link: Annotated[
+        list[str] | None, typer.Option(help="Another link of every host too, such as 10gbit; may be repeated.", show_default=False)
+    ] = None,
     model_size: Annotated[
         str | None,
         typer.Option(help="Bytes of the parameters, such as 400MB, for --link: the journal does not have them.", show_default=False),
@@ -66,23 +68,24 @@ def advise(
             raise ConfigurationError(f"--sync: {error}") from None
     of_workers = counts("--workers", workers, job["workers"])
     of_servers = counts("--servers", servers, job["servers"])
-    rate = None if link is None else quantity("--link", link, "bit", "10gbit")
-    nbytes = None if model_size is None else int(quantity("--model-size", model_size, "b", "400MB"))
-    if nbytes is not None and link is None:
+    links = tuple(quantity("--link", text, "bit", "10gbit") for text in dict.fromkeys(link or ()))
+    nbytes = None if model_size is None else quantity("--model-size", model_size, "b", "400MB")
+    if nbytes is not None and not links:
         raise ConfigurationError(f"--model-size {model_size}: it is for --link, which is not given; give --link 10gbit too")
+    if nbytes is None and links:
+        asked = ", ".join(link or ())
+        raise ConfigurationError(f"--link {asked}: the journal does not say how large a push is; give --model-size 400MB too")
     screen = console()
-    question = Question(rules, of_workers, of_servers, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
+    question = Question(rules, of_workers, of_servers, links, nbytes, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
     to = Console(stderr=True)
     bar = Progress(console=to, transient=True, disable=not to.is_terminal)
     with bar:
         task = bar.add_task("simulating", total=None)
         found = advice(journal, question, lambda ended, of: bar.update(task, completed=ended, total=of))
     said = conclusion(found) + warnings(found)
-    if link is not None and rate is not None:
-        said.append(link_words(found.recording, rate, link, nbytes))
     if target_loss is not None and found.reached is None:
         said.append(f"--target-loss {target_loss:g}: the run never had it, or its losses are not in the journal (offbeat.log(loss=...)).")
-    said += of_sizes(found, of_workers, of_servers) + assumptions(found, platform.node())
+    said += of_sizes(found, of_workers, of_servers) + of_links(found, links, nbytes or 0.0) + assumptions(found, platform.node())
     if json_file is not None:
         write_result(json_file, json.dumps(plain(found, said), indent=1) + "\n")
     screen.print(table(found))

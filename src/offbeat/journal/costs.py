@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from offbeat.core.phases import Phase
-from offbeat.journal.arrivals import Record
+from offbeat.journal.arrivals import Record, host_in
 from offbeat.types import Seconds
 
 QUEUED, LINK = "queued", "link"
@@ -282,8 +282,8 @@ class Costs:
             del worker.deaths[:-DEATHS_KEPT]
 
     def _process(self, record: Record) -> None:
-        if record["role"] == "worker" and " on " in record["detail"]:
-            self._worker(record["number"]).host = record["detail"].rpartition(" on ")[2]
+        if record["role"] == "worker" and (host := host_in(record["detail"])):
+            self._worker(record["number"]).host = host
 
     @property
     def seconds(self) -> Seconds:

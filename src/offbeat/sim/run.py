@@ -99,15 +99,22 @@ def check_rule(policy: Policy, cluster: Cluster, work: Work) -> None:
         ConfigurationError: the rule does not support this number of workers, or the work has too few samples or none.
     """
     policy.check(cluster.workers)
-    if cluster.link is not None and not (isinstance(policy, ServerRule) and policy.scope == "job"):
-        why = "skips blocks that a slow link keeps back" if isinstance(policy, ServerRule) else "has no servers"
-        raise ConfigurationError(f"{policy.spelling} {why}, and how its messages share a link is not modelled; leave --link out")
+    if cluster.link is not None and (why := shares_no_link(policy)) is not None:
+        raise ConfigurationError(f"{why}; leave --link out")
     if work.samples is not None and work.samples < cluster.workers:
         raise ConfigurationError(f"{work.samples} samples for {cluster.workers} workers: each needs at least one; use fewer workers")
     if policy.split_overlap is not None and work.samples is None:
         raise ConfigurationError(
             f"{policy.spelling} gives each worker a split of the data, and the size of the data is not given; set the number of samples"
         )
+
+
+def shares_no_link(policy: Policy) -> str | None:
+    """Return why messages under this rule cannot share links; None: they can."""
+    if isinstance(policy, ServerRule) and policy.scope == "job":
+        return None
+    why = "skips blocks that a slow link keeps back" if isinstance(policy, ServerRule) else "has no servers"
+    return f"{policy.spelling} {why}, and how its messages share a link is not modelled"
 
 
 def _head(policy: Policy, cluster: Cluster) -> dict[str, Any]:

@@ -28,9 +28,14 @@ class JobWorker(SimulatedProcess):
     def released(self, effect: Release, cause: RecordId) -> None:
         self.in_transit = True
         servers, now = self.simulation.servers, self.queue.now
-        if servers.transfers is not None:
+        if servers.immediate:
+            arrival = now
+        elif servers.transfers is None:
+            arrival = servers.parameters(self.number, now)
+        else:
             self.due = servers.transfers.pull(self.number, partial(self._has, effect, cause, now))
-        elif not servers.immediate and (arrival := servers.parameters(self.number, now)) > now:
+            return
+        if arrival > now:
             if self._account is not None:
                 self._account.pull_s += arrival - now
             self.due = self.queue.at(arrival, partial(self._begin, effect, cause))
