@@ -14,7 +14,7 @@ The first push after a worker has joined is left out: it contains the beginning 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +23,7 @@ from offbeat.journal.arrivals import Record
 from offbeat.types import Seconds
 
 QUEUED, LINK = "queued", "link"
-NOT_OWN: Final = frozenset({Phase.WAIT.label})
+COMPUTE, WAIT = Phase.COMPUTE.label, Phase.WAIT.label
 BUCKETS: Final = 32
 """In how many parts of the job's time costs are kept apart; a part becomes twice as long whenever there would be more."""
 DEATHS_KEPT: Final = 20
@@ -166,33 +166,11 @@ class Costs:
 
     def add(self, record: Record) -> None:
         """Take account of the next record; kinds that say nothing of costs are passed over."""
-        kind = record["kind"]
-        if kind == "pushed":
-            self._pushed(record)
-        elif kind == "release":
-            self._released(record)
-        elif kind == "fold":
-            self._folded(record)
-        elif kind == "state_changed":
-            self._changed(record)
-        elif kind == "process":
-            self._process(record)
-        elif kind == "stood_still":
-            for worker in self.workers.values():
-                worker.released_at += record["seconds"]
-        elif kind == "grant":
-            self._worker(record["worker"]).held[record["lease"]] = record["stop"] - record["start"]
-        elif kind == "no_more":
-            self._worker(record["worker"]).held.clear()
-        elif kind in ("abandoned", "skipped"):
-            for lease in record.get("leases", ()):
-                self._worker(record["worker"]).held.pop(lease, None)
-        elif kind == "fault" and record["what"] == "slow" and record["worker"] in self.workers:
-            self.workers[record["worker"]].slowed = record["detail"] or "a fault of kind slow"
-        elif kind == "job":
-            for number in range(record["workers"]):
-                self.workers[number] = WorkerCosts()
-        self.now = max(self.now, record["t"])
+        handler = _HANDLERS.get(record["kind"])
+        if handler is not None:
+            handler(self, record)
+        if record["t"] > self.now:
+            self.now = record["t"]
 
     def _worker(self, number: int) -> WorkerCosts:
         if number not in self.workers:
@@ -281,6 +259,28 @@ class Costs:
             worker.deaths.append(Death(t, record.get("reason", ""), max(0.0, stalled_s), samples, len(others)))
             del worker.deaths[:-DEATHS_KEPT]
 
+    def _job(self, record: Record) -> None:
+        for number in range(record["workers"]):
+            self.workers[number] = WorkerCosts()
+
+    def _granted(self, record: Record) -> None:
+        self._worker(record["worker"]).held[record["lease"]] = record["stop"] - record["start"]
+
+    def _no_more(self, record: Record) -> None:
+        self._worker(record["worker"]).held.clear()
+
+    def _given_back(self, record: Record) -> None:
+        for lease in record.get("leases", ()):
+            self._worker(record["worker"]).held.pop(lease, None)
+
+    def _stood_still(self, record: Record) -> None:
+        for worker in self.workers.values():
+            worker.released_at += record["seconds"]
+
+    def _fault(self, record: Record) -> None:
+        if record["what"] == "slow" and record["worker"] in self.workers:
+            self.workers[record["worker"]].slowed = record["detail"] or "a fault of kind slow"
+
     def _process(self, record: Record) -> None:
         if record["role"] == "worker" and " on " in record["detail"]:
             self._worker(record["number"]).host = record["detail"].rpartition(" on ")[2]
@@ -301,7 +301,7 @@ class Costs:
         ``digits``: to how many decimal places it is rounded; None: not at all, which is quicker.
         """
         worker = self.workers.get(number) or WorkerCosts()
-        wait = {Phase.WAIT.label: worker.waited_s} if worker.waited_s else {}
+        wait = {WAIT: worker.waited_s} if worker.waited_s else {}
         cores = {"cores": worker.cores} if worker.cores else {}
         found = {"phases": {**worker.totals, **wait}, "processor": dict(worker.used), "host": {**worker.host_readings, **cores}}
         if digits is None:
@@ -338,12 +338,28 @@ class Costs:
         return costs
 
 
+_HANDLERS: Final[Mapping[str, Callable[[Costs, Record], None]]] = {
+    "pushed": Costs._pushed,
+    "release": Costs._released,
+    "fold": Costs._folded,
+    "state_changed": Costs._changed,
+    "process": Costs._process,
+    "stood_still": Costs._stood_still,
+    "grant": Costs._granted,
+    "no_more": Costs._no_more,
+    "abandoned": Costs._given_back,
+    "skipped": Costs._given_back,
+    "fault": Costs._fault,
+    "job": Costs._job,
+}
+
+
 def spent(record: Record) -> tuple[Causes, Seconds]:
     """Return the seconds of a push by phase and cause, without the wait, and the wait."""
     phases: Mapping[str, Seconds] | None = record.get("phases")
     if not phases:
-        return {Phase.COMPUTE.label: record["compute_s"]}, 0.0
-    seconds = {name: value for name, value in phases.items() if name not in NOT_OWN}
+        return {COMPUTE: record["compute_s"]}, 0.0
+    seconds = {name: value for name, value in phases.items() if name != WAIT}
     queued = (record.get("host") or {}).get("queued_s", 0.0)
     processor = record.get("processor")
     if queued > 0.0 and processor:
@@ -354,7 +370,7 @@ def spent(record: Record) -> tuple[Causes, Seconds]:
             for name, value in idle.items():
                 seconds[name] -= moved * value / whole
             seconds[QUEUED] = moved
-    return seconds, phases.get(Phase.WAIT.label, 0.0)
+    return seconds, phases.get(WAIT, 0.0)
 
 
 def _usual(pushes: Sequence[Causes]) -> Causes:

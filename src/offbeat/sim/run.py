@@ -69,7 +69,7 @@ def simulate(
     if not isinstance(policy, ServerRule):
         cluster = cluster.without_servers()
     content.start(policy, cluster.total, cluster.servers, cluster.seed)
-    tally = Tally() if counted else None
+    tally = Tally(audited=False) if counted else None  # a summary has no place for what an audit finds
     clock: list[Simulation] = []
     records = None
     if tally is not None or journal is not None:
