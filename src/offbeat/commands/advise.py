@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 
 from offbeat.advise.advice import PUSHES, SEEDS, Question, advice
 from offbeat.advise.table import page_rows, plain, table
@@ -21,6 +19,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.files import write_result
 from offbeat.journal.file import read
 from offbeat.policies import rule
+from offbeat.report.progress import progress_bar
 from offbeat.report.table import console
 
 SHORT: Final = Question(seeds=1, pushes=800)
@@ -72,11 +71,8 @@ def advise(
         raise ConfigurationError(f"--model-size {model_size}: it is for --link, which is not given; give --link 10gbit too")
     screen = console()
     question = Question(rules, of_workers, of_servers, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
-    to = Console(stderr=True)
-    bar = Progress(console=to, transient=True, disable=not to.is_terminal)
-    with bar:
-        task = bar.add_task("simulating", total=None)
-        found = advice(journal, question, lambda ended, of: bar.update(task, completed=ended, total=of))
+    with progress_bar() as done:
+        found = advice(journal, question, done)
     said = conclusion(found) + warnings(found)
     if link is not None and rate is not None:
         said.append(link_words(found.recording, rate, link, nbytes))

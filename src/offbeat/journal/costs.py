@@ -131,12 +131,21 @@ class WorkerCosts:
         used = sum(self.used.values())
         return self.totals.get(QUEUED, 0.0) / used if used > 0.0 else 0.0
 
+    def read(self, host: Mapping[str, float]) -> None:
+        """Take what the operating system has done to the process since its last push."""
+        for name, value in host.items():
+            if name == "cores":
+                self.cores = value
+            elif name == "gpu_throttled":
+                self.gpu_looks += 1
+                self.gpu_throttled += value
+            elif not name.startswith("gpu_"):
+                self.host_readings[name] = self.host_readings.get(name, 0.0) + value
+
     def cost(self, t: Seconds, seconds: Seconds, causes: Causes) -> None:
         """Divide a cost among causes in proportion."""
         whole = sum(causes.values())
-        for cause, weight in causes.items():
-            part = seconds * weight / whole
-            self.causes[cause] = self.causes.get(cause, 0.0) + part
+        _add(self.causes, {cause: seconds * weight / whole for cause, weight in causes.items()})
         self.series.add(t, seconds)
 
 
@@ -188,29 +197,26 @@ class Costs:
     def _pushed(self, record: Record) -> None:
         if record.get("shard"):
             return
-        worker, t = self._worker(record["worker"]), record["t"]
+        worker, t, host = self._worker(record["worker"]), record["t"], record.get("host")
         seconds, waited = spent(record)
         own, woken_late_s = sum(seconds.values()), 0.0
         if "phases" in record and "held" not in record and (link := t - worker.released_at - own) > 0.0:  # with blocks no release says when
             seconds[LINK] = link
-            woken_late_s = min(link, max(0.0, (record.get("host") or {}).get("queued_s", 0.0) - seconds.get(QUEUED, 0.0)))
+            if host:
+                woken_late_s = min(link, max(0.0, host.get("queued_s", 0.0) - seconds.get(QUEUED, 0.0)))
         worker.pushed_at, worker.last = t, seconds
         worker.pushes += 1
         worker.steps += record.get("steps", 1)
         worker.samples += record.get("samples", 0)
-        for lease in record.get("leases", ()):
-            worker.held.pop(lease, None)
-        worker.fresh = worker.pushes < 2 or bool(worker.deaths and not worker.deaths[-1].pushed)
+        if worker.held:
+            for lease in record.get("leases", ()):
+                worker.held.pop(lease, None)
+        worker.fresh = worker.pushes < 2
         if worker.deaths:
+            worker.fresh = worker.fresh or not worker.deaths[-1].pushed
             worker.deaths[-1].pushed = True
-        for name, value in (record.get("host") or {}).items():
-            if name == "cores":
-                worker.cores = value
-            elif name == "gpu_throttled":
-                worker.gpu_looks += 1
-                worker.gpu_throttled += value
-            elif not name.startswith("gpu_"):
-                worker.host_readings[name] = worker.host_readings.get(name, 0.0) + value
+        if host:
+            worker.read(host)
         if worker.fresh:
             return
         if (process := record.get("process")) is not None:
@@ -218,10 +224,8 @@ class Costs:
         worker.own_s += own
         worker.waited_s += waited
         worker.woken_late_s += woken_late_s
-        for name, value in (record.get("processor") or {}).items():
-            worker.used[name] = worker.used.get(name, 0.0) + value
-        for name, value in seconds.items():
-            worker.totals[name] = worker.totals.get(name, 0.0) + value
+        _add(worker.used, record.get("processor") or {})
+        _add(worker.totals, seconds)
 
     def _folded(self, record: Record) -> None:
         if record.get("shard"):
@@ -373,6 +377,11 @@ def spent(record: Record) -> tuple[Causes, Seconds]:
     return seconds, phases.get(WAIT, 0.0)
 
 
+def _add(sums: Causes, more: Mapping[str, Seconds]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0.0) + value
+
+
 def _usual(pushes: Sequence[Causes]) -> Causes:
     """Return the mean of the fastest quarter."""
     fastest = sorted(pushes, key=lambda seconds: sum(seconds.values()))[: -(-len(pushes) // 4)]
@@ -406,6 +415,5 @@ def total(causes: Iterable[Causes]) -> Causes:
     """Return the sum of these costs by cause."""
     whole: Causes = {}
     for one in causes:
-        for name, value in one.items():
-            whole[name] = whole.get(name, 0.0) + value
+        _add(whole, one)
     return whole

@@ -32,7 +32,6 @@ SPARE: Final = frozenset(
 """Fields that are left out where they have their default value: most rules have no use for them."""
 
 
-
 def record(item: Event | Effect, t: Seconds) -> Record:
     """Return an event or effect as a record: its class name in snake case, the time, and its fields.
 
@@ -111,7 +110,7 @@ def _converter(cls: type[Any]) -> Callable[[Any], Any]:
     if issubclass(cls, Enum):
         return {member: member.value for member in cls}.__getitem__
     if issubclass(cls, Mapping):
-        return lambda value: {str(key): _plain(part) for key, part in value.items()}
+        return lambda value: {str(key): _TO_PLAIN[type(part)](part) for key, part in value.items()}
     return lambda value: value
 
 
