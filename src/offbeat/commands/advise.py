@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -134,3 +135,13 @@ def size(option: str, text: str, unit: str, example: str) -> float:
     if match is None or not float(match[1]) > 0.0:
         raise ConfigurationError(f"{option} {text}: cannot read it; write a number greater than 0 and a unit, for instance {example}")
     return float(match[1]) * UNITS[match[2]]
+
+
+def main(journal: str) -> None:
+    """Print the rows for a page, as JSON, and take no core from a job that runs."""
+    os.nice(15)
+    print(json.dumps(rows_of(Path(journal))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
