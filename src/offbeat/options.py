@@ -377,8 +377,8 @@ def followers_of(options: JobOptions) -> tuple[FollowerSpec, ...]:
         found.append(FollowerSpec(name=f"--metrics {port}", command=metrics.command_of(port), kinds=metrics.KINDS))
     if page is not None:
         name = f"--dashboard {page}".strip()
-        command, environment = dashboard.command_of(page), dashboard.environment()
-        found.append(FollowerSpec(name=name, command=command, kinds=job_view.KINDS, environment=environment))
+        command = dashboard.command_of(page, "" if options.journal is None else str(options.journal.resolve()))
+        found.append(FollowerSpec(name=name, command=command, kinds=job_view.KINDS, environment=dashboard.environment()))
     return tuple(found)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from tests.view.test_server import page
 
 from offbeat.journal.records import Record, end_record
 from offbeat.journal.summary import Tally
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.run import simulate
 from offbeat.view.job_view import JobView
 from offbeat.view.server import PageServer
 
@@ -52,8 +56,8 @@ class Shown:
 
 
 @contextmanager
-def browser(view: JobView, **options: Any) -> Iterator[Shown]:
-    with page(view) as server, sync_api.sync_playwright() as playwright:
+def browser(view: JobView, journal: Path | None = None, **options: Any) -> Iterator[Shown]:
+    with page(view, journal) as server, sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         shown = Shown(server, chromium.new_context(viewport={"width": 1280, "height": 1000}, **options).new_page())
         yield shown
@@ -126,6 +130,20 @@ def test_a_thousand_workers_are_a_map_that_keys_and_pointer_read() -> None:
         assert shown.tab.locator("tr.chosen").count() == 1
         shown.tab.set_viewport_size({"width": 600, "height": 900})
         assert shown.tab.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), "a narrow window needs no scrolling"
+
+
+def test_a_button_asks_for_an_advice_about_the_run_so_far(tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    simulate("bsp", Cluster(workers=4, faults="slow worker=1 at=0 for=1000 factor=3"), Work(versions=60), journal=journal)
+    view, _ = view_of(list(steps(4, 30)))
+    with browser(view, journal) as shown:
+        shown.text("#advice-ask", "simulate the run so far")
+        sync_api.expect(shown.tab.locator("#advice-table")).to_be_hidden()
+        shown.tab.locator("#advice-ask").click()
+        shown.text("#advice tr:first-child", "bsp, measured")
+        shown.text("#advice-ask", "simulate again")
+        if folder := os.environ.get("OFFBEAT_SHOTS"):
+            shown.tab.screenshot(path=f"{folder}/advice.png", full_page=True)
 
 
 def test_a_page_whose_server_is_gone_says_so() -> None:

@@ -49,6 +49,16 @@ def test_several_rules_stand_side_by_side(tmp_path: Path) -> None:
     assert [one["sync"].split("(")[0] for one in figures] == ["bsp", "asp", "psp"]
 
 
+def test_several_seeds_have_a_range(tmp_path: Path) -> None:
+    summary = tmp_path / "all.json"
+    words = ("--sync", "bsp", "--sync", "asp", "--compute", RANDOM, "--versions", "50", "--seed", "3", "--seeds", "2")
+    output = said(*words, "--summary", str(summary))
+    figures = json.loads(summary.read_text())
+    assert [(one["sync"], one["seed"]) for one in figures] == [("bsp", 3), ("bsp", 4), ("asp", 3), ("asp", 4)]
+    rates = sorted(one["versions_per_s"] for one in figures[:2])
+    assert f"{rates[0]:.3g} to {rates[1]:.3g} over 2 seeds" in output and "asp, seed 4: " in output
+
+
 def test_a_thousand_workers_are_no_table_of_a_thousand_rows() -> None:
     assert len(said("--workers", "1000", "--versions", "3").splitlines()) < 12
 
@@ -117,6 +127,9 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["--summary", "."], "--summary .: this is a folder; name a file in it"),
     (["--journal", "one", "--summary", "one"], "--journal and --summary are the same file, one"),
     (["--journal", "j", "--sync", "bsp", "--sync", "asp"], "--journal j: a journal holds one run, but 2 rules are given"),
+    (["--journal", "j", "--seeds", "2"], "--journal j: a journal holds one run, but --seeds asks for 2; leave it out"),
+    (["--seeds", "0"], "--seeds 0: must be at least 1"),
+    (["--jobs", "0"], "--jobs 0: must be at least 1"),
 ]
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from tests.view.page_records import pushed, release, steps, summary
 pytest.importorskip("starlette", reason="starlette is not installed: pip install 'offbeat[view]'")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'offbeat[view]'")
 
+from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.run import simulate
 from offbeat.view.job_view import JobView
 from offbeat.view.listening import listen
 from offbeat.view.server import CHANGES, CONNECTIONS, LAST_S, READERS, TICK_S, PageServer
@@ -28,14 +31,14 @@ DEADLINE_S = 30.0
 
 
 @contextmanager
-def page(view: JobView | None = None) -> Iterator[PageServer]:
+def page(view: JobView | None = None, journal: Path | None = None) -> Iterator[PageServer]:
     if view is None:
         view = JobView()
         records = list(steps(4, 20, slow=2))
         for record in records:
             view.record(record)
         view.status(summary(*records))
-    server = PageServer(view, listen("127.0.0.1", 0), SECRET)
+    server = PageServer(view, listen("127.0.0.1", 0), SECRET, journal)
     server.start()
     try:
         yield server
@@ -223,3 +226,35 @@ def test_what_is_no_request_harms_nobody(sent: bytes) -> None:
         with socket.create_connection(("127.0.0.1", port_of(server)), timeout=DEADLINE_S) as connection:
             connection.sendall(sent)
         assert get(server, f"/{SECRET}/")[0] == 200
+
+
+def advised(server: PageServer) -> list[dict[str, Any]]:
+    """Ask for an advice, and wait for it."""
+    assert get(server, f"/{SECRET}/advice", "POST")[0] == 202
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        with server.hub.lock:
+            state = server.hub.view.whole()["state"]
+        if state["advisable"] == "yes":
+            rows: list[dict[str, Any]] = state["advice"]
+            return rows
+        threading.Event().wait(0.05)
+    raise AssertionError("no advice has come")
+
+
+def test_a_reader_asks_what_other_rules_would_have_made_of_the_run_so_far(tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    simulate("bsp", Cluster(workers=4, faults="slow worker=1 at=0 for=1000 factor=3"), Work(versions=60), journal=journal)
+    journal.write_bytes(journal.read_bytes()[:-200])  # as a job writes it that runs
+    with page(journal=journal) as server:
+        rows = advised(server)
+        assert rows[0]["measured"] and rows[0]["name"] == "bsp" and rows[0]["notes"]
+        assert max(row["ratio"] for row in rows[1:]) > 1.5
+        journal.write_text("")
+        assert "No advice" in advised(server)[0]["notes"][0]
+
+
+def test_without_a_journal_there_is_nothing_to_ask() -> None:
+    with page() as server:
+        assert get(server, f"/{SECRET}/advice", "POST")[0] == 404
+        assert server.hub.view.whole()["state"]["advisable"] is None

@@ -15,11 +15,12 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from offbeat.advise.choices import considered
 from offbeat.advise.losses import Losses, Reached
-from offbeat.advise.trials import Found, Trial, all_ran
+from offbeat.advise.trials import Found, Trial, ran
 from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
 from offbeat.report.figures import short
 from offbeat.sim.recording import Part, Recording, recorded
+from offbeat.sim.side_by_side import side_by_side
 from offbeat.types import Seconds, WorkerId
 
 GAIN: Final = 1.1
@@ -109,13 +110,13 @@ class Advice:
     """How many seconds of the run each simulation replays."""
 
 
-def advice(path: Path | str, question: Question, done: Callable[[int, int], None] = lambda ended, of: None) -> Advice:
+def advice(path: Path | str, question: Question, done: Callable[[float, int], None] = lambda ended, of: None) -> Advice:
     """Return the advice for the journal of a run.
 
     Args:
         path: the journal.
         question: what is asked.
-        done: told how many simulations of how many have ended.
+        done: told how many simulations of how many have ended, with parts of those under way.
 
     Raises:
         ConfigurationError: the journal cannot be read, is too short, or its own rule cannot be simulated.
@@ -199,7 +200,7 @@ def _simulated(
     plan: Sequence[Ask],
     part: Seconds,
     question: Question,
-    done: Callable[[int, int], None],
+    done: Callable[[float, int], None],
 ) -> dict[str, list[Found | str]]:
     """Run the simulations of each row. Seed 0 is the run as it came; others begin elsewhere, or have the same noise in another order."""
     room, turns = recording.seconds - part, max(len(one.factors) for one in recording.compute.values())
@@ -213,7 +214,7 @@ def _simulated(
             place = seed / max(1, question.seeds - 1) if room > 0.0 else 0.0
             turned = 0 if seed == 0 else seed * turns // question.seeds
             trials.append(Trial(name, spec, cast, seed, room * place, part, turned, servers, fold_s, link, size))
-    figures = all_ran(recording, trials, question.jobs, lambda ended: done(ended, len(trials)))
+    figures = side_by_side(ran, recording, trials, question.jobs, lambda ended: done(ended, len(trials)))
     found: dict[str, list[Found | str]] = {}
     for trial, one in zip(trials, figures, strict=True):
         found.setdefault(trial.name, []).append(one)
@@ -275,7 +276,7 @@ def _sizes(
     advised: Sequence[Row],
     base: Sequence[Found],
     part: Seconds,
-    done: Callable[[int, int], None],
+    done: Callable[[float, int], None],
     seconds: Seconds | None,
 ) -> tuple[Row, ...]:
     """Return the rows of other numbers of workers and servers, and of other links, with each of these numbers of servers."""

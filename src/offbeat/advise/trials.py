@@ -1,10 +1,7 @@
-"""Simulate a recording under a rule, and keep the figures of an advice. Trials run in several processes, since each is independent."""
+"""Simulate a recording under a rule, and keep the figures of an advice."""
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 from offbeat.errors import ConfigurationError
@@ -13,6 +10,7 @@ from offbeat.report.figures import versions_per_s, waiting_share
 from offbeat.sim.cluster import Work
 from offbeat.sim.recording import Part, Recording
 from offbeat.sim.run import check_rule, simulate
+from offbeat.sim.side_by_side import Watch
 from offbeat.types import Seconds, WorkerId
 
 
@@ -51,7 +49,7 @@ class Found(NamedTuple):
     steps_per_push: float
 
 
-def ran(recording: Recording, trial: Trial) -> Found | str:
+def ran(recording: Recording, trial: Trial, watch: Watch = lambda part: None) -> Found | str:
     """Run a trial; return why not, if it cannot be simulated."""
     cluster = recording.cluster(
         trial.cast,
@@ -69,7 +67,7 @@ def ran(recording: Recording, trial: Trial) -> Found | str:
     try:
         policy = rule(trial.spec)
         check_rule(policy, cluster, work)
-        summary = dict(simulate(policy, cluster, work).summary)
+        summary = dict(simulate(policy, cluster, work, watch=watch).summary)
     except ConfigurationError as error:
         return str(error)
     if summary["version"] < 2 or not summary["samples_per_s"] > 0.0:
@@ -101,34 +99,3 @@ def _found(summary: dict[str, Any]) -> Found:
         samples_per_version=samples / summary["version"],
         steps_per_push=summary["steps"] / max(1, summary["pushes"]),
     )
-
-
-_RECORDING: list[Recording] = []
-
-
-def _keep(recording: Recording) -> None:
-    _RECORDING[:] = [recording]
-
-
-def _ran(trial: Trial) -> Found | str:
-    return ran(_RECORDING[0], trial)
-
-
-def all_ran(recording: Recording, trials: Sequence[Trial], jobs: int, done: Callable[[int], None]) -> list[Found | str]:
-    """Run trials in ``jobs`` processes, and return their figures in the order of the trials.
-
-    After each trial ``done`` is called with the number of trials that have ended.
-    """
-    found: list[Found | str] = []
-    if jobs == 1:
-        for trial in trials:
-            found.append(ran(recording, trial))
-            done(len(found))
-        return found
-    # Not forked: a page or a progress bar may have threads.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(trials)), context, initializer=_keep, initargs=(recording,)) as pool:
-        for one in pool.map(_ran, trials, chunksize=1):
-            found.append(one)
-            done(len(found))
-    return found

@@ -6,13 +6,12 @@ import json
 import os
 import platform
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 
 from offbeat.advise.advice import PUSHES, SEEDS, Question, advice
 from offbeat.advise.table import page_rows, plain, table
@@ -21,6 +20,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.files import write_result
 from offbeat.journal.file import read
 from offbeat.policies import rule
+from offbeat.report.progress import progress_bar
 from offbeat.report.table import console
 from offbeat.sim.cluster import quantity
 
@@ -77,11 +77,8 @@ def advise(
         raise ConfigurationError(f"--link {asked}: the journal does not say how large a push is; give --model-size 400MB too")
     screen = console()
     question = Question(rules, of_workers, of_servers, links, nbytes, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
-    to = Console(stderr=True)
-    bar = Progress(console=to, transient=True, disable=not to.is_terminal)
-    with bar:
-        task = bar.add_task("simulating", total=None)
-        found = advice(journal, question, lambda ended, of: bar.update(task, completed=ended, total=of))
+    with progress_bar() as done:
+        found = advice(journal, question, done)
     said = conclusion(found) + warnings(found)
     if target_loss is not None and found.reached is None:
         said.append(f"--target-loss {target_loss:g}: the run never had it, or its losses are not in the journal (offbeat.log(loss=...)).")
@@ -129,3 +126,13 @@ def counts(option: str, text: str | None, now: int) -> tuple[int, ...]:
         if not 1 <= count <= MOST_WORKERS:
             raise ConfigurationError(f"{option} {text}: {count} is not between 1 and {MOST_WORKERS:,} (the job has {now})")
     return tuple(sorted(set(found) - {now}))
+
+
+def main(journal: str) -> None:
+    """Print the rows for a page, as JSON, and take no core from a job that runs."""
+    os.nice(15)
+    print(json.dumps(rows_of(Path(journal))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -53,6 +54,10 @@ def simulate(
         str | None, typer.Option(help="Model of the norms of gradients, for rules that use them: 'noise(variance=4)'.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws; the same for every rule.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Run each rule with so many seeds, from --seed on, and show the range of versions/s.")] = 1,
+    jobs: Annotated[
+        int | None, typer.Option(help=r"The most processes at a time for several rules and seeds.  \[default: the cores]")
+    ] = None,
     journal: Annotated[Path | None, typer.Option(help="Write every event to this file, as a live job does (docs/journal.md).")] = None,
     summary: Annotated[Path | None, typer.Option(help="Write the final figures to this file, as JSON.")] = None,
 ) -> None:
@@ -81,6 +86,8 @@ def simulate(
         batch=batch,
         gradient=gradient,
         seed=seed,
+        seeds=seeds,
+        jobs=jobs if jobs is not None else os.cpu_count() or 1,
         journal=journal,
     )
     results = command.run(simulation, console())

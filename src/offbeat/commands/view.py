@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from offbeat.commands.advise import rows_of
 from offbeat.report.table import console
 from offbeat.view.dashboard import address_of
 from offbeat.view.of_journal import show
@@ -19,4 +18,4 @@ def view(
 ) -> None:
     """Show the page of a job from its journal, until Ctrl-C."""
     host, number = address_of(port, "--port")
-    show(journal, host, number, lambda text: console().print(text, markup=False, highlight=False, soft_wrap=True), rows_of)
+    show(journal, host, number, lambda text: console().print(text, markup=False, highlight=False, soft_wrap=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from offbeat.core.block_cache import Blocks
 from offbeat.errors import ConfigurationError
@@ -97,6 +97,9 @@ class Plan(NamedTuple):
         return since >= self.steps
 
 
+ONE_GRADIENT: Final = Plan()
+
+
 class Averaging(NamedTuple):
     """Describe an exchange of parameters instead of gradients: workers make local steps, and shards fold the resulting parameters."""
 
@@ -116,6 +119,9 @@ class Admit(NamedTuple):
     """Answer *admit*: the worker continues with the newest version."""
 
     reason: str
+
+
+NOBODY_WAITS: Final = Admit("nobody waits")
 
 
 class Hold(NamedTuple):
@@ -300,7 +306,7 @@ class ServerRule(Policy):
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         """Return whether this waiting worker continues. By default it does at once. Not asked under rules of shard scope."""
-        return Admit("nobody waits")
+        return NOBODY_WAITS
 
     def blocks(self, shards: int) -> Blocks:
         """Return the part of a rule of shard scope that a worker runs: the blocks for which it waits, by default all."""
@@ -308,7 +314,7 @@ class ServerRule(Policy):
 
     def plan(self, view: View, worker: WorkerId) -> Plan:
         """Return the work of a worker that is being released, until its next push."""
-        return Plan()
+        return ONE_GRADIENT
 
     def observe(self, view: View, event: Folded) -> None:
         """Take what the shards have measured at a fold; called once all shards have made the version."""
@@ -351,6 +357,8 @@ def terms_of(decision: Decision) -> list[tuple[Contribution, float]]:
     Gradients that are sums are added up: the rule's weights, which add up to 1, are then multiplied by the number of gradients.
     """
     weights = decision.weights or by_samples(decision.fold)
+    if len(weights) == 1:  # of rules that fold each push by itself; its factor is 1 also if it is a sum
+        return [(decision.fold[0], weights[0])]
     factor = len(weights) if decision.fold[0].sums else 1
     terms = ((c, weight * factor) for c, weight in zip(decision.fold, weights, strict=True))
     return sorted(terms, key=lambda term: place_in_sum(term[0]))

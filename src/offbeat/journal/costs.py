@@ -14,7 +14,7 @@ The first push after a worker has joined is left out: it contains the beginning 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,7 +23,7 @@ from offbeat.journal.arrivals import Record, host_in
 from offbeat.types import Seconds
 
 QUEUED, LINK = "queued", "link"
-NOT_OWN: Final = frozenset({Phase.WAIT.label})
+COMPUTE, WAIT = Phase.COMPUTE.label, Phase.WAIT.label
 BUCKETS: Final = 32
 """In how many parts of the job's time costs are kept apart; a part becomes twice as long whenever there would be more."""
 DEATHS_KEPT: Final = 20
@@ -131,12 +131,21 @@ class WorkerCosts:
         used = sum(self.used.values())
         return self.totals.get(QUEUED, 0.0) / used if used > 0.0 else 0.0
 
+    def read(self, host: Mapping[str, float]) -> None:
+        """Take what the operating system has done to the process since its last push."""
+        for name, value in host.items():
+            if name == "cores":
+                self.cores = value
+            elif name == "gpu_throttled":
+                self.gpu_looks += 1
+                self.gpu_throttled += value
+            elif not name.startswith("gpu_"):
+                self.host_readings[name] = self.host_readings.get(name, 0.0) + value
+
     def cost(self, t: Seconds, seconds: Seconds, causes: Causes) -> None:
         """Divide a cost among causes in proportion."""
         whole = sum(causes.values())
-        for cause, weight in causes.items():
-            part = seconds * weight / whole
-            self.causes[cause] = self.causes.get(cause, 0.0) + part
+        _add(self.causes, {cause: seconds * weight / whole for cause, weight in causes.items()})
         self.series.add(t, seconds)
 
 
@@ -166,33 +175,11 @@ class Costs:
 
     def add(self, record: Record) -> None:
         """Take account of the next record; kinds that say nothing of costs are passed over."""
-        kind = record["kind"]
-        if kind == "pushed":
-            self._pushed(record)
-        elif kind == "release":
-            self._released(record)
-        elif kind == "fold":
-            self._folded(record)
-        elif kind == "state_changed":
-            self._changed(record)
-        elif kind == "process":
-            self._process(record)
-        elif kind == "stood_still":
-            for worker in self.workers.values():
-                worker.released_at += record["seconds"]
-        elif kind == "grant":
-            self._worker(record["worker"]).held[record["lease"]] = record["stop"] - record["start"]
-        elif kind == "no_more":
-            self._worker(record["worker"]).held.clear()
-        elif kind in ("abandoned", "skipped"):
-            for lease in record.get("leases", ()):
-                self._worker(record["worker"]).held.pop(lease, None)
-        elif kind == "fault" and record["what"] == "slow" and record["worker"] in self.workers:
-            self.workers[record["worker"]].slowed = record["detail"] or "a fault of kind slow"
-        elif kind == "job":
-            for number in range(record["workers"]):
-                self.workers[number] = WorkerCosts()
-        self.now = max(self.now, record["t"])
+        handler = _HANDLERS.get(record["kind"])
+        if handler is not None:
+            handler(self, record)
+        if record["t"] > self.now:
+            self.now = record["t"]
 
     def _worker(self, number: int) -> WorkerCosts:
         if number not in self.workers:
@@ -210,29 +197,26 @@ class Costs:
     def _pushed(self, record: Record) -> None:
         if record.get("shard"):
             return
-        worker, t = self._worker(record["worker"]), record["t"]
+        worker, t, host = self._worker(record["worker"]), record["t"], record.get("host")
         seconds, waited = spent(record)
         own, woken_late_s = sum(seconds.values()), 0.0
         if "phases" in record and "held" not in record and (link := t - worker.released_at - own) > 0.0:  # with blocks no release says when
             seconds[LINK] = link
-            woken_late_s = min(link, max(0.0, (record.get("host") or {}).get("queued_s", 0.0) - seconds.get(QUEUED, 0.0)))
+            if host:
+                woken_late_s = min(link, max(0.0, host.get("queued_s", 0.0) - seconds.get(QUEUED, 0.0)))
         worker.pushed_at, worker.last = t, seconds
         worker.pushes += 1
         worker.steps += record.get("steps", 1)
         worker.samples += record.get("samples", 0)
-        for lease in record.get("leases", ()):
-            worker.held.pop(lease, None)
-        worker.fresh = worker.pushes < 2 or bool(worker.deaths and not worker.deaths[-1].pushed)
+        if worker.held:
+            for lease in record.get("leases", ()):
+                worker.held.pop(lease, None)
+        worker.fresh = worker.pushes < 2
         if worker.deaths:
+            worker.fresh = worker.fresh or not worker.deaths[-1].pushed
             worker.deaths[-1].pushed = True
-        for name, value in (record.get("host") or {}).items():
-            if name == "cores":
-                worker.cores = value
-            elif name == "gpu_throttled":
-                worker.gpu_looks += 1
-                worker.gpu_throttled += value
-            elif not name.startswith("gpu_"):
-                worker.host_readings[name] = worker.host_readings.get(name, 0.0) + value
+        if host:
+            worker.read(host)
         if worker.fresh:
             return
         if (process := record.get("process")) is not None:
@@ -240,10 +224,8 @@ class Costs:
         worker.own_s += own
         worker.waited_s += waited
         worker.woken_late_s += woken_late_s
-        for name, value in (record.get("processor") or {}).items():
-            worker.used[name] = worker.used.get(name, 0.0) + value
-        for name, value in seconds.items():
-            worker.totals[name] = worker.totals.get(name, 0.0) + value
+        _add(worker.used, record.get("processor") or {})
+        _add(worker.totals, seconds)
 
     def _folded(self, record: Record) -> None:
         if record.get("shard"):
@@ -281,6 +263,28 @@ class Costs:
             worker.deaths.append(Death(t, record.get("reason", ""), max(0.0, stalled_s), samples, len(others)))
             del worker.deaths[:-DEATHS_KEPT]
 
+    def _job(self, record: Record) -> None:
+        for number in range(record["workers"]):
+            self.workers[number] = WorkerCosts()
+
+    def _granted(self, record: Record) -> None:
+        self._worker(record["worker"]).held[record["lease"]] = record["stop"] - record["start"]
+
+    def _no_more(self, record: Record) -> None:
+        self._worker(record["worker"]).held.clear()
+
+    def _given_back(self, record: Record) -> None:
+        for lease in record.get("leases", ()):
+            self._worker(record["worker"]).held.pop(lease, None)
+
+    def _stood_still(self, record: Record) -> None:
+        for worker in self.workers.values():
+            worker.released_at += record["seconds"]
+
+    def _fault(self, record: Record) -> None:
+        if record["what"] == "slow" and record["worker"] in self.workers:
+            self.workers[record["worker"]].slowed = record["detail"] or "a fault of kind slow"
+
     def _process(self, record: Record) -> None:
         if record["role"] == "worker" and (host := host_in(record["detail"])):
             self._worker(record["number"]).host = host
@@ -301,7 +305,7 @@ class Costs:
         ``digits``: to how many decimal places it is rounded; None: not at all, which is quicker.
         """
         worker = self.workers.get(number) or WorkerCosts()
-        wait = {Phase.WAIT.label: worker.waited_s} if worker.waited_s else {}
+        wait = {WAIT: worker.waited_s} if worker.waited_s else {}
         cores = {"cores": worker.cores} if worker.cores else {}
         found = {"phases": {**worker.totals, **wait}, "processor": dict(worker.used), "host": {**worker.host_readings, **cores}}
         if digits is None:
@@ -338,12 +342,28 @@ class Costs:
         return costs
 
 
+_HANDLERS: Final[Mapping[str, Callable[[Costs, Record], None]]] = {
+    "pushed": Costs._pushed,
+    "release": Costs._released,
+    "fold": Costs._folded,
+    "state_changed": Costs._changed,
+    "process": Costs._process,
+    "stood_still": Costs._stood_still,
+    "grant": Costs._granted,
+    "no_more": Costs._no_more,
+    "abandoned": Costs._given_back,
+    "skipped": Costs._given_back,
+    "fault": Costs._fault,
+    "job": Costs._job,
+}
+
+
 def spent(record: Record) -> tuple[Causes, Seconds]:
     """Return the seconds of a push by phase and cause, without the wait, and the wait."""
     phases: Mapping[str, Seconds] | None = record.get("phases")
     if not phases:
-        return {Phase.COMPUTE.label: record["compute_s"]}, 0.0
-    seconds = {name: value for name, value in phases.items() if name not in NOT_OWN}
+        return {COMPUTE: record["compute_s"]}, 0.0
+    seconds = {name: value for name, value in phases.items() if name != WAIT}
     queued = (record.get("host") or {}).get("queued_s", 0.0)
     processor = record.get("processor")
     if queued > 0.0 and processor:
@@ -354,7 +374,12 @@ def spent(record: Record) -> tuple[Causes, Seconds]:
             for name, value in idle.items():
                 seconds[name] -= moved * value / whole
             seconds[QUEUED] = moved
-    return seconds, phases.get(Phase.WAIT.label, 0.0)
+    return seconds, phases.get(WAIT, 0.0)
+
+
+def _add(sums: Causes, more: Mapping[str, Seconds]) -> None:
+    for name, value in more.items():
+        sums[name] = sums.get(name, 0.0) + value
 
 
 def _usual(pushes: Sequence[Causes]) -> Causes:
@@ -390,6 +415,5 @@ def total(causes: Iterable[Causes]) -> Causes:
     """Return the sum of these costs by cause."""
     whole: Causes = {}
     for one in causes:
-        for name, value in one.items():
-            whole[name] = whole.get(name, 0.0) + value
+        _add(whole, one)
     return whole

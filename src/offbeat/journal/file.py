@@ -179,16 +179,20 @@ class Journal:
         if type(item) in UNRECORDED or (self._file is None and not self._listeners and self.followed is None):
             return cause
         self._ids = number = RecordId(self._ids + 1)
+        if not self._later:
+            self._write(_numbered(item, t, number, cause, optimizer))
+            return number
         self._waiting.append((item, t, number, cause, optimizer))
-        if not self._later or len(self._waiting) >= WAITING_MAX:
+        if len(self._waiting) >= WAITING_MAX:
             self.settle()
         return number
 
     def write(self, entry: Record) -> None:
         """Take one record. In the file, what comes before the head waits for it: a job hears of its processes before it knows its rule."""
-        self._waiting.append(entry)
-        if not self._later:
-            self.settle()
+        if self._later:
+            self._waiting.append(entry)
+        else:
+            self._write(entry)
 
     def settle(self) -> None:
         """Write everything that was recorded."""

@@ -9,9 +9,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib import metadata
-from typing import Any, Final, TypeAlias
+from types import UnionType
+from typing import Any, Final, TypeAlias, get_args, get_type_hints
 
 from offbeat.core.effects import Effect
 from offbeat.core.events import Elsewhere, Event, Heard, LeaseWanted, Returned, Stands
@@ -30,9 +31,6 @@ SPARE: Final = frozenset(
 )
 """Fields that are left out where they have their default value: most rules have no use for them."""
 
-AS_IT_IS: Final = frozenset({int, str, bool, type(None)})
-_ALWAYS: Final = object()
-
 
 def record(item: Event | Effect, t: Seconds) -> Record:
     """Return an event or effect as a record: its class name in snake case, the time, and its fields.
@@ -41,7 +39,8 @@ def record(item: Event | Effect, t: Seconds) -> Record:
     >>> record(Joined(worker=2), 1.25)
     {'kind': 'joined', 't': 1.25, 'worker': 2}
     """
-    return _add_fields({"kind": _kind(type(item)), "t": _microseconds(t)}, item)  # type: ignore[arg-type]
+    made: Record = _RECORDS[type(item)](_microseconds(t), *item)
+    return made
 
 
 @lru_cache(maxsize=1, typed=True)  # 0 and 0.0 are written differently
@@ -50,25 +49,37 @@ def _microseconds(t: Seconds) -> Seconds:
     return round(t, 6)
 
 
-@cache
-def _kind(cls: type[Any]) -> str:
+def _of_event(cls: type[Any]) -> Callable[..., Record]:
+    """Return the function that makes a record of a time and the fields of an event or effect."""
     assert not {"kind", "t", "id", "cause"} & set(cls._fields), cls
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+    kind = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+    return _maker(cls, ("t",), f"'kind': {kind!r}, 't': t, ")
 
 
-@cache
-def _spare(cls: type[Any]) -> tuple[Any, ...]:
-    """Return, for each field of a class, the value at which the field is left out of the record."""
-    return tuple(cls._field_defaults.get(name, _ALWAYS) if name in SPARE else _ALWAYS for name in cls._fields)
+def _maker(cls: type[Any], before: tuple[str, ...] = (), head: str = "") -> Callable[..., Record]:
+    """Return a function that makes a dict of the fields of a named tuple.
+
+    Each event and effect of a job passes here. So the function is written out for its class, as named tuples' own constructors are: a loop
+    over the fields takes four times as long.
+    """
+    hints = get_type_hints(cls)
+    values = {name: name if _json_has(hints[name]) else f"plain[type({name})]({name})" for name in cls._fields}
+    spare = [name for name in cls._fields if name in SPARE and name in cls._field_defaults]
+    last = cls._fields.index(spare[0]) if spare else len(cls._fields)
+    lines = [f"def make({', '.join((*before, *cls._fields))}):"]
+    lines.append(f"    entry = {{{head}{', '.join(f'{name!r}: {values[name]}' for name in cls._fields[:last])}}}")
+    for name in cls._fields[last:]:
+        lines.append(f"    {f'if {name} != default[{name!r}]: ' if name in spare else ''}entry[{name!r}] = {values[name]}")
+    names: dict[str, Any] = {"plain": _TO_PLAIN, "default": cls._field_defaults}
+    exec("\n".join([*lines, "    return entry"]), names)
+    make: Callable[..., Record] = names["make"]
+    return make
 
 
-def _add_fields(entry: Record, item: Any) -> Record:
-    """Add the fields of a named tuple to a record; returns the record. Each event and effect of a job passes here: this loop is hot."""
-    cls: Any = type(item)
-    for name, value, spare in zip(cls._fields, item, _spare(cls), strict=True):
-        if value != spare:
-            entry[name] = value if type(value) in AS_IT_IS else _TO_PLAIN[type(value)](value)
-    return entry
+def _json_has(hint: Any) -> bool:
+    """Return whether JSON can carry any value of an annotation as it is: whole numbers, truth values, texts, and None."""
+    hint = getattr(hint, "__supertype__", hint)
+    return hint in (int, bool, str, type(None)) or (isinstance(hint, UnionType) and all(map(_json_has, get_args(hint))))
 
 
 def _plain(value: Any) -> Any:
@@ -76,15 +87,15 @@ def _plain(value: Any) -> Any:
     return _TO_PLAIN[type(value)](value)
 
 
-class _Converters(dict[type, Callable[[Any], Any]]):
-    """Map a class to the function that makes its values plain; found once for each class."""
+class _ByClass(dict[type, Callable[..., Any]]):
+    """Map a class to a function that ``find`` makes for it once."""
 
-    def __missing__(self, cls: type[Any]) -> Callable[[Any], Any]:
-        self[cls] = found = _converter(cls)
+    def __init__(self, find: Callable[[type[Any]], Callable[..., Any]]) -> None:
+        self._find = find
+
+    def __missing__(self, cls: type[Any]) -> Callable[..., Any]:
+        self[cls] = found = self._find(cls)
         return found
-
-
-_TO_PLAIN: Final = _Converters()
 
 
 def _converter(cls: type[Any]) -> Callable[[Any], Any]:
@@ -92,14 +103,19 @@ def _converter(cls: type[Any]) -> Callable[[Any], Any]:
     if issubclass(cls, float):
         return lambda value: value if math.isfinite(value) else str(value)
     if hasattr(cls, "_fields"):
-        return lambda value: _add_fields({}, value)
+        make = _maker(cls)
+        return lambda value: make(*value)
     if issubclass(cls, list | tuple):
         return lambda value: [_TO_PLAIN[type(part)](part) for part in value]
     if issubclass(cls, Enum):
         return {member: member.value for member in cls}.__getitem__
     if issubclass(cls, Mapping):
-        return lambda value: {str(key): _plain(part) for key, part in value.items()}
+        return lambda value: {str(key): _TO_PLAIN[type(part)](part) for key, part in value.items()}
     return lambda value: value
+
+
+_TO_PLAIN: Final = _ByClass(_converter)
+_RECORDS: Final = _ByClass(_of_event)
 
 
 def job_record(

@@ -6,6 +6,7 @@ journal, a simulated one as well. Inconsistent records are found by the audit (`
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,8 +35,46 @@ class _Shard:
     staleness: Spread = field(default_factory=Spread)
 
 
+class SlowestClock:
+    """Finds the least clock of the workers that take part without a search among all of them.
+
+    Args:
+        workers: all workers, by number.
+    """
+
+    def __init__(self, workers: Mapping[int, WorkerTally]) -> None:
+        self._workers = workers
+        self._heap: list[tuple[int, int]] = []
+        """Clocks with their workers. Each worker that takes part has an entry that is not above its clock; others are corrected here."""
+        self._noted: dict[int, int] = {}
+
+    def note(self, number: int) -> None:
+        """Note a worker that may have begun to take part, or has another clock than before."""
+        clock = self._workers[number].clock
+        if number not in self._noted or clock < self._noted[number]:
+            self._noted[number] = clock
+            heapq.heappush(self._heap, (clock, number))
+
+    def clock(self) -> int:
+        """Return the least clock; at least one worker takes part."""
+        while True:
+            clock, number = self._heap[0]
+            worker = self._workers[number]
+            takes_part = worker.doing in ("computing", "waiting") and not worker.aside
+            if takes_part and worker.clock == clock:
+                return clock
+            heapq.heappop(self._heap)
+            if self._noted.get(number) == clock:
+                del self._noted[number]
+            if takes_part:
+                self.note(number)
+
+
 class Tally:
     """Counts the records of one journal.
+
+    Args:
+        audited: look for inconsistencies as well, see `problems`; False: whoever writes the records is not to be checked.
 
     >>> tally = Tally()
     >>> tally.add({"kind": "job", "t": 0, "format": 1, "sync": "asp", "workers": 1, "servers": 1, "seed": 0})
@@ -45,8 +84,8 @@ class Tally:
     (1, 0.9)
     """
 
-    def __init__(self) -> None:
-        self._audit = Audit()
+    def __init__(self, *, audited: bool = True) -> None:
+        self._audit = Audit() if audited else None
         self.costs = Costs()
         """What each worker costs the job, and why."""
         self._arrivals = JournalArrivals()
@@ -63,7 +102,8 @@ class Tally:
         """For each push that some shards have settled: how many have, and whether one of them has folded its block."""
         self._parts = Spread()
         self._scale = Spread()
-        self._bounds_lead = False
+        self._slowest: SlowestClock | None = None
+        """None: the rule does not bound how far a worker may be ahead."""
         self._planned = False
         """True if the rule, or the measured speeds, have ever set the size of batches."""
         self._metrics: dict[str, tuple[tuple[int, int], Any]] = {}
@@ -97,7 +137,8 @@ class Tally:
             if record["kind"] == "warning":  # the user is told whichever optimizer it is about
                 self._on_warning(record)
             return
-        self._audit.add(record)
+        if self._audit is not None:
+            self._audit.add(record)
         self.costs.add(record)
         handler = _HANDLERS.get(record["kind"])
         if handler is not None:
@@ -106,7 +147,7 @@ class Tally:
     def problems(self) -> list[str]:
         """Return the inconsistencies: a push without a fate or with two, a fold of a contribution that was never pushed, and the like."""
         others = [f"optimizer {number}: {text}" for number, tally in self._others.items() for text in tally.problems()]
-        return self._audit.problems() + others
+        return ([] if self._audit is None else self._audit.problems()) + others
 
     def summary(self, *, brief: bool = False) -> dict[str, Any]:
         """Return all counts so far as plain data that JSON can carry; described in ``docs/summary.md``.
@@ -185,7 +226,7 @@ class Tally:
 
     def _on_job(self, record: Record) -> None:
         self._job = dict(record)
-        self._bounds_lead = str(record.get("sync")).partition("(")[0] in LEAD_BOUNDED
+        self._slowest = SlowestClock(self._workers) if str(record.get("sync")).partition("(")[0] in LEAD_BOUNDED else None
         for number in range(record["workers"]):
             self._workers.setdefault(number, WorkerTally())
 
@@ -195,6 +236,8 @@ class Tally:
             self._shards = {shard: _Shard() for shard in range(len(record["held"]))}
         if self._arrivals.begins(record):
             self._workers[record["worker"]].pushed(record, blocks=bool(self._shards))
+            if self._slowest is not None:
+                self._slowest.note(record["worker"])
 
     def _on_settle(self, record: Record) -> None:
         worker, folded = self._workers[record["worker"]], record["fate"] == "folded"
@@ -223,19 +266,18 @@ class Tally:
         self._parts.add(len(parts))
         self._scale.add(float(record.get("scale", 1.0)))
         for part in parts:
-            staleness = part["staleness"]
-            self._workers[part["worker"]].staleness.add(staleness)
+            self._workers[part["worker"]].staleness.add(part["staleness"])
             if shard is not None:
-                shard.staleness.add(staleness)
+                shard.staleness.add(part["staleness"])
 
     def _on_release(self, record: Record) -> None:
         if self._first_release is None:
             self._first_release = record["t"]
         worker = self._workers[record["worker"]]
         worker.released(record)
-        if self._bounds_lead:
-            active = [other.clock for other in self._workers.values() if other.doing in ("computing", "waiting") and not other.aside]
-            worker.lead.add(worker.clock - min(active))
+        if self._slowest is not None:
+            self._slowest.note(record["worker"])
+            worker.lead.add(worker.clock - self._slowest.clock())
         self._planned = self._planned or worker.batch is not None
 
     def _on_resized(self, record: Record) -> None:
@@ -243,6 +285,14 @@ class Tally:
         for number, size in record["batches"].items():
             worker = self._workers[int(number)]
             worker.batch = worker.measured = size
+
+    def _on_set_aside(self, record: Record) -> None:
+        self._workers[record["worker"]].aside = True
+
+    def _on_taken_back(self, record: Record) -> None:
+        self._workers[record["worker"]].aside = False
+        if self._slowest is not None:
+            self._slowest.note(record["worker"])
 
     def _on_interrupt(self, record: Record) -> None:
         self._workers[record["worker"]].interrupts += 1
@@ -303,8 +353,8 @@ _HANDLERS: Final[Mapping[str, Callable[[Tally, Record], None]]] = {
     "fold": Tally._on_fold,
     "release": Tally._on_release,
     "interrupt": Tally._on_interrupt,
-    "set_aside": lambda tally, record: setattr(tally._workers[record["worker"]], "aside", True),
-    "taken_back": lambda tally, record: setattr(tally._workers[record["worker"]], "aside", False),
+    "set_aside": Tally._on_set_aside,
+    "taken_back": Tally._on_taken_back,
     "paused": lambda tally, record: tally._workers[record["worker"]].turn("idle", record["t"]),
     "epoch_ended": Tally._on_epoch_ended,
     "resized": Tally._on_resized,

@@ -6,7 +6,7 @@ they cost. A worker that waits for others is never named: costs are of arrivals,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean, median_low
 from typing import Any, Final, Literal, NamedTuple
@@ -163,8 +163,9 @@ def _slow(costs: Costs) -> list[Verdict]:
 def _by_cause(costs: Costs) -> list[Verdict]:
     """Return a verdict for each cause, with the workers that it makes slow."""
     groups: dict[str, dict[int, Seconds]] = {}
+    late = _LateReading(costs)
     for number, causes in costs.by_worker().items():
-        for cause, cost_s in _main(_renamed(costs.workers[number], _without_late_reading(costs, number, causes))).items():
+        for cause, cost_s in _main(_renamed(costs.workers[number], late.left_out(number, causes))).items():
             groups.setdefault(cause, {})[number] = cost_s
     said = []
     for cause, by_worker in groups.items():
@@ -186,19 +187,25 @@ def _main(causes: Causes) -> Causes:
     return {cause: cost_s * factor for cause, cost_s in kept.items()}
 
 
-def _without_late_reading(costs: Costs, number: int, causes: Causes) -> Causes:
-    """Return the causes with a link that is none: a worker without a core reads its releases late."""
+class _LateReading:
+    """Tells a slow link from a worker without a core, which reads its releases late."""
 
-    def more_s(of: Callable[[WorkerCosts], Seconds]) -> Seconds:
-        a_step = {one: of(worker) / worker.steps for one, worker in costs.workers.items() if worker.steps}
-        return a_step[number] - min(a_step.values())
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        measured = [worker for worker in costs.workers.values() if worker.steps]
+        self._least_late = min((worker.woken_late_s / worker.steps for worker in measured), default=0.0)
+        self._least_link = min((worker.totals.get(LINK, 0.0) / worker.steps for worker in measured), default=0.0)
 
-    if LINK in causes and (
-        _queues(costs, number)
-        or more_s(lambda worker: worker.woken_late_s) >= LATE_READING * more_s(lambda worker: worker.totals.get(LINK, 0.0))
-    ):
+    def left_out(self, number: int, causes: Causes) -> Causes:
+        """Return the causes of a worker's cost without a link that is none."""
+        if LINK not in causes:
+            return causes
+        worker = self._costs.workers[number]
+        late = worker.woken_late_s / worker.steps - self._least_late
+        link = worker.totals.get(LINK, 0.0) / worker.steps - self._least_link
+        if not _queues(self._costs, number) and late < LATE_READING * link:
+            return causes
         return {**{name: value for name, value in causes.items() if name != LINK}, QUEUED: causes.get(QUEUED, 0.0) + causes[LINK]}
-    return causes
 
 
 def _beside_servers(costs: Costs, numbers: Iterable[int]) -> bool:
@@ -220,8 +227,10 @@ def _queues(costs: Costs, number: int) -> bool:
         worker = costs.workers[one]
         return worker.totals.get(QUEUED, 0.0) / worker.own_s if worker.own_s > 0.0 else 0.0
 
+    if share(number) < CROWDED or share(number) >= EVERYWHERE[QUEUED]:
+        return share(number) >= EVERYWHERE[QUEUED]
     together = next((group for group, _ in _sharing(costs).values() if number in group), [number])
-    return share(number) >= EVERYWHERE[QUEUED] or (share(number) >= fmean(map(share, together)) >= CROWDED)
+    return share(number) >= fmean(map(share, together)) >= CROWDED
 
 
 def _sharing(costs: Costs) -> dict[str, tuple[list[int], float]]:
@@ -229,8 +238,9 @@ def _sharing(costs: Costs) -> dict[str, tuple[list[int], float]]:
     found: dict[str, tuple[list[int], float]] = {}
     for number, worker in costs.workers.items():
         if worker.steps and worker.cores:
-            group, cores = found.setdefault(worker.host, ([], 0.0))
-            found[worker.host] = [*group, number], max(cores, worker.cores)
+            group, cores = found.get(worker.host, ([], 0.0))
+            group.append(number)
+            found[worker.host] = group, max(cores, worker.cores)
     return found
 
 
@@ -299,7 +309,8 @@ def _why(costs: Costs, workers: Sequence[int], cause: str) -> str:
     """Return what was measured, in a sentence."""
     worker = costs.workers[workers[0]]
     said = []
-    others = [other for number, other in costs.workers.items() if number not in workers and other.steps > 1]
+    named_ones = frozenset(workers)
+    others = [other for number, other in costs.workers.items() if number not in named_ones and other.steps > 1]
     if worker.totals.get(cause, 0.0) > 0.0:
         text = f"{short(worker.totals[cause] / worker.steps)} a step"
         if others:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
@@ -16,11 +18,13 @@ from offbeat.core.policy import Policy
 from offbeat.errors import ConfigurationError
 from offbeat.files import write_result
 from offbeat.policies import rule
+from offbeat.report.progress import progress_bar
 from offbeat.report.table import comparison, job_tables
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.faults import script
 from offbeat.sim.latency.registry import Law, law
 from offbeat.sim.run import Result, check_rule, simulate
+from offbeat.sim.side_by_side import Watch, side_by_side
 from offbeat.sim.training.noise import content
 from offbeat.types import Seconds
 
@@ -41,6 +45,8 @@ class SimulationOptions(NamedTuple):
     work: Work
     gradient: str | None
     journal: Path | None
+    seeds: int
+    jobs: int
 
 
 def check(
@@ -65,6 +71,8 @@ def check(
     batch: str | None,
     gradient: str | None,
     seed: int,
+    seeds: int,
+    jobs: int,
     journal: Path | None,
 ) -> SimulationOptions:
     """Check the options of the command line and return them parsed. Nothing is started.
@@ -74,8 +82,9 @@ def check(
     """
     if len(set(sync)) < len(sync):
         raise ConfigurationError(f"--sync {next(name for name in sync if sync.count(name) > 1)} is given twice")
-    if journal is not None and len(sync) > 1:
-        raise ConfigurationError(f"--journal {journal}: a journal holds one run, but {len(sync)} rules are given; give one --sync")
+    if journal is not None and len(sync) * seeds > 1:
+        given = f"{len(sync)} rules are given; give one --sync" if len(sync) > 1 else f"--seeds asks for {seeds}; leave it out"
+        raise ConfigurationError(f"--journal {journal}: a journal holds one run, but {given}")
     sizes = BatchOrder() if batch is None else BatchOrder.of(batch, workers)
     base = sizes.every or (sizes.auto.base if sizes.auto is not None else None) or 1
     laws: dict[str, str | Law] = {
@@ -88,7 +97,8 @@ def check(
         )
         if text is not None
     }
-    for option, number in (("--workers", workers), ("--servers", servers), ("--hosts", hosts)):
+    counts = (("--workers", workers), ("--servers", servers), ("--hosts", hosts), ("--seeds", seeds), ("--jobs", jobs))
+    for option, number in counts:
         if number is not None and number < 1:
             raise ConfigurationError(f"{option} {number}: must be at least 1")
     if versions is None and time_s is None and epochs is None:
@@ -111,25 +121,41 @@ def check(
     for _, policy in rules:
         check_rule(policy, cluster, work)
     _parse("--gradient", content, gradient)
-    return SimulationOptions(rules, cluster, work, gradient, journal)
+    return SimulationOptions(rules, cluster, work, gradient, journal, seeds, jobs)
 
 
 def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
-    """Run every rule and print a table of the results."""
-    results: list[tuple[str, Result]] = []
-    for name, policy in simulation.rules:
-        began = time.perf_counter()
-        content_of = content(simulation.gradient)
-        result = simulate(policy, simulation.cluster, simulation.work, content=content_of, journal=simulation.journal)
-        took_s = time.perf_counter() - began
-        line = f"{name}: {result.seconds:,.1f} s simulated in {took_s:.1f} s, {result.events:,} events: {result.reason}"
+    """Run every rule, with every seed, and print a table of the results: of each rule those with the first seed."""
+    seeds = range(simulation.cluster.seed, simulation.cluster.seed + simulation.seeds)
+    trials = [(name, policy, seed) for name, policy in simulation.rules for seed in seeds]
+    with progress_bar() as done:
+        found = side_by_side(_simulated, simulation, trials, simulation.jobs, lambda ended: done(ended, len(trials)))
+    for (name, _, seed), (result, took_s) in zip(trials, found, strict=True):
+        named = name if simulation.seeds == 1 else f"{name}, seed {seed}"
+        line = f"{named}: {result.seconds:,.1f} s simulated in {took_s:.1f} s, {result.events:,} events: {result.reason}"
         screen.print(escape(line), highlight=False)
-        results.append((name, result))
-    if len(results) == 1 and simulation.cluster.total <= ROWS:
-        screen.print(*job_tables(dict(results[0][1].summary), screen.width), sep="\n", highlight=False)
+    results = [result for result, _ in found]
+    first = dict(zip((name for name, _ in simulation.rules), results[:: simulation.seeds], strict=True))
+    if len(first) == 1 and simulation.cluster.total <= ROWS:
+        screen.print(*job_tables(dict(results[0].summary), screen.width), sep="\n", highlight=False)
     else:
-        screen.print(comparison({name: dict(result.summary) for name, result in results}, screen.width))
-    return [result for _, result in results]
+        screen.print(comparison({name: dict(result.summary) for name, result in first.items()}, screen.width))
+    if simulation.seeds > 1:
+        for place, name in enumerate(first):
+            of_rule = results[place * simulation.seeds : (place + 1) * simulation.seeds]
+            rates = [result.summary["versions_per_s"] for result in of_rule]
+            screen.print(escape(f"{name}: {median(rates):.3g} versions/s, {min(rates):.3g} to {max(rates):.3g} over {len(rates)} seeds"))
+    return results
+
+
+def _simulated(simulation: SimulationOptions, trial: tuple[str, Policy, int], watch: Watch) -> tuple[Result, Seconds]:
+    """Run one simulation; return its result and how long it took, in seconds."""
+    _, policy, seed = trial
+    began = time.perf_counter()
+    cluster = replace(simulation.cluster, seed=seed)
+    content_of = content(simulation.gradient)
+    result = simulate(policy, cluster, simulation.work, content=content_of, journal=simulation.journal, watch=watch)
+    return result, time.perf_counter() - began
 
 
 def save(path: Path, results: Sequence[Result]) -> None:

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from offbeat.core.phases import Phase
 from offbeat.types import Seconds
 
+PUSH, PULL, WAIT = Phase.PUSH.label, Phase.PULL.label, Phase.WAIT.label
+LEAST: Seconds = 5e-7
+"""What is shorter is left out of an account."""
+
 
 class PhaseAccount:
     """Add up what a worker does between two pushes. What it neither computes nor sends or receives is a wait.
@@ -30,14 +34,20 @@ class PhaseAccount:
 
     def compute(self, seconds: Seconds, shares: Sequence[tuple[str, float]]) -> None:
         """Add an iteration that takes so long, if nothing ends it before."""
+        planned = self._planned
         for name, share in shares:
-            self._planned[name] = self._planned.get(name, 0.0) + seconds * share
+            planned[name] = planned.get(name, 0.0) + seconds * share
 
     def take(self, compute_s: Seconds, now: Seconds) -> dict[str, Seconds]:
         """Return the seconds by phase since the last call, of which ``compute_s`` were computing, and begin anew."""
-        planned = sum(self._planned.values())
-        phases = {name: seconds * compute_s / planned for name, seconds in self._planned.items()} if planned > 0.0 else {}
-        phases |= {Phase.PUSH.label: self.push_s, Phase.PULL.label: self.pull_s}
-        phases[Phase.WAIT.label] = now - self._since - sum(phases.values())
+        whole, spent, found = sum(self._planned.values()), 0.0, {}
+        for name, seconds in self._planned.items():
+            part = seconds * compute_s / whole if whole > 0.0 else 0.0
+            spent += part
+            if part >= LEAST:
+                found[name] = round(part, 6)
+        for name, part in ((PUSH, self.push_s), (PULL, self.pull_s), (WAIT, now - self._since - (spent + self.push_s + self.pull_s))):
+            if part >= LEAST:
+                found[name] = round(part, 6)
         self._since, self._planned, self.push_s, self.pull_s = now, {}, 0.0, 0.0
-        return {name: round(seconds, 6) for name, seconds in phases.items() if seconds >= 5e-7}
+        return found

@@ -64,7 +64,8 @@ class SimulatedProcess(ABC):
         """The iterations that make up the next push."""
         self._account = PhaseAccount(self.queue.now) if simulation.accounts else None
         self._progress = SplitProgress()
-        self._epoch: Epoch = 0
+        self.epoch: Epoch = 0
+        """The epoch that its script is in."""
         self._request = self._samples_of(0)
 
     # Messages of the coordinator.
@@ -171,7 +172,7 @@ class SimulatedProcess(ABC):
     def ask(self) -> None:
         """Request the samples of the next iteration, or end after the last epoch."""
         work = self.simulation.work
-        self._ends = self._epoch == work.epochs
+        self._ends = self.epoch == work.epochs
         if self._ends:
             self._when_it_can(self._finish)
             return
@@ -209,8 +210,8 @@ class SimulatedProcess(ABC):
     def _run_script(self, turn: Compute) -> None:
         """Give control to the script: it computes the iterations of its plan, or requests samples for the next one."""
         if turn.over:
-            self._epoch, self._progress = self._epoch + 1, SplitProgress()
-            self._request = self._samples_of(self._epoch)
+            self.epoch, self._progress = self.epoch + 1, SplitProgress()
+            self._request = self._samples_of(self.epoch)
         if turn.grant is None and self.simulation.work.samples is not None:
             self.ask()
             return

@@ -14,6 +14,7 @@ from offbeat.journal.records import end_record, job_record
 from offbeat.journal.summary import Tally
 from offbeat.policies import rule
 from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.side_by_side import Watch
 from offbeat.sim.simulation import Point, Simulation
 from offbeat.sim.training.workload import Workload
 from offbeat.types import Seconds
@@ -44,6 +45,7 @@ def simulate(
     content: Workload | None = None,
     journal: Path | str | None = None,
     counted: bool = True,
+    watch: Watch = lambda part: None,
 ) -> Result:
     """Run a rule on a cluster until the work is done.
 
@@ -53,7 +55,8 @@ def simulate(
         work: the limits that end the run.
         content: the contents of contributions; None: only times are simulated. One object serves one run.
         journal: the file to which every event and effect is written, as in a live run.
-        counted: compute the summary. Without summary and journal a run takes less than half the time.
+        counted: compute the summary. Without summary and journal a run takes about half the time.
+        watch: called now and then with the part of the work that is done, from 0 to 1, as far as its limits tell.
 
     Raises:
         ConfigurationError: the rule cannot run on this cluster or do this work, or the journal cannot be written.
@@ -69,7 +72,7 @@ def simulate(
     if not isinstance(policy, ServerRule):
         cluster = cluster.without_servers()
     content.start(policy, cluster.total, cluster.servers, cluster.seed)
-    tally = Tally() if counted else None
+    tally = Tally(audited=False) if counted else None  # a summary has no place for what an audit finds
     clock: list[Simulation] = []
     records = None
     if tally is not None or journal is not None:
@@ -80,7 +83,7 @@ def simulate(
     if records is not None:
         records.write(_head(policy, cluster))
     try:
-        ok, reason = simulation.run()
+        ok, reason = simulation.run(watch)
         content.finish()
         if records is not None:
             records.write(end_record(simulation.queue.now, ok, reason))

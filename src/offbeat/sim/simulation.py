@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from offbeat.core.effects import (
     Adopt,
@@ -44,9 +44,13 @@ from offbeat.sim.gossip_links import Links
 from offbeat.sim.latency.registry import Constant, Sampler, derived
 from offbeat.sim.parts import parts_of
 from offbeat.sim.process import SimulatedProcess
+from offbeat.sim.side_by_side import Watch
 from offbeat.sim.training.workload import Exchanged, Workload
 from offbeat.sim.uplink import Uplink
 from offbeat.types import FIRST_WORKER, RecordId, Seconds, Version, WorkerId, WorkerState, worker_ids
+
+LOOK: Final = 1_000
+"""How many entries of the queue a run handles before it tells how far it is."""
 
 
 class Point(NamedTuple):
@@ -118,8 +122,11 @@ class Simulation:
         if not content.empty:
             self._handlers[Settle] = lambda effect, cause: content.settled(effect)
 
-    def run(self) -> tuple[bool, str]:
-        """Run until the work is done or nothing more can happen. Return whether the job succeeded, and why it ended."""
+    def run(self, watch: Watch = lambda part: None) -> tuple[bool, str]:
+        """Run until the work is done or nothing more can happen. Return whether the job succeeded, and why it ended.
+
+        ``watch`` is told now and then which part of the work is done.
+        """
         absent = self.cluster.script.absent
         for fault in self.cluster.script.faults:
             self.queue.at(fault.at_s, partial(self._strike, fault), FAULT)
@@ -130,9 +137,12 @@ class Simulation:
             if worker not in absent:
                 self._start(worker)
         until = self.work.time_s if self.work.time_s is not None else float("inf")
-        step = self.queue.step
+        step, next_look = self.queue.step, LOOK
         while self.ended is None and step(until):
-            pass
+            next_look -= 1
+            if not next_look:
+                watch(self._done())
+                next_look = LOOK
         if self.ended is None and len(self.queue):
             self.queue.now = until
             self._end(True, f"{until:g} s are over")
@@ -141,6 +151,16 @@ class Simulation:
         self.inbox.close("the job has ended")
         assert self.ended is not None
         return self.ended
+
+    def _done(self) -> float:
+        """Return the part of the work that is done, by the limit that is nearest; of epochs only whole ones count."""
+        work = self.work
+        parts = [
+            self._version / work.versions if work.versions is not None else 0.0,
+            self.queue.now / work.time_s if work.time_s is not None else 0.0,
+            max((worker.epoch for worker in self.workers.values()), default=0) / work.epochs if work.epochs is not None else 0.0,
+        ]
+        return min(1.0, max(parts))
 
     # Effects of the coordinator.
 

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.errors import ConfigurationError
@@ -38,10 +39,10 @@ def address_of(text: str, option: str = "--dashboard") -> tuple[str, int | None]
     return host_and_port(text, option) if text else (HOST, None)
 
 
-def command_of(text: str) -> tuple[str, ...]:
-    """Return the command of the follower for a value of ``--dashboard``. Raises as `address_of` does."""
+def command_of(text: str, journal: str = "") -> tuple[str, ...]:
+    """Return the command of the follower for a value of ``--dashboard`` and the job's journal. Raises as `address_of` does."""
     host, port = address_of(text)
-    return ("-m", "offbeat.view.dashboard", host, "" if port is None else str(port))
+    return ("-m", "offbeat.view.dashboard", host, "" if port is None else str(port), journal)
 
 
 def environment() -> dict[str, str]:
@@ -67,13 +68,13 @@ def bound(host: str, port: int | None, secret: str) -> socket.socket:
     raise AssertionError("port 0 is never in use")
 
 
-def page_server(view: JobView, listener: socket.socket, secret: str) -> PageServer:
+def page_server(view: JobView, listener: socket.socket, secret: str, journal: Path | None) -> PageServer:
     """Return the server of a page. Raises `ConfigurationError` if the extra is not installed."""
     try:
         from offbeat.view.server import PageServer
     except ImportError as error:
         raise ConfigurationError(f"{(error.name or str(error)).partition('.')[0]} is not installed: {EXTRA}") from error
-    return PageServer(view, listener, secret)
+    return PageServer(view, listener, secret, journal)
 
 
 class Dashboard(Sink):
@@ -83,14 +84,15 @@ class Dashboard(Sink):
         host: where to listen.
         port: None: the usual one, or another.
         secret: with which the page's addresses begin.
+        journal: of the job; None: it has none.
         note: shows the user a sentence.
 
     Raises:
         ConfigurationError: the port is in use, or the extra is not installed.
     """
 
-    def __init__(self, host: str, port: int | None, secret: str, note: Note) -> None:
-        self._server = page_server(JobView(), bound(host, port, secret), secret)
+    def __init__(self, host: str, port: int | None, secret: str, journal: Path | None, note: Note) -> None:
+        self._server = page_server(JobView(), bound(host, port, secret), secret, journal)
         self._hub = self._server.hub
         self._server.start()
         note(self._server.address, always=True)
@@ -115,9 +117,9 @@ class Dashboard(Sink):
         self._server.close()
 
 
-def main(host: str, port: str) -> int:
+def main(host: str, port: str, journal: str) -> int:
     """Follow a job. Returns the exit status."""
-    return follow(partial(Dashboard, host, int(port) if port else None, os.environ.pop(SECRET)))
+    return follow(partial(Dashboard, host, int(port) if port else None, os.environ.pop(SECRET), Path(journal) if journal else None))
 
 
 if __name__ == "__main__":

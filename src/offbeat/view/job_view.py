@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from offbeat.journal.arrivals import Record, host_in
 from offbeat.journal.verdicts import LEAST
@@ -94,6 +94,8 @@ class JobView:
         self.notes: dict[str, str] = {}
         """Sentences about what is shown, by their reason: what is missing, for instance."""
         self._advice: list[dict[str, Any]] = []
+        self.advisable: Literal["yes", "asked"] | None = None
+        """Whether a reader can ask for an advice, or has asked."""
         self.t: Seconds = 0.0
         """The newest time."""
         self.over = False
@@ -145,7 +147,12 @@ class JobView:
 
     def advise(self, rows: Sequence[dict[str, Any]]) -> None:
         """Show what other rules would have made of the job: rows as `report.page.render` takes them, the job itself first."""
-        self._advice = list(rows)
+        self._advice, self.advisable = list(rows), self.advisable and "yes"
+        self._fresh_state = self.dirty = True
+
+    def ask(self) -> None:
+        """Show that an advice is being worked out."""
+        self.advisable = "asked"
         self._fresh_state = self.dirty = True
 
     # Records.
@@ -347,6 +354,7 @@ class JobView:
             "steps": histogram(usual) if len(per_worker) > LANES_ALL else None,
             "metrics": self._logged(snapshot),
             "advice": self._advice,
+            "advisable": self.advisable,
             "notes": [*self.notes.values(), *self._lacks()],
         }
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.growing import Growing, Replaced
@@ -108,7 +108,7 @@ class JournalPage:
         view.note("journal", None if view.live and not rest else f"{self._path.name} has no end yet; {grows}.{rest}")
 
 
-def show(path: Path, host: str, port: int | None, tell: Callable[[str], None], advise: Callable[[Path], list[dict[str, Any]]]) -> None:
+def show(path: Path, host: str, port: int | None, tell: Callable[[str], None]) -> None:
     """Serve the page of a journal until Ctrl-C.
 
     Args:
@@ -116,8 +116,6 @@ def show(path: Path, host: str, port: int | None, tell: Callable[[str], None], a
         host: where to listen.
         port: None: the usual one, or another.
         tell: prints a sentence.
-        advise: returns rows for `JobView.advise`, in some seconds; it is asked once the journal no longer grows, so as to take no core from
-            the job.
 
     Raises:
         ConfigurationError: it is no journal, the port is in use, or the extra is not installed.
@@ -130,7 +128,7 @@ def show(path: Path, host: str, port: int | None, tell: Callable[[str], None], a
         listener = bound(host, port, secret)
     except ConfigurationError as error:
         raise ConfigurationError(f"--port {port}: {error}") from error
-    server = page_server(view, listener, secret)
+    server = page_server(view, listener, secret, path)
     server.start()
     if (warning := exposed(host)) is not None:
         tell(warning)
@@ -140,11 +138,8 @@ def show(path: Path, host: str, port: int | None, tell: Callable[[str], None], a
         while True:
             if not page.over:
                 page.look(server.hub.lock)
-            if not asked and not view.live and view.t > 0.0:
-                asked = True
-                rows = advise(path)
-                with server.hub.lock:
-                    view.advise(rows)
+            if not asked and not view.live and view.t > 0.0:  # while the job runs, it takes no core from it without having been asked
+                asked = server.hub.ask()
             time.sleep(LOOK_S)
     except KeyboardInterrupt:
         server.close()

@@ -12,11 +12,14 @@ import logging
 import math
 import secrets
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 import uvicorn
@@ -43,6 +46,8 @@ READERS: Final = 32
 """Most streams at a time;"""
 CONNECTIONS: Final = 128
 """and most connections: further ones get status 503."""
+ADVISE: Final = ("-m", "offbeat.commands.advise")
+"""The command whose output is an advice for the journal that follows."""
 LAST_S: Final[Seconds] = 2.0
 """Longest wait for readers to get the end of the job, in seconds."""
 POLICY: Final = (
@@ -65,10 +70,12 @@ class Hub:
 
     Args:
         view: what is shown. Other threads may use it while they hold `lock`.
+        journal: of the job, from which a reader may ask for an advice; None: there is none.
     """
 
-    def __init__(self, view: JobView) -> None:
-        self.view = view
+    def __init__(self, view: JobView, journal: Path | None = None) -> None:
+        self.view, self.journal = view, journal
+        view.advisable = None if journal is None else "yes"
         self.lock = threading.Lock()
         self.readers = 0
         self._number = 0
@@ -113,6 +120,25 @@ class Hub:
                 whole = self.view.whole()
             self._whole = self._number, self._event(whole), time.monotonic()
         return self._whole[:2]
+
+    def ask(self) -> bool:
+        """Have the job so far simulated under other rules, by a process that gives way to all others; return False without a journal."""
+        with self.lock:
+            if self.journal is None or self.view.advisable == "asked":
+                return self.journal is not None
+            self.view.ask()
+        threading.Thread(target=self._advise, args=(self.journal,), name="advice", daemon=True).start()
+        return True
+
+    def _advise(self, journal: Path) -> None:
+        done = subprocess.run([sys.executable, *ADVISE, str(journal)], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        try:
+            rows = json.loads(done.stdout)
+        except ValueError:
+            why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"its process has ended with status {done.returncode}"
+            rows = [{"name": "", "measured": True, "best": False, "notes": [f"No advice: {why}."]}]
+        with self.lock:
+            self.view.advise(rows)
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Return the messages for one reader."""
@@ -223,7 +249,17 @@ def application(hub: Hub, secret: str) -> ASGIApp:
             plain = hub.view.lane(number)
         return JSONResponse(plain, 200 if plain else 404, HEADERS)
 
-    routes = [Route("/events", events), Route("/levels", levels), Route("/lane", lane), Route("/", asset), Route("/{name:path}", asset)]
+    def advice(_: Request) -> Response:
+        return Response(status_code=202 if hub.ask() else 404, headers=HEADERS)
+
+    routes = [
+        Route("/events", events),
+        Route("/levels", levels),
+        Route("/lane", lane),
+        Route("/advice", advice, methods=["POST"]),
+        Route("/", asset),
+        Route("/{name:path}", asset),
+    ]
     return with_secret(Starlette(routes=routes), secret)
 
 
@@ -245,10 +281,11 @@ class PageServer:
         view: what is shown.
         listener: a socket that is bound.
         secret: with which addresses begin.
+        journal: see `Hub`.
     """
 
-    def __init__(self, view: JobView, listener: socket.socket, secret: str) -> None:
-        self.hub = Hub(view)
+    def __init__(self, view: JobView, listener: socket.socket, secret: str, journal: Path | None = None) -> None:
+        self.hub = Hub(view, journal)
         self._listener, self._secret = listener, secret
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()

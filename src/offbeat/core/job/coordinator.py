@@ -174,7 +174,8 @@ class Coordinator:
         if self.membership[worker].state is WorkerState.ALIVE:
             self._take_out(worker, WorkerState.DEAD, "a new process has taken its place", now)
         self.participants.join(worker, now)
-        steps = self.progress.join(worker, self.participants.inside())
+        # At the beginning of a job of many workers, a look at all others for each of them would take longest of all.
+        steps = self.progress.join(worker, self.participants.inside() if self.progress.begun else ())
         if self.start.begun:
             self.barriers.joined(worker, steps)
         if steps:

@@ -32,6 +32,11 @@ class Progress:
         """Add steps that a worker has pushed: one gradient, or several local steps. A script that counts iterations says its ``place``."""
         self._steps[worker] = self._steps.get(worker, 0) + steps if place is None else place
 
+    @property
+    def begun(self) -> bool:
+        """True once a worker has made a step."""
+        return bool(self._steps)
+
     def begin_at(self, worker: WorkerId, steps: int) -> None:
         """Set the steps that a worker's script has made before this job, according to the checkpoint that it has loaded."""
         self._steps[worker] = steps
@@ -39,5 +44,7 @@ class Progress:
     def join(self, worker: WorkerId, others: Iterable[WorkerId]) -> int:
         """Return after how many steps a worker's new process goes on: its own, or those of the slowest of the others, if that is more."""
         slowest = min((self._steps.get(other, 0) for other in others if other != worker), default=0)
-        self._steps[worker] = max(self._steps.get(worker, 0), slowest)
-        return self._steps[worker]
+        steps = max(self._steps.get(worker, 0), slowest)
+        if steps:
+            self._steps[worker] = steps
+        return steps

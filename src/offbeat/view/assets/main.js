@@ -177,7 +177,12 @@ function showMetrics() {
 
 function showAdvice() {
   const rows = state.job.advice;
-  byId("advice-card").hidden = rows.length === 0;
+  const { advisable } = state.job;
+  byId("advice-card").hidden = rows.length === 0 && !advisable;
+  byId("advice-ask").hidden = !advisable || (rows.length > 0 && state.over);
+  byId("advice-ask").disabled = advisable === "asked";
+  byId("advice-ask").textContent = advisable === "asked" ? "simulating…" : rows.length ? "simulate again" : "simulate the run so far";
+  byId("advice-table").hidden = rows.length === 0;
   if (!rows.length) return;
   byId("advice").replaceChildren(
     ...rows.filter((row) => row.name).map((row) => {
@@ -328,6 +333,7 @@ byId("heat").addEventListener("keydown", (event) => {
   if (cursor !== null) byId("heat-said").textContent = sayRow(cursor, Math.max(0, ...state.heat.columns.keys()));
   showHeat();
 });
+byId("advice-ask").addEventListener("click", () => fetch("advice", { method: "POST" }).catch(() => null));
 byId("curve-close").addEventListener("click", closeCurve);
 
 function turnTheme() {

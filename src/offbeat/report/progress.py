@@ -1,0 +1,19 @@
+"""Show how far simulations are, and how long the rest takes, while a command computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[float, int], None]]:
+    """Show a bar on stderr, if that is a terminal, and yield a function that is told how many simulations of how many have ended."""
+    to = Console(stderr=True)
+    columns = TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda ended, of: bar.update(task, completed=ended, total=of)
