@@ -1,9 +1,10 @@
 """Is the advice right? Record a bsp run, predict what other rules would have made of it, then run these rules and compare.
 
-    python -m benchmarks.advice [--only KIND] [--rules "asp;backup(b=1)"] [--seconds 12] [--keep FOLDER] [--json FILE]
+    python -m benchmarks.advice [--only KIND] [--rules "asp;backup(b=1)"] [--seconds 12] [--hosts 2] [--keep FOLDER] [--json FILE]
     python -m benchmarks.advice --calibrate
 
-Each kind of slowness is a script that sleeps before its step, so that two cores are enough for four workers. One job runs at a time.
+Each kind of slowness is a script that sleeps before its step, so that two cores are enough for four workers. One job runs at a time;
+with ``--hosts`` between network namespaces, which need root.
 ``--keep`` keeps the journals; where it has them already, nothing is run, and they are judged anew. ``--calibrate`` runs jobs without
 slowness, with models of several sizes, and prints which part of a turn's unexplained time must be the fold's (`sim.recording.FOLD_SHARE`)
 for asp to be predicted; no run of it is judged, and no judged run was used for it.
@@ -24,6 +25,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from tests.cluster.hosts import Network, why_not
 
 from benchmarks.job import PYTHONPATH, save
 from offbeat.advise.trials import Found, Trial, ran
@@ -69,8 +71,8 @@ def servers_of(rule: str) -> int:
     return 2 if rule.startswith("psp") else 1
 
 
-def run(folder: Path, kind: str, rule: str, seconds: float, name: str = "", width: int = 128) -> Path:
-    """Run a job unless its journal is there, and return the journal."""
+def run(folder: Path, kind: str, rule: str, seconds: float, name: str = "", width: int = 128, hosts: int = 0) -> Path:
+    """Run a job unless its journal is there, and return the journal. ``hosts``: between so many; 0: on this machine."""
     journal = folder / f"{name or kind}-{rule.partition('(')[0]}.jsonl"
     if journal.exists():
         return journal
@@ -78,17 +80,37 @@ def run(folder: Path, kind: str, rule: str, seconds: float, name: str = "", widt
     if kind == "trace" and not trace.exists():
         np.save(trace, read(TRACE)[:, COLUMNS] * SCALE)
     written = folder / "run.jsonl"
-    words = [sys.executable, "-m", "offbeat", "run", "--workers", str(WORKERS), "--servers", str(servers_of(rule)), "--sync", rule]
-    words += ["--journal", str(written), WORKER, kind, str(seconds), str(mark), str(trace)]
+    words = ["--servers", str(servers_of(rule)), "--sync", rule]
+    script = [WORKER, kind, str(seconds), str(mark), str(trace)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PYTHONPATH, "ADVICE_WIDTH": str(width)}
     for left in (mark, mark.with_suffix(".died")):
         left.unlink(missing_ok=True)
     calm()
+    if hosts:
+        between(hosts, words, ["--journal", str(written)], script, environment, seconds)
+        written.replace(journal)
+        return journal
+    words = [sys.executable, "-m", "offbeat", "run", "--workers", str(WORKERS), *words, "--journal", str(written), *script]
     ended = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=seconds + 120, check=False)
     if ended.returncode:
         raise SystemExit(f"{kind} under {rule}: status {ended.returncode}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
     written.replace(journal)
     return journal
+
+
+def between(hosts: int, words: list[str], journal: list[str], script: list[str], environment: dict[str, str], seconds: float) -> None:
+    """Run a job between network namespaces, its workers in equal parts on each, by agents."""
+    with Network(hosts) as machines:
+        agent = [sys.executable, "-m", "offbeat.agent", f"--nnodes={hosts}", f"--rdzv-endpoint={machines[0].address}:29400"]
+        agent += [f"--nproc-per-node={WORKERS // hosts}", "--no-tls", *words]
+        environment = {**environment, "OFFBEAT_TOKEN": "only-for-this-benchmark"}
+        agents = [
+            host.popen([*agent, *(journal if host.number == 0 else []), *script], env=environment, stdout=subprocess.DEVNULL)
+            for host in machines
+        ]
+        statuses = [one.wait(seconds + 120) for one in agents]
+    if any(statuses):
+        raise SystemExit(f"{' '.join(words)} between {hosts} hosts: statuses {statuses}")
 
 
 def busy_s() -> float:
@@ -134,14 +156,14 @@ def predicted(journal: Path, rule: str) -> float:
     return median(rates)
 
 
-def judged(folder: Path, kinds: Sequence[str], rules: Sequence[str], seconds: float) -> list[Cell]:
+def judged(folder: Path, kinds: Sequence[str], rules: Sequence[str], seconds: float, hosts: int) -> list[Cell]:
     """Run everything and compare."""
     cells = []
     for kind in kinds:
-        base = run(folder, kind, "bsp", seconds)
+        base = run(folder, kind, "bsp", seconds, hosts=hosts)
         print(f"{kind}: bsp measured {measured(base):,.0f} samples/s", flush=True)
         for rule in rules:
-            cell = Cell(kind, rule, predicted(base, rule), measured(run(folder, kind, rule, seconds)))
+            cell = Cell(kind, rule, predicted(base, rule), measured(run(folder, kind, rule, seconds, hosts=hosts)))
             print(f"  {rule:22} predicted {cell.predicted:7,.0f}  measured {cell.measured:7,.0f}  error {cell.error:+6.1%}", flush=True)
             cells.append(cell)
     return cells
@@ -183,10 +205,13 @@ def main() -> None:
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--rules", default=";".join(RULES))
     parser.add_argument("--seconds", type=float, default=12.0, help="of a run, from its first step")
+    parser.add_argument("--hosts", type=int, default=0, help="network namespaces that share the workers; 0: one machine (default)")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--calibrate", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.hosts and (WORKERS % args.hosts or (why := why_not()) is not None):
+        sys.exit(f"--hosts {args.hosts}: {WORKERS} workers in equal parts: 1, 2 or 4" if WORKERS % args.hosts else why)
     with tempfile.TemporaryDirectory(prefix="offbeat-advice-") as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +219,7 @@ def main() -> None:
             calibrate(folder, args.seconds)
             return
         kinds = [args.only] if args.only else [kind for kind in KINDS if kind != "trace" or TRACE.exists()]
-        cells = judged(folder, kinds, args.rules.split(";"), args.seconds)
+        cells = judged(folder, kinds, args.rules.split(";"), args.seconds, args.hosts)
         figures = report(cells)
     if args.json is not None:
         save(args.json, [{**cell._asdict(), "error": cell.error, **figures} for cell in cells])

@@ -11,12 +11,13 @@ from typer.testing import CliRunner
 from offbeat.advise.advice import Advice, Question, advice, shared_host
 from offbeat.advise.choices import considered
 from offbeat.advise.table import page_rows
-from offbeat.advise.words import assumptions, conclusion, link_words, of_sizes, warnings
+from offbeat.advise.words import assumptions, conclusion, of_links, of_sizes, warnings
 from offbeat.cli import app
-from offbeat.commands.advise import counts, rows_of, size
+from offbeat.commands.advise import counts, rows_of
 from offbeat.errors import ConfigurationError
 from offbeat.policies import RULES, rule
-from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.cluster import Cluster, Work, quantity
+from offbeat.sim.recording import recorded
 from offbeat.sim.run import simulate
 
 SLOW = "per_worker(law='lognormal(mean=1, sd=0.1, low=0.5)', factors=(1, 1, 4, 1))"
@@ -118,11 +119,39 @@ def test_deaths_other_machines_and_optimizers_are_said(tmp_path: Path) -> None:
     )
 
 
-def test_a_bound_is_told_of_another_link_and_no_rate(slow: Advice) -> None:
-    assert "--model-size 400MB" in link_words(slow.recording, 1e10, "10gbit", None)
-    told = link_words(slow.recording, 1e10, "10gbit", 400_000_000)
-    assert "at least 1.28 s" in told and "% of a version" in told
-    assert "the link is the limit" in link_words(slow.recording, 1e8, "100mbit", 400_000_000)
+def test_another_link_is_simulated(tmp_path: Path) -> None:
+    """A run whose messages took 1 s for 4 x 1 MB each way: the same link gives its own rate, others what their bits and servers give."""
+    path = journal(tmp_path, "constant(seconds=1)", link="32mbit", model_size="1MB")
+    found = advice(path, FAST._replace(links=(32e6, 64e6), model_size=1e6, servers=(4,)))
+    ratios = {row.name: row.ratio for row in found.sizes if row.what == "link"}
+    turns = {"32mbit": 3.0, "64mbit": 2.0, "32mbit, 4 servers": 1.5, "64mbit, 4 servers": 1.25}
+    assert {f"bsp, {name}" for name in turns} <= set(ratios)
+    for name, turn_s in turns.items():
+        assert ratios[f"bsp, {name}"] == pytest.approx(3.0 / turn_s, rel=0.03), name
+    (said,) = of_links(found, (32e6,), 1e6)
+    assert "of 1 MB share links, each worker and each server on its own" in said
+
+
+def test_hosts_of_the_run_are_those_of_its_links(tmp_path: Path) -> None:
+    path = journal(tmp_path, "constant(seconds=1)")
+    head, *lines = path.read_text().splitlines()
+    at = [("server", 0, "a"), ("worker", 0, "a"), ("worker", 1, "a"), ("worker", 2, "b"), ("worker", 3, "b")]
+    for machines, hosts in ((at, 2), (at[1:], 2), ([("server", 0, "c"), *at[1:]], None), ([], None)):
+        more = [
+            {"kind": "process", "t": 0.0, "role": role, "number": number, "what": "started", "detail": f"on {host}"}
+            for role, number, host in machines
+        ]
+        path.write_text("".join(f"{line}\n" for line in (head, *map(json.dumps, more), *lines)))
+        recording = recorded(path)
+        assert (recording.hosts_of(4), recording.apart) == (hosts, bool(machines) and machines[0][2] == "c")
+        cluster = recording.cluster(recording.cast(6), link=1e9, model_size=1e6)
+        assert cluster.hosts == (3 if hosts else None)
+
+
+def test_a_rule_whose_messages_share_no_link_has_no_row(tmp_path: Path) -> None:
+    found = advice(journal(tmp_path, "constant(seconds=1)", "solo"), FAST._replace(links=(1e9,), model_size=1e6))
+    assert not any(row.what == "link" and row.name.startswith("solo") for row in found.sizes)
+    assert "Links are not simulated for solo: solo has no servers" in " ".join(of_links(found, (1e9,), 1e6))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 64])
@@ -156,7 +185,7 @@ def test_numbers_that_cannot_be_asked_for(text: str, message: str) -> None:
 @pytest.mark.parametrize("text", ["fast", "0gbit", "-1gbit", "10", "10gbyte", "1e9bit"])
 def test_links_that_cannot_be_asked_for(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--link"):
-        size("--link", text, "bit", "10gbit")
+        quantity("--link", text, "bit", "10gbit")
 
 
 @pytest.mark.parametrize(
@@ -168,6 +197,7 @@ def test_links_that_cannot_be_asked_for(text: str) -> None:
         (["--pushes", "3"], "--pushes 3: must be at least 100"),
         (["--workers", "8..2"], "runs backwards"),
         (["--model-size", "4MB"], "give --link 10gbit too"),
+        (["--link", "1gbit"], "--link 1gbit: the journal does not say how large a push is; give --model-size 400MB too"),
         (["--link", "fast"], "for instance 10gbit"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from offbeat.errors import ConfigurationError
 from offbeat.sim.fault_kinds import FAULTS, SETTINGS
-from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Script, Slow, Stop, Vanish, script, spelled
+from offbeat.sim.faults import Fault, Freeze, Join, Kill, KillServer, Restart, Script, Slow, Stop, Vanish, script, spelled
 from offbeat.sim.latency.base import stretched
 from offbeat.types import WorkerId
 
@@ -23,12 +23,14 @@ kill worker=2 at=12.5; restart worker=2 at=30
   slow factor=4 worker=0 at=3 for=10
 FREEZE worker=1 at=5 for=20
 stop server=1 at=8 for=3 ; vanish worker=3 at=5
+kill server=0 at=9 for=0.3
 """
 FAULTY = [
     Slow(at_s=3.0, worker=WorkerId(0), for_s=10.0, factor=4.0),
     Freeze(at_s=5.0, worker=WorkerId(1), for_s=20.0),
     Vanish(at_s=5.0, worker=WorkerId(3)),
     Stop(at_s=8.0, server=1, for_s=3.0),
+    KillServer(at_s=9.0, server=0, for_s=0.3),
     Kill(at_s=12.5, worker=WorkerId(2)),
     Restart(at_s=30.0, worker=WorkerId(2)),
     Join(at_s=40.0, worker=WorkerId(7)),
@@ -88,6 +90,9 @@ def test_every_setting_is_known() -> None:
         ),
         ("kill worker=2 at=1; slow worker=1", "line 1, character 34: slow needs at=... for=... factor=... too"),
         ("kill", "line 1, character 5: kill needs worker=... at=... too"),
+        ("kill server=1 at=1", "line 1, character 19: kill needs for=... too"),
+        ("kill server=1 worker=1 at=1 for=1", "line 1, character 15: cannot use 'worker=1'"),
+        ("restart server=1 at=1", "line 1, character 9: cannot use 'server=1'"),
         ("kill 2 at=1", r"line 1, character 6: cannot use '2'; expected kill worker=\.\.\. at=\.\.\."),
         ("kill worker = 2 at=1", "line 1, character 6: cannot use 'worker'; expected"),
         ("kill wroker=2 at=1", r"line 1, character 6: cannot use 'wroker=2' \(did you mean 'worker'\?\)"),

@@ -125,6 +125,20 @@ def scripted(faults: list[tuple[str, int, float, float]]) -> str:
     return "; ".join(said)
 
 
+def test_a_server_that_dies_is_away_for_a_while_and_loses_nothing(tmp_path: Path) -> None:
+    """The pushes of second 3 wait for the process that goes on at 3.25; the journal but for its death is that of a stopped server."""
+    found = []
+    for verb in ("kill", "stop"):
+        (tmp_path / verb).mkdir()
+        over = cluster(compute="constant(seconds=1)", servers=2, faults=f"{verb} server=1 at=2.5 for=0.75")
+        result, file = run(tmp_path / verb, "bsp", over, Work(versions=4))
+        assert [record["t"] for record in records(file, "fold")] == pytest.approx([1, 2, 3.25, 4.25])
+        assert result.summary["fates"]["folded"] == result.summary["pushes"] == 16
+        (happened,) = [record for record in records(file, "process") if record["role"] == "server"]
+        found.append((happened["t"], happened["number"], happened["what"]))
+    assert found == [(2.5, 1, "killed"), (2.5, 1, "stopped")]
+
+
 def test_an_epoch_may_end_while_a_new_process_waits_to_join(tmp_path: Path) -> None:
     """Server 0 stands still while worker 1 dies and comes back: it ends the epoch for the dead process before it hears of either."""
     faults = scripted([("kill", 0, 1.0, 1.0), ("kill", 1, 19.0, 1.0), ("stop", 0, 17.0, 3.0)])

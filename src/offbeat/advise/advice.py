@@ -45,6 +45,10 @@ class Question(NamedTuple):
     workers: tuple[int, ...] = ()
     """Other numbers of workers."""
     servers: tuple[int, ...] = ()
+    links: tuple[float, ...] = ()
+    """Other links of each host, in bits per second; with"""
+    model_size: float | None = None
+    """the bytes of a push to all servers."""
     target_loss: float | None = None
     seeds: int = SEEDS
     pushes: int = PUSHES
@@ -52,12 +56,24 @@ class Question(NamedTuple):
     jobs: int = 1
 
 
+class Ask(NamedTuple):
+    """What the simulations of one row have."""
+
+    name: str
+    spec: str
+    cast: tuple[Part, ...]
+    servers: int | None = None
+    """Another number of servers."""
+    link: float | None = None
+    """A link that messages share, in place of the times that they took."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the table. Ratios are to the rule that ran, simulated on the same part of the run; ranges are over seeds."""
 
     name: str
-    what: Literal["own", "rule", "repaired", "workers", "servers"]
+    what: Literal["own", "rule", "repaired", "workers", "servers", "link"]
     ratio: float
     least: float
     most: float
@@ -84,7 +100,7 @@ class Advice:
     repaired: Row | None
     """The rule that ran without the slowness of the worker that a verdict names."""
     sizes: tuple[Row, ...]
-    """Other numbers of workers and servers, of the rule that ran and of the advised one."""
+    """Other numbers of workers and servers, and other links, of the rule that ran and of the advised one."""
     advised: tuple[Row, ...]
     """The rules worth a change, the gentlest first; empty: none is."""
     failed: tuple[tuple[str, str], ...]
@@ -114,11 +130,11 @@ def advice(path: Path | str, question: Question, done: Callable[[float, int], No
     least = LEAST_VERSIONS * len(cast)
     part = recording.seconds * min(1.0, max(question.pushes, least) / pushes)
     own = short(own_spec)
-    plan: list[tuple[str, str, tuple[Part, ...], int | None]] = [(own, own_spec, cast, None)]
+    plan = [Ask(own, own_spec, cast)]
     culprits = slow(recording)
     if culprits:
-        plan.append(("repaired", own_spec, recording.cast(repaired=culprits), None))
-    plan += [(spec, spec, cast, None) for spec in considered(len(cast), recording.job["servers"], own_spec, question.rules)]
+        plan.append(Ask("repaired", own_spec, recording.cast(repaired=culprits)))
+    plan += [Ask(spec, spec, cast) for spec in considered(len(cast), recording.job["servers"], own_spec, question.rules)]
     found = _simulated(recording, plan, part, question, done)
     base = [one for one in found[own] if isinstance(one, Found)]
     if len(base) < question.seeds:
@@ -129,7 +145,7 @@ def advice(path: Path | str, question: Question, done: Callable[[float, int], No
     seconds = None if reached is None else reached.seconds - recording.began
     rows = {
         name: _row(name, "own" if name == own else "repaired" if name == "repaired" else "rule", spec, figures, base, recording, seconds)
-        for name, spec, _, _ in plan
+        for name, spec, *_ in plan
         if (figures := [one for one in found[name] if isinstance(one, Found)]) and len(figures) == len(base)
     }
     ours = rows.pop(own)
@@ -181,7 +197,7 @@ def _check(spec: str, recording: Recording) -> None:
 
 def _simulated(
     recording: Recording,
-    plan: Sequence[tuple[str, str, tuple[Part, ...], int | None]],
+    plan: Sequence[Ask],
     part: Seconds,
     question: Question,
     done: Callable[[float, int], None],
@@ -189,12 +205,15 @@ def _simulated(
     """Run the simulations of each row. Seed 0 is the run as it came; others begin elsewhere, or have the same noise in another order."""
     room, turns = recording.seconds - part, max(len(one.factors) for one in recording.compute.values())
     trials = []
-    for name, spec, cast, servers in plan:
-        fold_s = None if servers is None else recording.fold_s * recording.job["servers"] / servers
+    for name, spec, cast, servers, link in plan:
+        fold_s = recording.fold_s * recording.job["servers"] / (servers or recording.job["servers"])
+        # Where all messages came over a network, their bytes are in what the fold is taken from, and it is not known.
+        fold_s = 0.0 if link is not None and recording.apart else fold_s
+        size = None if link is None else question.model_size
         for seed in range(question.seeds):
             place = seed / max(1, question.seeds - 1) if room > 0.0 else 0.0
             turned = 0 if seed == 0 else seed * turns // question.seeds
-            trials.append(Trial(name, spec, cast, seed, room * place, part, turned, servers, fold_s))
+            trials.append(Trial(name, spec, cast, seed, room * place, part, turned, servers, fold_s, link, size))
     figures = side_by_side(ran, recording, trials, question.jobs, lambda ended: done(ended, len(trials)))
     found: dict[str, list[Found | str]] = {}
     for trial, one in zip(trials, figures, strict=True):
@@ -260,18 +279,34 @@ def _sizes(
     done: Callable[[float, int], None],
     seconds: Seconds | None,
 ) -> tuple[Row, ...]:
-    """Return the rows of other numbers of workers and servers."""
+    """Return the rows of other numbers of workers and servers, and of other links, with each of these numbers of servers."""
     specs = [own, *(row.name for row in advised[:1])]
-    plan: list[tuple[str, str, tuple[Part, ...], int | None]] = []
-    for count in question.workers:
-        plan += [(f"{short(spec)}, {count} worker{'s' * (count != 1)}", spec, recording.cast(count), None) for spec in specs]
-    for count in question.servers if shared_host(recording) is None else ():
-        plan += [(f"{short(spec)}, {count} server{'s' * (count != 1)}", spec, recording.cast(), count) for spec in specs]
+    servers = question.servers if shared_host(recording) is None else ()
+    plan = [Ask(f"{short(spec)}, {_counted(count, 'worker')}", spec, recording.cast(count)) for count in question.workers for spec in specs]
+    plan += [Ask(f"{short(spec)}, {_counted(count, 'server')}", spec, recording.cast(), count) for count in servers for spec in specs]
+    for link in question.links:
+        for count in (None, *servers):
+            of = "" if count is None else f", {_counted(count, 'server')}"
+            plan += [Ask(f"{short(spec)}, {link_name(link)}{of}", spec, recording.cast(), count, link) for spec in specs]
     if not plan:
         return ()
     found = _simulated(recording, plan, part, question, done)
     return tuple(
-        _row(name, "servers" if servers is not None else "workers", spec, figures, base, recording, None)
-        for name, spec, _, servers in plan
-        if (figures := [one for one in found[name] if isinstance(one, Found)]) and len(figures) == len(base)
+        _row(ask.name, "link" if ask.link else "servers" if ask.servers else "workers", ask.spec, figures, base, recording, None)
+        for ask in plan
+        if (figures := [one for one in found[ask.name] if isinstance(one, Found)]) and len(figures) == len(base)
     )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def link_name(bits_per_s: float) -> str:
+    """Return how a link is written.
+
+    >>> link_name(2.5e10), link_name(1e8)
+    ('25gbit', '100mbit')
+    """
+    unit, factor = ("gbit", 1e9) if bits_per_s >= 1e9 else ("mbit", 1e6)
+    return f"{bits_per_s / factor:g}{unit}"

@@ -27,6 +27,8 @@ class Trial(NamedTuple):
     turned: int
     servers: int | None = None
     fold_s: Seconds | None = None
+    link: float | None = None
+    model_size: float | None = None
 
 
 class Found(NamedTuple):
@@ -57,6 +59,8 @@ def ran(recording: Recording, trial: Trial, watch: Watch = lambda part: None) ->
         seed=trial.seed,
         servers=trial.servers,
         fold_s=trial.fold_s,
+        link=trial.link,
+        model_size=trial.model_size,
     )
     batch, sizes = recording.sizes(trial.cast)
     work = Work(time_s=trial.seconds, batch=batch, sizes=sizes)

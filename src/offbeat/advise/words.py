@@ -9,9 +9,9 @@ from offbeat.advise.advice import FAIR, GAIN, STALE, Advice, Row, shared_host, s
 from offbeat.advise.trials import Found
 from offbeat.journal.verdicts import named, percent
 from offbeat.policies import rule
-from offbeat.report.figures import short
 from offbeat.report.remarks import verdict_sentence
 from offbeat.sim.recording import Recording
+from offbeat.sim.run import shares_no_link
 
 BATCH: Final = 0.05
 """A version that has so much more or fewer samples under another rule, as a part of them, is named among the costs."""
@@ -179,25 +179,24 @@ def of_sizes(advice: Advice, workers: Sequence[int], servers: Sequence[int]) -> 
     if servers and (why := shared_host(recording)) is not None:
         said.append(f"Other numbers of servers are not simulated: {why}.")
     elif servers:
-        said.append("More servers: each folds its part of the parameters; how long messages take stays as it is, whatever their number.")
+        said.append(
+            "More servers: each folds its part of the parameters; how long messages take stays as it is, whatever their number, "
+            "but in rows with a link."
+        )
     return said
 
 
-def link_words(recording: Recording, bits_per_s: float, text: str, model_nbytes: int | None) -> str:
-    """Return what can be said of another link: the least time that one server's link needs for a version.
-
-    How messages share a link is not simulated, so that no rate is predicted.
-    """
-    lead = f"--link {text}: not simulated, since messages that share a link are not"
-    if model_nbytes is None:
-        return f"{lead}; the journal does not say how large a push is: with --model-size 400MB a lower bound can be told."
-    version_s = recording.seconds / max(1, sum(t >= 0.0 for t, *_ in recording.folded))
-    per_server = model_nbytes / recording.job["servers"]
-    least_s = recording.total * per_server * 8.0 / bits_per_s
-    verdict = (
-        "the link is the limit of this run" if least_s > version_s else f"it is {percent(least_s / version_s)} of a version of this run"
-    )
-    return (
-        f"{lead}. A bound: the pushes of one step of {recording.total} workers take a server's link at least {least_s:.3g} s, the "
-        f"parameters as much in the other direction; a version of {short(recording.job['sync'])} took {version_s:.3g} s here, so {verdict}."
-    )
+def of_links(advice: Advice, links: Sequence[float], model_size: float) -> list[str]:
+    """Return the sentences on other links: what was simulated, or why it was not."""
+    recording = advice.recording
+    said: list[str] = []
+    if links and (why := shares_no_link(rule(recording.job["sync"]))) is not None:
+        said.append(f"Links are not simulated for {advice.own.name}: {why}.")
+    if any(row.what == "link" for row in advice.sizes):
+        hosts = recording.hosts_of(recording.total)
+        where = "each worker and each server on its own" if hosts is None else f"workers and servers on {hosts} hosts as in the run"
+        said.append(
+            f"Links: pushes and parameters of {model_size / 1e6:,.4g} MB share links, {where}. What messages took in the run is "
+            "left out, so processor time and waking are not in these rows: ask for the run's own link too, which should be near 1.00x."
+        )
+    return said

@@ -15,18 +15,18 @@ from rich.markup import escape
 
 from offbeat.advise.advice import PUSHES, SEEDS, Question, advice
 from offbeat.advise.table import page_rows, plain, table
-from offbeat.advise.words import assumptions, conclusion, link_words, of_sizes, warnings
+from offbeat.advise.words import assumptions, conclusion, of_links, of_sizes, warnings
 from offbeat.errors import ConfigurationError
 from offbeat.files import write_result
 from offbeat.journal.file import read
 from offbeat.policies import rule
 from offbeat.report.progress import progress_bar
 from offbeat.report.table import console
+from offbeat.sim.cluster import quantity
 
 SHORT: Final = Question(seeds=1, pushes=800)
 """For a page: some seconds of one process."""
 MOST_WORKERS: Final = 1_000
-UNITS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def advise(
@@ -36,7 +36,9 @@ def advise(
         str | None, typer.Option(help="Other numbers of workers too: 6, 2..8, 4,8, +1 (one more), -1, or ±1.", show_default=False)
     ] = None,
     servers: Annotated[str | None, typer.Option(help="Other numbers of servers too, spelled likewise.", show_default=False)] = None,
-    link: Annotated[str | None, typer.Option(help="What another link of a server, such as 10gbit, would do.", show_default=False)] = None,
+    link: Annotated[
+        list[str] | None, typer.Option(help="Another link of every host too, such as 10gbit; may be repeated.", show_default=False)
+    ] = None,
     model_size: Annotated[
         str | None,
         typer.Option(help="Bytes of the parameters, such as 400MB, for --link: the journal does not have them.", show_default=False),
@@ -66,20 +68,21 @@ def advise(
             raise ConfigurationError(f"--sync: {error}") from None
     of_workers = counts("--workers", workers, job["workers"])
     of_servers = counts("--servers", servers, job["servers"])
-    rate = None if link is None else size("--link", link, "bit", "10gbit")
-    nbytes = None if model_size is None else int(size("--model-size", model_size, "b", "400MB"))
-    if nbytes is not None and link is None:
+    links = tuple(quantity("--link", text, "bit", "10gbit") for text in dict.fromkeys(link or ()))
+    nbytes = None if model_size is None else quantity("--model-size", model_size, "b", "400MB")
+    if nbytes is not None and not links:
         raise ConfigurationError(f"--model-size {model_size}: it is for --link, which is not given; give --link 10gbit too")
+    if nbytes is None and links:
+        asked = ", ".join(link or ())
+        raise ConfigurationError(f"--link {asked}: the journal does not say how large a push is; give --model-size 400MB too")
     screen = console()
-    question = Question(rules, of_workers, of_servers, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
+    question = Question(rules, of_workers, of_servers, links, nbytes, target_loss, seeds, pushes, jobs or os.cpu_count() or 1)
     with progress_bar() as done:
         found = advice(journal, question, done)
     said = conclusion(found) + warnings(found)
-    if link is not None and rate is not None:
-        said.append(link_words(found.recording, rate, link, nbytes))
     if target_loss is not None and found.reached is None:
         said.append(f"--target-loss {target_loss:g}: the run never had it, or its losses are not in the journal (offbeat.log(loss=...)).")
-    said += of_sizes(found, of_workers, of_servers) + assumptions(found, platform.node())
+    said += of_sizes(found, of_workers, of_servers) + of_links(found, links, nbytes or 0.0) + assumptions(found, platform.node())
     if json_file is not None:
         write_result(json_file, json.dumps(plain(found, said), indent=1) + "\n")
     screen.print(table(found))
@@ -123,18 +126,6 @@ def counts(option: str, text: str | None, now: int) -> tuple[int, ...]:
         if not 1 <= count <= MOST_WORKERS:
             raise ConfigurationError(f"{option} {text}: {count} is not between 1 and {MOST_WORKERS:,} (the job has {now})")
     return tuple(sorted(set(found) - {now}))
-
-
-def size(option: str, text: str, unit: str, example: str) -> float:
-    """Return a quantity such as ``10gbit`` or ``400MB``.
-
-    >>> size("--link", "10gbit", "bit", ""), size("--model-size", "400MB", "b", "")
-    (10000000000.0, 400000000.0)
-    """
-    match = re.fullmatch(rf"(\d+(?:\.\d+)?)([kmgt]?){unit}", text.lower().replace(" ", ""), re.ASCII)
-    if match is None or not float(match[1]) > 0.0:
-        raise ConfigurationError(f"{option} {text}: cannot read it; write a number greater than 0 and a unit, for instance {example}")
-    return float(match[1]) * UNITS[match[2]]
 
 
 def main(journal: str) -> None:

@@ -34,6 +34,15 @@ def simulate(
         str | None, typer.Option(help="Latency model of the seconds that a push takes from a worker to a server.")
     ] = None,
     update_s: Annotated[float, typer.Option(help="Seconds for which each fold occupies a server.")] = 0.0,
+    link: Annotated[
+        str | None, typer.Option(help="What each host sends and receives at most, shared by its messages: 10gbit.  [default: no limit]")
+    ] = None,
+    model_size: Annotated[
+        str | None, typer.Option(help="Bytes of a gradient, and of the parameters, as they travel, such as 400MB; with --link.")
+    ] = None,
+    hosts: Annotated[
+        int | None, typer.Option(help="Workers and servers are on so many hosts, as agents place them.  [default: each has its own]")
+    ] = None,
     faults: Annotated[str | None, typer.Option(help="SCRIPT or its file, such as 'kill worker=2 at=9; restart worker=2 at=30'.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds of silence after which a worker counts as dead.")] = 10.0,
     versions: Annotated[int | None, typer.Option(help="Stop at this version.  [default: 1000, without --time and --epochs]")] = None,
@@ -65,6 +74,9 @@ def simulate(
         delay=delay,
         push_delay=push_delay,
         update_s=update_s,
+        link=link,
+        model_size=model_size,
+        hosts=hosts,
         faults=faults,
         timeout_s=timeout,
         versions=versions,

@@ -160,3 +160,13 @@ class Sender:
         self.open = {push.clock: push for push in pushes}
         if self._run is run:
             self.clock += by
+
+
+def host_in(detail: str) -> str:
+    """Return the host that the detail of a process's record ends with; empty: it names none.
+
+    >>> host_in("on node0"), host_in("2 of 3, on node1"), host_in("pid 12")
+    ('node0', 'node1', '')
+    """
+    _, on, host = f" {detail}".rpartition(" on ")
+    return host if on else ""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from offbeat.core.phases import Phase
-from offbeat.journal.arrivals import Record
+from offbeat.journal.arrivals import Record, host_in
 from offbeat.types import Seconds
 
 QUEUED, LINK = "queued", "link"
@@ -286,8 +286,8 @@ class Costs:
             self.workers[record["worker"]].slowed = record["detail"] or "a fault of kind slow"
 
     def _process(self, record: Record) -> None:
-        if record["role"] == "worker" and " on " in record["detail"]:
-            self._worker(record["number"]).host = record["detail"].rpartition(" on ")[2]
+        if record["role"] == "worker" and (host := host_in(record["detail"])):
+            self._worker(record["number"]).host = host
 
     @property
     def seconds(self) -> Seconds:

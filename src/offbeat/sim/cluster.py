@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from offbeat.core.batch_sizes import BatchOrder, Deal
 from offbeat.core.policy import whole_number
@@ -11,6 +13,27 @@ from offbeat.errors import ConfigurationError
 from offbeat.sim.faults import Freeze, Script, Stop, Vanish, script
 from offbeat.sim.latency.registry import Constant, Law, law
 from offbeat.types import Seconds, WorkerId
+
+UNITS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def quantity(option: str, value: str | float, unit: str, example: str) -> float:
+    """Return a quantity such as ``10gbit`` or ``400MB``; a number is in bits, or bytes.
+
+    >>> quantity("--link", "10gbit", "bit", ""), quantity("--model-size", "400MB", "b", "")
+    (10000000000.0, 400000000.0)
+
+    Raises:
+        ConfigurationError: it is spelled otherwise, or not greater than 0.
+    """
+    number = 0.0
+    if not isinstance(value, str):
+        number = float(value)
+    elif match := re.fullmatch(rf"(\d+(?:\.\d+)?)([kmgt]?){unit}", value.lower().replace(" ", ""), re.ASCII):
+        number = float(match[1]) * UNITS[match[2]]
+    if not 0.0 < number < math.inf:
+        raise ConfigurationError(f"{option} {value}: cannot read it; write a number greater than 0 and a unit, for instance {example}")
+    return number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +60,12 @@ class Cluster:
     """Seconds that a push takes from a worker to a server."""
     update_s: Seconds = 0.0
     """Seconds for which a fold occupies its server; the server handles no message meanwhile."""
+    link: str | float | None = None
+    """Bits that each host sends in a second at most, and receives, such as "10gbit"; None: messages do not share links."""
+    model_size: str | float | None = None
+    """Bytes of a push to all servers, and of the parameters of all, such as "400MB"; with ``link``."""
+    hosts: int | None = None
+    """On how many hosts workers and servers are, as agents place them (`host_of_worker`, `host_of_server`); None: each has its own."""
     faults: str | Script = ""
     """A script, its text, or the path of its file; the syntax is in ``faults.py``."""
     timeout_s: Seconds = 10.0
@@ -50,6 +79,7 @@ class Cluster:
         for name in ("compute", "per_sample", "delay", "push_delay"):
             object.__setattr__(self, name, law(getattr(self, name)))
         object.__setattr__(self, "faults", script(self.faults))
+        self._check_links()
         for name, value, least in (("update_s", self.update_s, 0.0), ("timeout_s", self.timeout_s, 0.1)):
             if not least <= value < math.inf:
                 raise ConfigurationError(f"cluster({name}={value!r}): {name} must be a finite number of seconds of at least {least:g}")
@@ -69,6 +99,33 @@ class Cluster:
     def silence_s(self) -> Seconds | None:
         """`timeout_s` if the faults can make a worker silent, else None: then no heartbeats need to be simulated."""
         return self.timeout_s if any(isinstance(fault, Freeze | Vanish) for fault in self.script.faults) else None
+
+    def host_of_worker(self, worker: WorkerId) -> int:
+        """Return the host of a worker: each has as many as the others, or one more, and workers that join later go round."""
+        if self.hosts is None:
+            return worker
+        return worker * self.hosts // self.workers if worker < self.workers else worker % self.hosts
+
+    def host_of_server(self, server: int) -> int:
+        """Return the host of a server: hosts start them in turn."""
+        return self.total + server if self.hosts is None else server % self.hosts
+
+    def _check_links(self) -> None:
+        if self.link is None:
+            for option, value in (("--model-size", self.model_size), ("--hosts", self.hosts)):
+                if value is not None:
+                    raise ConfigurationError(f"{option} {value}: without a link messages take no time for their bytes; give --link too")
+            return
+        if self.model_size is None:
+            raise ConfigurationError(f"--link {self.link}: how long a message takes depends on its size; give --model-size 400MB too")
+        object.__setattr__(self, "link", quantity("--link", self.link, "bit", "10gbit"))
+        object.__setattr__(self, "model_size", quantity("--model-size", self.model_size, "b", "400MB"))
+        if self.hosts is not None:
+            whole_number("cluster", "hosts", self.hosts, least=1)
+            if self.hosts > self.workers:
+                raise ConfigurationError(
+                    f"--hosts {self.hosts}: each has a worker, and there are {self.workers}; use at most {self.workers}"
+                )
 
     def law(self, name: str) -> Law:
         """Return the parsed latency model of a field: "compute", "per_sample", "delay" or "push_delay"."""

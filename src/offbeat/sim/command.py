@@ -59,6 +59,9 @@ def check(
     delay: str | None,
     push_delay: str | None,
     update_s: Seconds,
+    link: str | None,
+    model_size: str | None,
+    hosts: int | None,
     faults: str | None,
     timeout_s: Seconds,
     versions: int | None,
@@ -94,8 +97,9 @@ def check(
         )
         if text is not None
     }
-    for option, number in (("--workers", workers), ("--servers", servers), ("--seeds", seeds), ("--jobs", jobs)):
-        if number < 1:
+    numbers = (("--workers", workers), ("--servers", servers), ("--hosts", hosts), ("--seeds", seeds), ("--jobs", jobs))
+    for option, number in numbers:
+        if number is not None and number < 1:
             raise ConfigurationError(f"{option} {number}: must be at least 1")
     if versions is None and time_s is None and epochs is None:
         versions = VERSIONS
@@ -103,6 +107,9 @@ def check(
         workers=workers,
         servers=servers,
         update_s=update_s,
+        link=link,
+        model_size=model_size,
+        hosts=hosts,
         faults=_parse("--faults", script, faults or ""),
         timeout_s=timeout_s,
         seed=seed,

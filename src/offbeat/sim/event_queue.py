@@ -21,6 +21,8 @@ MEASURED: Final = -1
 MESSAGE: Final = 0
 WAKE: Final = 1
 """Timers of the coordinator run after the messages of their instant."""
+SHARE: Final = 2
+"""Links are shared anew once everything that begins or ends at an instant is known."""
 
 
 class EventQueue:

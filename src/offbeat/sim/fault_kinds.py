@@ -60,10 +60,17 @@ class Stop(NamedTuple):
     for_s: Seconds
 
 
+class KillServer(Stop):
+    """A server's process dies, and another one goes on after ``for_s`` seconds where it was: nothing is lost, and messages wait."""
+
+    __slots__ = ()
+
+
 Fault: TypeAlias = Kill | Vanish | Restart | Freeze | Slow | Join | Stop
 
 FAULTS: Final[dict[str, type[Fault]]] = {kind.__name__.lower(): kind for kind in (Kill, Vanish, Restart, Freeze, Slow, Join, Stop)}
-"""Every fault by its verb."""
+FAULTS["kill server"] = KillServer
+"""Every fault by its verb, and by what it happens to, where the verb alone does not say it."""
 SETTINGS: Final = {
     "worker": ("worker", "a whole number"),
     "server": ("server", "a whole number"),
@@ -82,4 +89,5 @@ def spelled(fault: Fault) -> str:
     """
     values = fault._asdict()
     settings = [f"{key}={values[field]!r}" for key, (field, _) in SETTINGS.items() if field in values]
-    return " ".join([type(fault).__name__.lower(), *settings])
+    verb = next(verb for verb, kind in FAULTS.items() if kind is type(fault))
+    return " ".join([verb.removesuffix(" server"), *settings])

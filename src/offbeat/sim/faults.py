@@ -9,6 +9,7 @@ One fault per line, or separated by ``;`` on a command line; ``#`` begins a comm
     slow worker=0 at=3 for=10 factor=4      # computing takes four times as long during this time
     join worker=7 at=40                     # a worker absent until now joins: one of the job's workers, or an additional one
     stop server=1 at=8 for=3                # the server stands still; messages to it wait
+    kill server=1 at=8 for=0.3              # its process dies, and after this time another one goes on where it was
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
-from offbeat.sim.fault_kinds import FAULTS, SETTINGS, Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish, spelled
+from offbeat.sim.fault_kinds import FAULTS, SETTINGS, Fault, Freeze, Join, Kill, KillServer, Restart, Slow, Stop, Vanish, spelled
 from offbeat.spec import hint
 from offbeat.types import Seconds, WorkerId
 
@@ -159,6 +160,8 @@ def _parse(where: str, statement: str, offset: int) -> Fault:
             f"{where}, character {offset + verb.start() + 1}: there is no fault {verb.group()!r}{hint(verb.group(), FAULTS)}; "
             f"expected one of {', '.join(FAULTS)}"
         )
+    if any(setting.group().startswith("server=") for setting in settings):
+        kind = FAULTS.get(f"{verb.group().lower()} server", kind)
     known = [key for key, (field, _) in SETTINGS.items() if field in kind._fields]
     values: dict[str, Any] = {}
     for setting in settings:
@@ -191,4 +194,4 @@ def _value(where: str, key: str, text: str) -> int | float:
     raise ConfigurationError(f"{where}: {key}={text} is not {SETTINGS[key][1]}")
 
 
-__all__ = ["FAULTS", "Fault", "Freeze", "Join", "Kill", "Restart", "Script", "Slow", "Stop", "Vanish", "script", "spelled"]
+__all__ = ["FAULTS", "Fault", "Freeze", "Join", "Kill", "KillServer", "Restart", "Script", "Slow", "Stop", "Vanish", "script", "spelled"]

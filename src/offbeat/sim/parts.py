@@ -7,9 +7,11 @@ from typing import NamedTuple
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.sim.cluster import Cluster
+from offbeat.sim.event_queue import EventQueue
 from offbeat.sim.gossip_links import Links
 from offbeat.sim.servers import Servers
 from offbeat.sim.shard_workers import ShardWorker
+from offbeat.sim.transfers import Transfers
 from offbeat.sim.workers import JobWorker
 
 
@@ -25,9 +27,12 @@ class Parts(NamedTuple):
     """Whether the rule sets timers (``wake_at``), so that the coordinator must be woken without an event."""
 
 
-def parts_of(policy: Policy, cluster: Cluster) -> Parts:
+def parts_of(policy: Policy, cluster: Cluster, queue: EventQueue) -> Parts:
     """Return the servers and workers that a run under this rule, one of the three families, needs."""
     if isinstance(policy, ServerRule):
+        servers = Servers(cluster)
+        if cluster.link is not None:
+            servers.share_links(Transfers(cluster, servers, queue))
         asks_again = type(policy.start()).wake_at is not ServerRule.wake_at
-        return Parts(Servers(cluster), ShardWorker if policy.scope == "shard" else JobWorker, policy.measures != "nothing", asks_again)
+        return Parts(servers, ShardWorker if policy.scope == "shard" else JobWorker, policy.measures != "nothing", asks_again)
     return Parts(Links(cluster) if isinstance(policy, GossipRule) else Servers(cluster), JobWorker)

@@ -109,6 +109,8 @@ class SimulatedProcess(ABC):
     def end(self, why: str, *, seen: bool) -> None:
         """End this process; ``seen``: its connection closes, so that the coordinator notices at once."""
         self.gone, self.due = True, 0
+        if (transfers := self.simulation.servers.transfers) is not None:
+            transfers.cut(self.number)
         if seen:
             self.simulation.send(Lost(self.number, why, self.incarnation or None))
 

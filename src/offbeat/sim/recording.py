@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from offbeat.core.batch_sizes import BatchOrder
 from offbeat.errors import ConfigurationError
-from offbeat.journal.arrivals import Record
+from offbeat.journal.arrivals import Record, host_in
 from offbeat.journal.file import Records
 from offbeat.journal.summary import Tally
 from offbeat.report.figures import TOLD_TO_LEAVE
@@ -23,6 +23,7 @@ from offbeat.report.turns import Turn, Turns, Watcher
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.faults import Join, Kill, Restart, Script, Slow
 from offbeat.sim.latency.recorded import Column, Recorded, column
+from offbeat.sim.latency.registry import Constant
 from offbeat.types import Seconds, WorkerId, worker_ids
 
 TURNS: Final = 20
@@ -97,8 +98,8 @@ class _Recorder(Watcher):
         elif kind == "release":
             worker = self._worker(record["worker"])
             worker.released_at, worker.owes = t, True
-        elif kind == "process" and " on " in record["detail"]:
-            self.hosts[f"{record['role']} {record['number']}"] = record["detail"].rpartition(" on ")[2]
+        elif kind == "process" and (host := host_in(record["detail"])):
+            self.hosts[f"{record['role']} {record['number']}"] = host
         elif kind == "settle" and record["fate"] == "folded" and not record.get("shard"):
             self._samples += record["samples"] or 1
         elif kind == "fold" and not record.get("shard"):
@@ -233,6 +234,8 @@ class Recording:
         seed: int = 0,
         servers: int | None = None,
         fold_s: Seconds | None = None,
+        link: float | None = None,
+        model_size: float | None = None,
     ) -> Cluster:
         """Return the machines of this run.
 
@@ -244,6 +247,7 @@ class Recording:
             seed: of the rule's own draws.
             servers: None: as in the job.
             fold_s: None: as in the job.
+            link, model_size: see `Cluster`: what messages took in the job is left out, and their bytes take time. None: as in the job.
         """
         last = self.seconds if seconds is None else begin + seconds
         compute: list[Column] = []
@@ -255,15 +259,34 @@ class Recording:
                 columns.append(one.moved((copies * len(one.factors)) // (copies + 1)) if copies else one)
         places = {part.own: WorkerId(place) for place, part in enumerate(cast) if part.own is not None}
         moved = [fault._replace(worker=places[fault.worker]) for fault in self.faults if fault.worker in places]
+        pushes = Recorded(what=f"pushes of {self.path}", columns=tuple(besides), begin=begin, turned=turned)
         return Cluster(
             workers=len(cast),
             servers=servers or self.job["servers"],
             compute=Recorded(what=f"computing of {self.path}", columns=tuple(compute), begin=begin, turned=turned),
-            push_delay=Recorded(what=f"pushes of {self.path}", columns=tuple(besides), begin=begin, turned=turned),
+            push_delay=pushes if link is None else Constant(seconds=0.0),
             update_s=self.fold_s if fold_s is None else fold_s,
+            link=link,
+            model_size=model_size,
+            hosts=None if link is None else self.hosts_of(len(cast)),
             faults=Script(_within(moved, begin, last)),
             seed=seed,
         )
+
+    def hosts_of(self, workers: int) -> int | None:
+        """Return on how many hosts so many workers and the servers are, if the job's were on several; None: each on its own."""
+        of_workers = self._hosts("worker")
+        if len(of_workers) < 2 or self.apart:
+            return None
+        return max(1, min(workers, round(workers * len(of_workers) / self.total)))
+
+    @property
+    def apart(self) -> bool:
+        """Whether a server was on a host without workers, as far as is known."""
+        return not self._hosts("server") <= self._hosts("worker")
+
+    def _hosts(self, role: str) -> set[str]:
+        return {host for name, host in self.hosts.items() if name.startswith(f"{role} ")}
 
     def sizes(self, cast: Sequence[Part]) -> tuple[int, BatchOrder]:
         """Return the samples of a step, and the workers for which it is another number."""

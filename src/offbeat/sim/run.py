@@ -102,6 +102,8 @@ def check_rule(policy: Policy, cluster: Cluster, work: Work) -> None:
         ConfigurationError: the rule does not support this number of workers, or the work has too few samples or none.
     """
     policy.check(cluster.workers)
+    if cluster.link is not None and (why := shares_no_link(policy)) is not None:
+        raise ConfigurationError(f"{why}; leave --link out")
     if work.samples is not None and work.samples < cluster.workers:
         raise ConfigurationError(f"{work.samples} samples for {cluster.workers} workers: each needs at least one; use fewer workers")
     if policy.split_overlap is not None and work.samples is None:
@@ -110,9 +112,20 @@ def check_rule(policy: Policy, cluster: Cluster, work: Work) -> None:
         )
 
 
+def shares_no_link(policy: Policy) -> str | None:
+    """Return why messages under this rule cannot share links; None: they can."""
+    if isinstance(policy, ServerRule) and policy.scope == "job":
+        return None
+    why = "skips blocks that a slow link keeps back" if isinstance(policy, ServerRule) else "has no servers"
+    return f"{policy.spelling} {why}, and how its messages share a link is not modelled"
+
+
 def _head(policy: Policy, cluster: Cluster) -> dict[str, Any]:
     laws = {name: cluster.law(name).spelling for name in ("compute", "per_sample", "delay", "push_delay")}
     settings = ", ".join(f"{name}={spelling}" for name, spelling in laws.items() if spelling != "constant(seconds=0.0)")
+    if cluster.link is not None:
+        on = "" if cluster.hosts is None else f", hosts={cluster.hosts}"
+        settings += f", link={cluster.link:g} bit/s, model_size={cluster.model_size:g} bytes{on}"
     return job_record(
         sync=policy.spelling,
         workers=cluster.workers,

@@ -7,11 +7,15 @@ stopped server handles nothing until it continues. Messages of one sender to one
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.faults import Stop
 from offbeat.sim.latency.registry import Constant, Law, Sampler, derived, stretched
 from offbeat.types import Seconds, WorkerId
+
+if TYPE_CHECKING:
+    from offbeat.sim.transfers import Transfers
 
 
 class Servers:
@@ -41,6 +45,12 @@ class Servers:
         self.immediate = self.never_busy and self._delay.immediate
         """Whether parameters arrive at the instant at which they are requested."""
         self.pushes_immediate = self._push_delay.immediate
+        self.transfers: Transfers | None = None
+        """Carries pushes and parameters, if they share links."""
+
+    def share_links(self, transfers: Transfers) -> None:
+        """Let messages take as long as their bytes need on links that they share."""
+        self.transfers, self.immediate, self.pushes_immediate = transfers, False, False
 
     def free(self, server: int, time: Seconds) -> Seconds:
         """Return when this server handles a message that arrives at ``time``."""
@@ -65,7 +75,11 @@ class Servers:
 
     def block(self, server: int, worker: WorkerId, now: Seconds) -> Seconds:
         """Return the time at which the worker has the block of one server, if the server is told to send it at ``now``."""
-        return self._delay.arrival(server * self._workers + worker, self.free(server, now))
+        return self.travelled(server, worker, self.free(server, now))
+
+    def travelled(self, server: int, worker: WorkerId, sent: Seconds) -> Seconds:
+        """Return the time at which the worker has the block of one server that has left at ``sent``."""
+        return self._delay.arrival(server * self._workers + worker, sent)
 
     def push(self, server: int, worker: WorkerId, now: Seconds) -> Seconds:
         """Return the time at which a push arrives at a server, if the worker sends it at ``now``."""

@@ -39,7 +39,7 @@ from offbeat.journal.records import Record, fault_record, metrics_record, proces
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.coordinator_inbox import CoordinatorInbox
 from offbeat.sim.event_queue import FAULT, EventQueue
-from offbeat.sim.faults import Fault, Freeze, Join, Kill, Restart, Slow, Stop, Vanish
+from offbeat.sim.faults import Fault, Freeze, Join, Kill, KillServer, Restart, Slow, Stop, Vanish
 from offbeat.sim.gossip_links import Links
 from offbeat.sim.latency.registry import Constant, Sampler, derived
 from offbeat.sim.parts import parts_of
@@ -80,7 +80,7 @@ class Simulation:
         self.policy = policy
         self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers, seed=cluster.seed)
         self.queue = EventQueue()
-        parts = parts_of(policy, cluster)
+        parts = parts_of(policy, cluster, self.queue)
         self.servers = parts.servers
         self.uplink = Uplink(self.queue, self.servers)
         wakes = cluster.silence_s is not None or parts.asks_again
@@ -256,7 +256,8 @@ class Simulation:
         """Make a fault of the script happen, unless the worker's process has ended already."""
         now = self.queue.now
         if isinstance(fault, Stop):
-            self._note(process_record(now, "server", fault.server, "stopped", f"for {fault.for_s:g} s"))
+            event, detail = ("killed", "another goes on after") if isinstance(fault, KillServer) else ("stopped", "for")
+            self._note(process_record(now, "server", fault.server, event, f"{detail} {fault.for_s:g} s"))
             return
         if isinstance(fault, Restart | Join):
             self._to_come -= 1

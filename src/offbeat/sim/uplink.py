@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from offbeat.core.events import Event
 from offbeat.sim.event_queue import EventQueue
@@ -37,8 +38,15 @@ class Uplink:
             if missing == 0:
                 worker.arrived(event, cause)
 
+        transfers = self._servers.transfers
         for server in range(self._servers.count):
-            self.at_server(server, self._servers.push(server, worker.number, self._queue.now), count)
+            if transfers is None:
+                self.at_server(server, self._servers.push(server, worker.number, self._queue.now), count)
+            else:
+                transfers.push(server, worker.number, partial(self._landed, server, count))
+
+    def _landed(self, server: int, action: Callable[[int], None]) -> None:
+        self.at_server(server, self._queue.now, action)
 
     def at_server(self, server: int, arrival: Seconds, action: Callable[[int], None]) -> None:
         """Call ``action`` when the server handles a message that arrives at ``arrival``."""

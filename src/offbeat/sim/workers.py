@@ -28,7 +28,14 @@ class JobWorker(SimulatedProcess):
     def released(self, effect: Release, cause: RecordId) -> None:
         self.in_transit = True
         servers, now = self.simulation.servers, self.queue.now
-        if not servers.immediate and (arrival := servers.parameters(self.number, now)) > now:
+        if servers.immediate:
+            arrival = now
+        elif servers.transfers is None:
+            arrival = servers.parameters(self.number, now)
+        else:
+            self.due = servers.transfers.pull(self.number, partial(self._has, effect, cause, now))
+            return
+        if arrival > now:
             if self._account is not None:
                 self._account.pull_s += arrival - now
             self.due = self.queue.at(arrival, partial(self._begin, effect, cause))
@@ -38,6 +45,14 @@ class JobWorker(SimulatedProcess):
 
     def published(self, effect: Publish, cause: RecordId) -> None:
         raise AssertionError(f"blocks are for rules of shard scope: {effect}")
+
+    def _has(self, effect: Release, cause: RecordId, sent_at: Seconds, pull: int) -> None:
+        """Read the parameters that have come over a shared link, unless this process has rejoined since they were sent."""
+        if pull != self.due:
+            return
+        if self._account is not None:
+            self._account.pull_s += self.queue.now - sent_at
+        self._begin(effect, cause, pull)
 
     def _begin(self, effect: Release, cause: RecordId, serial: int) -> None:
         """Read the parameters, which have arrived, once the process is not frozen."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 from typing import Any, Final, Literal, NamedTuple
 
-from offbeat.journal.arrivals import Record
+from offbeat.journal.arrivals import Record, host_in
 from offbeat.journal.verdicts import LEAST
 from offbeat.report.remarks import verdict_sentence
 from offbeat.types import Seconds
@@ -176,8 +176,8 @@ class JobView:
         elif kind == "state_changed":
             if self._changed(record, t):
                 return
-        elif kind == "process" and record["role"] == "worker" and " on " in record["detail"]:
-            self._hosts[record["number"]] = cut(record["detail"].rpartition(" on ")[2], NAME_MAX)
+        elif kind == "process" and record["role"] == "worker" and (host := host_in(record["detail"])):
+            self._hosts[record["number"]] = cut(host, NAME_MAX)
             if self._heat is not None:
                 self._heat.by_host(self._hosts)
         elif kind == "end":
