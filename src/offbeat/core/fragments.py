@@ -24,8 +24,8 @@ class Fragments(Blocks):
     """Keep the fragments of one worker, and say when it pushes which and when it takes what has come.
 
     With P shards and H steps the worker pushes fragment p, 0 <= p < P, at its local steps ``floor(H * (p + 1) / P)`` modulo H. ``delay``
-    steps after each push it takes every newer fragment that has come; then, if it ``waits``, not before the one that it has pushed has. A
-    fragment that it takes is mixed: ``w <- alpha * w + (1 - alpha) * new``.
+    steps after the push it takes the newest version of that fragment, if it has come; if the worker ``waits``, as soon as it has. What it
+    takes is mixed: ``w <- alpha * w + (1 - alpha) * new``. Other fragments stay as they are, with the steps since their own last push.
 
     The first fragment after a `Release` is the one with the oldest version. Workers that wait always push that one, so that all of them
     push the same.
@@ -34,7 +34,7 @@ class Fragments(Blocks):
         shards: how many fragments there are.
         owner: the rule's name, for messages.
         steps: H, local steps between two pushes of one fragment.
-        delay: tau, local steps from a push until the worker takes new fragments; less than ``steps / shards``.
+        delay: tau, local steps from a push until the worker takes the fragment; less than ``steps / shards``.
         alpha: what remains of the worker's own parameters.
         waits: False: the worker takes what is there, and never waits.
 
@@ -75,7 +75,7 @@ class Fragments(Blocks):
         self._awaited: Version = -1
         """The worker waits until it holds a later version of that one than this."""
         self._open = False
-        """True from a push until the worker takes what has come."""
+        """True from a push until the worker takes its fragment."""
         self._takes = False
         """Whether the next `advance` takes what has come."""
 
@@ -96,7 +96,8 @@ class Fragments(Blocks):
 
     def advance(self) -> Version:
         if self._takes:
-            self.used = tuple(self.held)
+            taken = range(len(self.held)) if self._last < 0 else (self._last,)
+            self.used = tuple(self.held[shard] if shard in taken else version for shard, version in enumerate(self.used or self.held))
             self._open = self._takes = False
         self.t = min(self.used)
         return self.t

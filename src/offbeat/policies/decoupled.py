@@ -19,8 +19,8 @@ class Decoupled(FragmentRule):
 
     Update rule, of fragment p at its version v: ``d = w_p[v] - sum_j a_j * theta_jp``, with a_j in proportion to ``tokens_j * tokens_j /
     steps_j``, over the K or more workers j that have pushed it; the outer step and the mixing are those of `DiLoCo`. A worker pushes
-    fragment after fragment, one every H / P steps, and never waits: ``delay`` steps after each push it takes every newer fragment that is
-    there.
+    fragment after fragment, one every H / P steps, and never waits: ``delay`` steps after the push of a fragment it takes the fragment's
+    newest version, if there is one that it has not had; its own push is in that one, or will be in a later one.
 
     Window: from the K-th push for ``grace`` times the median time between two pushes of one worker to this fragment, as measured; it ends
     sooner when all active workers have pushed, and before a worker in it is expected to push again. If fewer than K workers are active,
@@ -65,7 +65,8 @@ class Decoupled(FragmentRule):
     grace: float = 0.25
     """The longest grace window, in times between two pushes of one worker to a fragment; at least 0, at most 1."""
     delay: int = 0
-    """tau, the local steps from a push until the worker takes what is there; less than ``steps / servers``."""
+    """tau, the local steps from a push until the worker takes the fragment's newest version; less than ``steps / servers``. As long as the
+    way there and back, or the worker's own push is never in what it takes."""
     alpha: float = 0.0
     """The share of the worker's own parameters in the mixture, from 0 to 1."""
     outer_lr: float = 0.7
