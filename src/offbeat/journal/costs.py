@@ -208,7 +208,7 @@ class Costs:
             worker.deaths[-1].back = t
 
     def _pushed(self, record: Record) -> None:
-        if record.get("shard"):
+        if record.get("shard") and not record.get("alone"):
             return
         worker, t = self._worker(record["worker"]), record["t"]
         seconds, waited = spent(record)
