@@ -17,6 +17,8 @@ SETTINGS: Final[dict[str, Callable[[int, int], tuple[str, ...]]]] = {
     "psp": lambda workers, servers: () if servers < 2 else (f"psp(c={max(1, 3 * workers // 4)}, b=0.75)",),
     "elastic": lambda workers, servers: ("elastic", "elastic(mode=local)"),
     "ensemble": lambda workers, servers: ("ensemble(steps=10)",),
+    "diloco": lambda workers, servers: () if servers < 2 else (f"diloco(steps={10 * servers}, delay=5)",),
+    "decoupled": lambda workers, servers: (f"decoupled(steps={10 * servers}, quorum={max(1, workers // 2)})",),
     "first_of": lambda workers, servers: (f"first_of(m={max(1, workers // 2)})",),
     "all_of": lambda workers, servers: (f"all_of(m={max(1, workers // 2)})",),
     "quorum": lambda workers, servers: (f"quorum(q={max(1, 3 * workers // 4)})",),

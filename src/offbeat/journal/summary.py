@@ -100,6 +100,8 @@ class Tally:
         self._shards: dict[int, _Shard] = {}
         self._folding: dict[tuple[int, int, int], tuple[int, bool]] = {}
         """For each push that some shards have settled: how many have, and whether one of them has folded its block."""
+        self._alone = False
+        """True if each push goes to one shard."""
         self._parts = Spread()
         self._scale = Spread()
         self._slowest: SlowestClock | None = None
@@ -234,6 +236,7 @@ class Tally:
         self._blocks += 1
         if "shard" in record and not self._shards:
             self._shards = {shard: _Shard() for shard in range(len(record["held"]))}
+            self._alone = record.get("alone", False)
         if self._arrivals.begins(record):
             self._workers[record["worker"]].pushed(record, blocks=bool(self._shards))
             if self._slowest is not None:
@@ -251,7 +254,7 @@ class Tally:
         """Return True if this shard is the first to fold its block of a push: the samples of an iteration count once."""
         key = record["worker"], record["incarnation"], record["clock"]
         count, before = self._folding.pop(key, (0, False))
-        if record["clock"] and count + 1 < len(self._shards):
+        if record["clock"] and count + 1 < len(self._shards) and not self._alone:
             self._folding[key] = count + 1, before or folded
         return folded and not before
 
