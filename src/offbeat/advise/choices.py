@@ -24,8 +24,8 @@ SETTINGS: Final[dict[str, Callable[[int, int], tuple[str, ...]]]] = {
     "dbw": lambda workers, servers: (),
     "full": lambda workers, servers: (),
 }
-"""By rule: its spellings. Other rules have their defaults. `dbw` decides as `b_dbw` without gradients; `full` is `bsp` without servers; `auto`
-chooses among the others."""
+"""By rule: its spellings. Other rules have their defaults. `dbw` decides as `b_dbw` without gradients; `full` is `bsp` without servers;
+`auto` chooses among the others."""
 
 
 def considered(workers: int, servers: int, own: str, more: Sequence[str] = ()) -> tuple[str, ...]:

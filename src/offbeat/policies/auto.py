@@ -1,4 +1,4 @@
-"""Begin as bsp, watch the workers' turns, and change to another rule at a fold when that has been predicted to be better for long enough."""
+"""Begin as bsp, watch the workers' turns, and change to another rule at a fold once that is predicted to be better for long enough."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offbeat.policies.asp import ASP, OneByOne
 from offbeat.policies.backup import Backup
 from offbeat.policies.fresh import number, one_of
 from offbeat.policies.rennala import Rennala
-from offbeat.policies.replayed import Outlook, Turns, first_fresh, one_by_one
+from offbeat.policies.replayed import SINGLE, Outlook, Turns, first_fresh, one_by_one
 from offbeat.policies.ssp import SSP
 from offbeat.types import Seconds, Version, WorkerId
 
@@ -31,7 +31,9 @@ KINDS: Final[dict[Allow, tuple[Kind, ...]]] = {
 FAIR: Final = 0.5
 """The least part of a fair share of the gradients that every worker keeps under an *exact* rule."""
 LEAST_TURNS: Final = 4
-"""Turns of each worker before the first prediction, and between two predictions."""
+"""Turns of each worker before the first prediction."""
+BETWEEN: Final = 2
+"""Turns of each worker between two predictions, on average."""
 LONG_STAY: Final = 8
 """After so many times ``patience`` predictions under one rule, earlier returns are forgotten."""
 MOST_RETURNS: Final = 3
@@ -62,7 +64,7 @@ def spelled(rule: ServerRule) -> str:
 class Auto(ServerRule):
     """Begin as `BSP`; change rule or setting at a fold once another has been predicted to be better ``patience`` times in succession.
 
-    After every four turns of each worker the turns of the last ``window`` of the fastest are replayed under each candidate; see
+    After every two turns of each worker the turns of the last ``window`` of the fastest are replayed under each candidate; see
     `replayed`. A candidate's progress is ``sqrt(gradients/s * steps/s)``. The candidates, the gentlest first:
 
     - *exact*: ``backup(b)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share of the gradients;
@@ -75,8 +77,9 @@ class Auto(ServerRule):
     which counts against the change. A change back to the rule before takes twice the patience, a next one four times, at most eight.
 
     The script's rate is the one for bsp. It stays under rules that fold at least half of the gradients; where each gradient is a step,
-    it is divided by n. Smaller batches are no candidates. Nor are rules that exchange parameters or decide per shard, which a job cannot
-    take up in its midst, and ``dbw``, which needs norms that servers measure at each fold.
+    it is divided by 2n, see docs/learning-rates.md, and so is the step in the prediction. Smaller batches are no candidates. Nor are
+    rules that exchange parameters or decide per shard, which a job cannot take up in its midst, and ``dbw``, which needs norms that
+    servers measure at each fold.
 
     Source: none; the kinds and the gain are those of ``offbeat advise``.
 
@@ -147,7 +150,7 @@ class _Run(ServerRule):
     def fold(self, view: View) -> Decision | None:
         if view.version != self._version:
             at_fold, self._version = self._version is not None, view.version
-            if at_fold and self._seen >= LEAST_TURNS * len(view.active) and not view.gathered and (changed := self._judge(view)):
+            if at_fold and self._seen >= BETWEEN * len(view.active) and not view.gathered and (changed := self._judge(view)):
                 return changed
         decision = self._now.fold(view)
         if decision is None or not decision.fold:
@@ -155,7 +158,7 @@ class _Run(ServerRule):
         for contribution in decision.fold:
             self._weights[contribution.worker] = self._weights.get(contribution.worker, 0.0) + 1.0
         if isinstance(self._now, OneByOne):
-            return decision._replace(scale=decision.scale / max(1, len(view.active)))
+            return decision._replace(scale=decision.scale * SINGLE / max(1, len(view.active)))
         return decision
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
@@ -223,7 +226,7 @@ def _choices(turns: Turns) -> Iterator[Choice]:
     spare = [0, *(1 << i for i in range(n.bit_length()) if 1 << i <= n // 2)]
     for b in spare:
         if (outlook := first_fresh(turns, n - b, pushes)) is not None:
-            yield Choice(Backup(b=b), "exact" if outlook.least >= FAIR or not b else "biased", outlook, n - b)
+            yield Choice(Backup(b=b), "exact" if not b or outlook.fair(FAIR) else "biased", outlook, n - b)
     if (outlook := first_fresh(turns, n, pushes, ahead=True)) is not None:
         yield Choice(Rennala(batch=n), "biased", outlook, n)
     if (outlook := one_by_one(turns, BOUND, pushes)) is not None:
@@ -261,16 +264,18 @@ def chosen(choices: Sequence[Choice], rule: Auto, own: Choice | None) -> Choice 
 def _reason(best: Choice, own: Choice | None, before: str, workers: Sequence[WorkerId], span: Seconds) -> str:
     """Return why the rule changes, in figures."""
     outlook, n = best.outlook, len(workers)
-    rate = f"the learning rate is divided by {n}" if best.batch == 1 else "the learning rate stays that of the script"
+    rate = f"the learning rate is divided by {n / SINGLE:g}" if best.batch == 1 else "the learning rate stays that of the script"
     said = [f"predicted from {span:.3g} s of turns: {outlook.gradients:.3g} gradients/s in {outlook.steps:.3g} steps/s"]
     if own is not None:
         times = outlook.progress / own.outlook.progress
         said[0] += f", {before} {own.outlook.gradients:.3g} in {own.outlook.steps:.3g}; {times:.2f} times the progress"
         was = own.batch
-        said.append(f"a version has {best.batch} of {n} gradients in place of {was}" if was != best.batch else f"versions of {was} gradients")
+        said.append(
+            f"a version has {best.batch} of {n} gradients in place of {was}" if was != best.batch else f"versions of {was} gradients"
+        )
     else:
         said.append(f"a version has {best.batch} of {n} gradients")
     said.append(rate)
     if outlook.least < FAIR:
-        said.append(f"worker {workers[outlook.shares.index(outlook.least)]} weighs {outlook.least:.2f} of its share")
+        said.append(f"worker {workers[outlook.folded.index(min(outlook.folded))]} weighs {outlook.least:.2f} of its share")
     return "; ".join(said)

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import inf, sqrt
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from offbeat.types import Seconds
 
+SINGLE: Final = 0.5
+"""The step with a single, stale gradient, as a part of an n-th of a barrier's: the least of the factors in docs/learning-rates.md."""
 Turns: TypeAlias = Sequence[Sequence[Seconds]]
 """By worker, the lengths of its turns in the order in which it made them; none is empty."""
 
@@ -23,9 +25,9 @@ class Outlook(NamedTuple):
     gradients: float
     """Folded gradients a second."""
     steps: float
-    """Steps a second, counted in steps of a barrier's length: a step with a rate divided by n is the n-th part of one."""
-    shares: tuple[float, ...]
-    """By worker: its part of the folded gradients, divided by a fair part."""
+    """Steps a second, counted in steps of a barrier's length: a step with a rate divided by 2n is so small a part of one."""
+    folded: tuple[int, ...]
+    """By worker: how many of its gradients are folded in the replay."""
 
     @property
     def progress(self) -> float:
@@ -33,15 +35,24 @@ class Outlook(NamedTuple):
 
         Gradients count where they are mostly noise, steps where they agree; the mean is off by the same factor at both ends.
 
-        >>> Outlook(8.0, 2.0, (1.0, 1.0)).progress
+        >>> Outlook(8.0, 2.0, (16, 16)).progress
         4.0
         """
         return sqrt(self.gradients * self.steps)
 
     @property
     def least(self) -> float:
-        """The share of the worker that weighs least."""
-        return min(self.shares)
+        """The part of a fair share of the gradients that the worker has which weighs least."""
+        return min(self.folded) * len(self.folded) / sum(self.folded)
+
+    def fair(self, part: float) -> bool:
+        """Return whether every worker keeps this part of a fair share, give or take the standard deviation of so few gradients.
+
+        >>> Outlook(1.0, 1.0, (4, 4, 1)).fair(0.5), Outlook(1.0, 1.0, (40, 40, 10)).fair(0.5)
+        (True, False)
+        """
+        expected = part * sum(self.folded) / len(self.folded)
+        return min(self.folded) >= expected - sqrt(expected)
 
 
 def first_fresh(turns: Turns, k: int, pushes: int, *, ahead: bool = False) -> Outlook | None:
@@ -57,9 +68,9 @@ def first_fresh(turns: Turns, k: int, pushes: int, *, ahead: bool = False) -> Ou
         None if there is no version among so many pushes.
 
     >>> first_fresh([[1.0], [1.0], [4.0]], 3, 30)
-    Outlook(gradients=0.75, steps=0.25, shares=(1.0, 1.0, 1.0))
+    Outlook(gradients=0.75, steps=0.25, folded=(10, 10, 10))
     >>> first_fresh([[1.0], [1.0], [4.0]], 2, 31)
-    Outlook(gradients=2.0, steps=1.0, shares=(1.5, 1.5, 0.0))
+    Outlook(gradients=2.0, steps=1.0, folded=(14, 14, 0))
     """
     lengths = [len(own) for own in turns]
     made = [1] * len(turns)
@@ -86,12 +97,12 @@ def first_fresh(turns: Turns, k: int, pushes: int, *, ahead: bool = False) -> Ou
 
 
 def one_by_one(turns: Turns, bound: float, pushes: int) -> Outlook | None:
-    """Return the outlook of a fold of each gradient by itself, at an n-th of the rate, where no worker is more than ``bound`` turns ahead.
+    """Return the outlook of a fold of each gradient by itself, at a 2n-th of the rate, where no worker is more than ``bound`` turns ahead.
 
     Pushes are replayed after as many others as it takes until a worker of half the speed is ``bound`` turns behind.
 
     >>> one_by_one([[1.0], [1.0], [4.0]], inf, 9 * 4)
-    Outlook(gradients=2.25, steps=0.75, shares=(1.3333333333333333, 1.3333333333333333, 0.3333333333333333))
+    Outlook(gradients=2.25, steps=0.375, folded=(16, 16, 4))
     """
     lengths = [len(own) for own in turns]
     made = [0] * len(turns)
@@ -114,11 +125,11 @@ def one_by_one(turns: Turns, bound: float, pushes: int) -> Outlook | None:
             held.remove(one)
             heappush(due, (now + turns[one][made[one] % lengths[one]], one))
     folded = [after - one for after, one in zip(made, before, strict=True)]
-    return _outlook(folded, pushes / len(turns), now - began)
+    return _outlook(folded, SINGLE * pushes / len(turns), now - began)
 
 
 def _outlook(folded: Sequence[int], steps: float, seconds: Seconds) -> Outlook | None:
     total = sum(folded)
     if not total or seconds <= 0.0:
         return None
-    return Outlook(total / seconds, steps / seconds, tuple(number * len(folded) / total for number in folded))
+    return Outlook(total / seconds, steps / seconds, tuple(folded))
