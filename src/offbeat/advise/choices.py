@@ -10,6 +10,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies import RULES, rule
 
 SETTINGS: Final[dict[str, Callable[[int, int], tuple[str, ...]]]] = {
+    "auto": lambda workers, servers: (),
     "backup": lambda workers, servers: tuple(f"backup(b={b})" for b in sorted({1, workers // 4}) if 0 < b < workers),
     "ssp": lambda workers, servers: ("ssp(staleness=3)",),
     "ringmaster": lambda workers, servers: (f"ringmaster(threshold={2 * workers})",),
@@ -25,7 +26,8 @@ SETTINGS: Final[dict[str, Callable[[int, int], tuple[str, ...]]]] = {
     "dbw": lambda workers, servers: (),
     "full": lambda workers, servers: (),
 }
-"""By rule: its spellings. Other rules have their defaults. `dbw` decides as `b_dbw` without gradients; `full` is `bsp` without servers."""
+"""By rule: its spellings. Other rules have their defaults. `dbw` decides as `b_dbw` without gradients; `full` is `bsp` without servers;
+`auto` chooses among the others."""
 
 
 def considered(workers: int, servers: int, own: str, more: Sequence[str] = ()) -> tuple[str, ...]:

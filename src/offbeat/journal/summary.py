@@ -25,6 +25,8 @@ FAULTS_LISTED: Final = 1_000
 """Faults listed in a summary, the first ones; all are in the journal."""
 EXCEPTIONS_LISTED: Final = 100
 """Most exceptions of scripts in a summary; the journal has all."""
+RULES_LISTED: Final = 1_000
+"""Changes of the rule listed in a summary, the first ones; the journal has all."""
 
 
 @dataclass(slots=True)
@@ -113,6 +115,7 @@ class Tally:
         self._faults: list[Record] = []
         self._warnings: list[Record] = []
         self._exceptions: list[Record] = []
+        self._rule_changes: list[Record] = []
         self._others: dict[int, Tally] = {}
         """The tallies of the optimizers after the first, where a job has several."""
         self.journal_failure: str | None = None
@@ -195,6 +198,7 @@ class Tally:
             "faults": list(self._faults),
             "warnings": list(self._warnings),
             "exceptions": list(self._exceptions),
+            "rule_changes": list(self._rule_changes),
             "verdicts": [verdict.plain() for verdict in verdicts(self.costs)],
             "loss": plain(sum(losses) / len(losses)) if losses else None,
             "optimizers": self._per_optimizer(),
@@ -338,6 +342,10 @@ class Tally:
         if len(self._exceptions) < EXCEPTIONS_LISTED:
             self._exceptions.append({key: record.get(key) for key in ("t", "worker", "reason", "place")})
 
+    def _on_rule_changed(self, record: Record) -> None:
+        if len(self._rule_changes) < RULES_LISTED:
+            self._rule_changes.append({key: record[key] for key in ("t", "version", "rule", "reason")})
+
     def _on_end(self, record: Record) -> None:
         self._end = record
         for tally in self._others.values():
@@ -361,6 +369,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Tally, Record], None]]] = {
     "paused": lambda tally, record: tally._workers[record["worker"]].turn("idle", record["t"]),
     "epoch_ended": Tally._on_epoch_ended,
     "resized": Tally._on_resized,
+    "rule_changed": Tally._on_rule_changed,
     "state_changed": Tally._on_state_changed,
     "metrics": Tally._on_metrics,
     "fault": Tally._on_fault,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `python -m tests.generate` w
     # rules: begin
     from offbeat.policies.adacomm import AdaComm as AdaComm
     from offbeat.policies.asp import ASP as ASP
+    from offbeat.policies.auto import Auto as Auto
     from offbeat.policies.backup import Backup as Backup
     from offbeat.policies.bsp import BSP as BSP
     from offbeat.policies.dbw import BDBW as BDBW

@@ -36,6 +36,7 @@ KINDS: Final = (
     "warning",
     "exception",
     "checkpoint",
+    "rule_changed",
     "stood_still",
     "epoch_ended",
     "end",
