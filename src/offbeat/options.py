@@ -329,6 +329,8 @@ def check(
             raise ConfigurationError(
                 f"--batch {batch}: {spelling} sets the batch sizes by itself, from its budget; leave --batch out, or the rule's budget="
             )
+        if isinstance(chosen, ServerRule) and chosen.scope == "shard":
+            chosen.blocks(servers)  # refuses a number of servers that the rule cannot have
         if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
             raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
     if batch is not None:

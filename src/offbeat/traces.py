@@ -225,7 +225,7 @@ def _read_journal(path: Path) -> Measured:
     columns: dict[int, list[float]] = {}
     shares: dict[int, list[Shares]] = {}
     for number, entry in enumerate(file.read(path), start=1):
-        if entry["kind"] != "pushed" or entry.get("shard") or entry.get("optimizer"):
+        if entry["kind"] != "pushed" or (entry.get("shard") and not entry.get("alone")) or entry.get("optimizer"):
             continue
         worker, seconds, steps = entry.get("worker"), entry.get("compute_s"), entry.get("steps", 1)
         if not isinstance(worker, int) or not isinstance(seconds, int | float) or not 0.0 <= seconds < math.inf:

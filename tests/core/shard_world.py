@@ -20,8 +20,10 @@ from tests.core.shard_audit import ShardAuditor
 from offbeat.core.block_cache import Blocks
 from offbeat.core.effects import Effect, EpochEnded, Fence, Grant, Initialise, NoMore, Publish, Release
 from offbeat.core.events import Abandoned, EpochWanted, Event, Heard, Initialised, Joined, LeaseWanted, Left, Lost, PullWanted, Pushed
+from offbeat.core.fragments import Fragments
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
+from offbeat.policies.diloco import FragmentRule
 from offbeat.types import LeaseId
 
 Script: TypeAlias = Generator[Callable[[], bool], None, None]
@@ -86,6 +88,10 @@ class Process:
     """``model`` or ``blocks``: what of the parameters it waits for, doing nothing else."""
     whole: bool = False
     """Whether every block of a `Release` has come since it wants something."""
+    late: bool = False
+    """Whether that has happened while it wanted nothing."""
+    ahead: list[int] = field(default_factory=list)
+    """Local steps since it has taken each fragment's version."""
     gone: bool = False
 
 
@@ -203,7 +209,7 @@ class ShardWorld:
     def _live(self, p: Process) -> Script:
         yield from self._whole_model(p)
         for _ in range(0 if self.plan.epochs else self.plan.iterations):
-            yield from self._iterate(p, ())
+            yield from self._work(p, ())
         for epoch in range(self.plan.epochs):
             yield from self._epoch(p, epoch)
         self._tell(p, Left(p.worker, p.incarnation))
@@ -212,17 +218,27 @@ class ShardWorld:
     def _whole_model(self, p: Process) -> Script:
         p.wants, p.whole = "model", False
         yield lambda: p.whole
+        p.ahead = []
         self._advance(p)
 
     def _enough_blocks(self, p: Process) -> Script:
         p.wants, p.whole = "blocks", False
+        if p.late and self.plan.policy.averaging is not None:
+            p.blocks.released()
+            p.ahead = []
+        p.late = False
+        assert p.blocks.ready(self.now) or getattr(self.plan.policy, "waits", True), "nobody waits"
         yield lambda: p.blocks.ready(self.now)
+        p.ahead = [] if p.whole else p.ahead
         self._advance(p)
 
     def _advance(self, p: Process) -> None:
         assert p.blocks.ready(self.now)
         p.wants = ""
+        before = p.blocks.used
         t = p.blocks.advance()
+        news = [not before or version > old for version, old in zip(p.blocks.used, before or p.blocks.used, strict=True)]
+        p.ahead = [0 if new else steps for new, steps in zip(news, p.ahead or [0] * len(news), strict=True)]
         self.audit.begins(p.worker, p.incarnation, t, p.blocks.used)
 
     def _epoch(self, p: Process, epoch: int) -> Script:
@@ -241,7 +257,7 @@ class ShardWorld:
                     held.append(answer.lease)
                 more = isinstance(answer, Grant)
             if held:
-                yield from self._iterate(p, (held.popleft(),))
+                yield from self._work(p, (held.popleft(),))
             if hasty:
                 break
         self._tell(p, EpochWanted(p.worker, p.incarnation, 0, epoch, self.plan.size))
@@ -249,6 +265,35 @@ class ShardWorld:
         answer = p.answers.popleft()
         if isinstance(answer, EpochEnded) or getattr(answer, "refreshed", False):
             yield from self._whole_model(p)
+
+    def _work(self, p: Process, leases: tuple[LeaseId, ...]) -> Script:
+        return self._iterate(p, leases) if self.plan.policy.averaging is None else self._fragment(p, leases)
+
+    def _fragment(self, p: Process, leases: tuple[LeaseId, ...]) -> Script:
+        """Local steps, with a look at what has come in the middle of them, and a push of one fragment."""
+        assert isinstance(p.blocks, Fragments) and isinstance(self.plan.policy, FragmentRule)
+        left = p.blocks.turn
+        leg = p.blocks.leg(0, left)
+        yield from self._steps(p, leg)
+        if p.blocks.pauses(leg):
+            yield from self._enough_blocks(p)
+            yield from self._steps(p, left - leg)
+        used, nonfinite = p.blocks.used, "bias" if self._random.random() < 0.02 else None
+        shard = p.blocks.pushed()
+        assert shard is not None
+        self.audit.pushes(p.worker, p.incarnation, used[shard], used)
+        push = Pushed(p.worker, p.incarnation, used[shard], 8, 1.0, leases, nonfinite, steps=left, shard=shard, held=used, alone=True)
+        self._tell(p, push)  # over one line: what the worker says next does not overtake it
+        yield from self._whole_model(p) if nonfinite else self._enough_blocks(p)
+
+    def _steps(self, p: Process, count: int) -> Script:
+        assert isinstance(self.plan.policy, FragmentRule)
+        end = self.now + float(sum(self._random.randint(0, 1 + p.worker % 2) for _ in range(count)))
+        self._at(end - self.now, lambda script=p.script: self._resume(p, script))  # type: ignore[misc]
+        yield lambda: self.now >= end
+        p.ahead = [steps + count for steps in p.ahead]
+        bound = self.plan.policy.steps + self.plan.policy.delay
+        assert max(p.ahead) <= bound or not self.plan.policy.waits, f"{p.ahead} steps without a new version"
 
     def _iterate(self, p: Process, leases: tuple[LeaseId, ...]) -> Script:
         compute_s = float(self._random.randint(1, 3 + 2 * p.worker % 5))
@@ -319,6 +364,8 @@ class ShardWorld:
             if not missing and p.wants:
                 p.blocks.released()
                 p.whole = True
+            elif not missing:
+                p.late = True
 
         self.audit.releases(effect, self.versions)
         for shard, version in enumerate(self.versions):

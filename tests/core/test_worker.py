@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from offbeat.core.block_cache import Blocks
 from offbeat.core.effects import EpochEnded, Fence, Grant, Interrupt, NoMore, Release
 from offbeat.core.events import Abandoned, EpochWanted, Event, Joined, LeaseWanted, Left, PullWanted, Pushed
+from offbeat.core.fragments import Fragments
 from offbeat.core.policy import Plan
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import (
@@ -230,6 +231,56 @@ def test_a_worker_that_joins_again_has_no_blocks() -> None:
     worker.on(Stepped(), 1.0)
     worker.on(Fence(ME, 1, ""), 1.5)
     assert worker.blocks is not None and worker.blocks.held == [-1, -1]
+
+
+# Rules that average fragments.
+
+
+def fragments(**settings: Any) -> Worker:
+    worker = Worker(ME, partial(Fragments, 2, owner="diloco", steps=6, **settings))
+    for shard in range(2):
+        worker.on(BlockArrived(shard, 0), 0.0, 1)
+    worker.on(release(0), 0.0, 2)
+    assert worker.state is State.COMPUTING and worker.leg == 3
+    return worker
+
+
+def test_a_worker_goes_on_after_its_push_and_waits_when_its_fragment_is_late() -> None:
+    worker = fragments(delay=2)
+    (push,) = events(worker.on(Stepped(samples=24, steps=3), 3.0))
+    assert isinstance(push, Pushed) and (push.shard, push.alone, push.version, push.steps, push.held) == (0, True, 0, 3, (0, 0))
+    assert worker.on(Woken(), 3.0) == [Compute(None, False, 2)] and worker.leg == 2
+    assert worker.on(Stepped((7,), samples=16, steps=2), 5.0) == [] and worker.state is State.WAITING
+    assert worker.on(Woken(), 5.0) == [], "its fragment has not come"
+    worker.on(BlockArrived(0, 1), 6.0, 9)
+    assert worker.on(Woken(), 6.0) == [Compute(None, False, 9)] and worker.leg == 1
+    (push,) = events(worker.on(Stepped((8,), samples=8), 7.0))
+    assert isinstance(push, Pushed) and (push.shard, push.steps, push.samples, push.held) == (1, 3, 24, (1, 0))
+    assert push.leases == (7, 8) and push.compute_s == 3.0, "the wait in the middle is no computation"
+
+
+def test_a_worker_that_does_not_wait_goes_on_with_what_there_is() -> None:
+    worker = fragments(delay=1, waits=False)
+    worker.on(Stepped(steps=3), 3.0)
+    worker.on(Woken(), 3.0)
+    worker.on(Stepped(), 4.0)
+    assert worker.on(Woken(), 4.0) == [Compute(None, False, 2)] and worker.blocks is not None and worker.blocks.used == (0, 0)
+
+
+def test_after_a_push_that_is_not_finite_it_waits_for_the_whole_model() -> None:
+    worker = fragments(delay=2)
+    worker.on(Stepped(steps=3, nonfinite="bias"), 3.0)
+    assert worker.on(Woken(), 3.0) == [] and worker.needs_release
+    assert worker.on(release(0), 4.0, 5) == [Compute(None, False, 5)] and worker.leg == 3
+
+
+def test_a_release_in_the_middle_of_its_steps_begins_anew() -> None:
+    """Its last push was rejected: no fold will bring its fragment back."""
+    worker = fragments(delay=2)
+    worker.on(Stepped(steps=3), 3.0)
+    worker.on(Woken(), 3.0)
+    worker.on(Stepped((7,), steps=1), 4.0)
+    assert worker.on(release(0), 4.5, 5) == [Compute(None, False, 5)] and worker.work.steps == 0 and worker.leg == 3
 
 
 # Whatever happens.

@@ -50,6 +50,7 @@ LONG = {
     "learning_rates": "ringmaster",
     "psp_fig3": "psp_fig4",
     "psp_table1": "psp_fig4",
+    "spot_fleet": "ringmaster",
 }
 """Quick runs of some twenty seconds and more on two cores, each with another one of the same code: CI runs that one, and the mechanism of
 those that have one (test_mutations.py): of the bias, the rules whose weights no other experiment shows."""

@@ -10,9 +10,12 @@ from rich.console import Console
 from tests.journal.records import abandoned, push, release, round_of_two, two_shards
 from tests.support.printed import printed
 
+from offbeat.journal.records import job_record
 from offbeat.journal.summary import Tally
 from offbeat.policies import SSP
 from offbeat.report.live import PLAIN_EVERY_S, LiveProgress, changes, headline, worker_table
+from offbeat.report.remarks import remarks
+from offbeat.view.happenings import happening
 
 Record: TypeAlias = dict[str, Any]
 RunJob: TypeAlias = Callable[..., list[Record]]
@@ -46,6 +49,17 @@ def test_a_warning_is_told_when_it_comes() -> None:
     tally.add({"kind": "warning", "t": 1.0, "about": "equal_gradients", "workers": [0, 1], "step": 1, "detail": "they are equal"})
     after = tally.summary()
     assert changes(before, after) == ["warning: they are equal"] == changes(None, after) and changes(after, after) == []
+
+
+def test_a_change_of_the_rule_is_told_when_it_comes_and_below_the_table() -> None:
+    tally = Tally.of([job_record(sync="auto", workers=2, servers=1, seed=0, started="", script="")])
+    before = tally.summary()
+    tally.add({"kind": "rule_changed", "t": 1.0, "version": 40, "rule": "backup(b=1)", "reason": "it is 1.5 times the progress"})
+    after = tally.summary()
+    said = "from version 40 on the rule is backup(b=1): it is 1.5 times the progress"
+    assert changes(before, after) == [said] == changes(None, after) and changes(after, after) == []
+    assert remarks(after) == "The rule changed 1 time: backup(b=1) at version 40. The last: it is 1.5 times the progress."
+    assert happening({"kind": "rule_changed", **after["rule_changes"][0]}) == f"{said[0].upper()}{said[1:]}."
 
 
 def test_plain_output_is_a_line_now_and_then(run_job: RunJob) -> None:

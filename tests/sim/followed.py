@@ -34,7 +34,7 @@ def follow(job: SteppedJob, live: Sequence[Record]) -> None:
     shards: dict[int | None, Vector] = {None: np.array([1.0, -1.0])}
     if policy.scope == "shard":
         shards = dict(enumerate(np.split(shards[None], job.script.cluster.servers)))
-    momentum = np.zeros(2)
+    momenta = {shard: np.zeros_like(parameters) for shard, parameters in shards.items()}
     for shard, parameters in shards.items():
         check(job, shard, 0, parameters)
     for fold in (record for record in live if record["kind"] == "fold"):
@@ -50,8 +50,8 @@ def follow(job: SteppedJob, live: Sequence[Record]) -> None:
                 assert measured[fold["version"]]["total"] == pytest.approx((gradient**2).sum(), rel=CLOSE, abs=CLOSE)
         else:
             step = shards[shard] - combined(vectors, weights, averaging)
-            momentum = averaging.outer_momentum * momentum + step
-            shards[shard] = shards[shard] - averaging.outer_lr * (step + averaging.outer_momentum * momentum)
+            momenta[shard] = averaging.outer_momentum * momenta[shard] + step
+            shards[shard] = shards[shard] - averaging.outer_lr * (step + averaging.outer_momentum * momenta[shard])
         check(job, shard, fold["version"], shards[shard])
 
 

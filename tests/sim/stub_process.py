@@ -59,7 +59,7 @@ class StubProcess(ABC):
         self.machine, self.blocks = Worker(number), None
         if isinstance(self.policy, ServerRule) and self.policy.scope == "shard":
             self.machine = Worker(number, partial(self.policy.blocks, len(self.spans)))
-            self.blocks = BlockPulls(self.machine, self.spans, self.pull_block.view)
+            self.blocks = BlockPulls(self.machine, self.layout, self.spans, self.pull_block.view)
         self.encodings: list[WorkerEncoding] = []
         """By server; none in float32."""
         self.mail: dict[str, dict[str, Any]] = {}

@@ -62,7 +62,7 @@ class StubWorker(StubProcess):
         work, epoch = self.job.script.work, 0
         if work.samples is None:
             while True:
-                yield from self._compute(self.plan.steps, self.plan.batch or work.batch, ())
+                yield from self._compute(self.machine.leg, self.plan.batch or work.batch, ())
         while epoch != work.epochs:
             batch = self.plan.batch or work.batch
             yield from self._tell(SamplesWanted(0, epoch, work.samples, work.batch))
@@ -215,10 +215,15 @@ class StubWorker(StubProcess):
             if not self._late:
                 self.job.seen.setdefault((None, self.version), []).append(self._vector(gradient=False))
             return
+        assert isinstance(self.policy, ServerRule)
+        shards = range(len(self.spans)) if self.policy.averaging is None else self.blocks.news  # else it has steps of its own in them
+        kept, own = [self.blocks.kept(shard) for shard in range(len(self.spans))], self._vector(gradient=False).chunk(len(self.spans))
         self.blocks.load()
         self.flat.pulled()
-        for shard, (version, block) in enumerate(zip(self.blocks.used, self._vector(gradient=False).chunk(len(self.spans)), strict=True)):
-            self.job.seen.setdefault((shard, version), []).append(block)
+        blocks = self._vector(gradient=False).chunk(len(self.spans))
+        for shard in shards:
+            block = (blocks[shard] - kept[shard] * own[shard]) / (1.0 - kept[shard])
+            self.job.seen.setdefault((shard, self.blocks.used[shard]), []).append(block)
 
     @property
     def _due(self) -> bool:

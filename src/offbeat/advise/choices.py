@@ -10,6 +10,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies import RULES, rule
 
 SETTINGS: Final[dict[str, Callable[[int, int], tuple[str, ...]]]] = {
+    "auto": lambda workers, servers: (),
     "backup": lambda workers, servers: tuple(f"backup(b={b})" for b in sorted({1, workers // 4}) if 0 < b < workers),
     "ssp": lambda workers, servers: ("ssp(staleness=3)",),
     "ringmaster": lambda workers, servers: (f"ringmaster(threshold={2 * workers})",),
@@ -17,13 +18,16 @@ SETTINGS: Final[dict[str, Callable[[int, int], tuple[str, ...]]]] = {
     "psp": lambda workers, servers: () if servers < 2 else (f"psp(c={max(1, 3 * workers // 4)}, b=0.75)",),
     "elastic": lambda workers, servers: ("elastic", "elastic(mode=local)"),
     "ensemble": lambda workers, servers: ("ensemble(steps=10)",),
+    "diloco": lambda workers, servers: () if servers < 2 else (f"diloco(steps={10 * servers}, delay=5)",),
+    "decoupled": lambda workers, servers: (f"decoupled(steps={10 * servers}, quorum={max(1, workers // 2)})",),
     "first_of": lambda workers, servers: (f"first_of(m={max(1, workers // 2)})",),
     "all_of": lambda workers, servers: (f"all_of(m={max(1, workers // 2)})",),
     "quorum": lambda workers, servers: (f"quorum(q={max(1, 3 * workers // 4)})",),
     "dbw": lambda workers, servers: (),
     "full": lambda workers, servers: (),
 }
-"""By rule: its spellings. Other rules have their defaults. `dbw` decides as `b_dbw` without gradients; `full` is `bsp` without servers."""
+"""By rule: its spellings. Other rules have their defaults. `dbw` decides as `b_dbw` without gradients; `full` is `bsp` without servers;
+`auto` chooses among the others."""
 
 
 def considered(workers: int, servers: int, own: str, more: Sequence[str] = ()) -> tuple[str, ...]:

@@ -11,8 +11,12 @@ behind jumps to where the shards are.
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
 
 from offbeat.types import Seconds, Version
+
+if TYPE_CHECKING:
+    from offbeat.core.policy import Plan
 
 
 class Blocks:
@@ -68,6 +72,8 @@ class Blocks:
         """The iteration that the worker computes, or has computed last; -1 before the first."""
         self.used: tuple[Version, ...] = ()
         """The versions that iteration computes from: `events.Pushed.held`."""
+        self.alpha = 0.0
+        """What remains of the worker's own parameters where a block replaces them."""
 
     @property
     def needed(self) -> int:
@@ -116,6 +122,24 @@ class Blocks:
     def overtaken(self) -> bool:
         """True if the running iteration is to be broken off, since enough newer blocks have arrived for the next one."""
         return self._interrupt and self._enough_at is not None and self._within_skew()
+
+    # Of rules that average parameters; see `core.fragments`.
+
+    def planned(self, plan: Plan) -> Plan:
+        """Return the plan until the next push."""
+        return plan
+
+    def pushed(self) -> int | None:
+        """Note a push, and return the one shard that gets it; None: each shard gets its part."""
+        return None
+
+    def pauses(self, steps: int) -> bool:
+        """Return True if the worker, so many steps after its last push, takes what has come before it computes on."""
+        return False
+
+    def leg(self, steps: int, left: int) -> int:
+        """Return after how many of the steps that are ``left`` until the next push it does that, or pushes."""
+        return left
 
     def _begin_waiting(self, t: Version) -> None:
         self._next = t

@@ -303,6 +303,16 @@ class Resized(NamedTuple):
     reason: str
 
 
+class RuleChanged(NamedTuple):
+    """Note that the job's rule decides as another one from this version on."""
+
+    version: Version
+    """The newest one: later ones are the other rule's."""
+    rule: str
+    """The spelling of the other rule."""
+    reason: str
+
+
 class StateChanged(NamedTuple):
     """A worker's state has changed."""
 
@@ -337,5 +347,6 @@ Effect: TypeAlias = (
     | GoesOn
     | JobOver
     | Resized
+    | RuleChanged
     | StateChanged
 )

@@ -58,6 +58,8 @@ class Pushed(NamedTuple):
     """The one shard at which it has arrived, in rules of shard scope; None: every shard has it."""
     held: tuple[Version, ...] = ()
     """Shard scope: the version of each block that it was computed from."""
+    alone: bool = False
+    """Shard scope: ``shard`` gets the whole push, the parameters of its fragment; False: it gets its part of a gradient."""
     sums: bool = False
     """The gradient is the sum over its samples, and a fold adds such gradients up; False: it is their mean."""
     place: int | None = None

@@ -67,6 +67,9 @@ class Decision(NamedTuple):
     from one worker must keep that proportion among each other in any case, since the worker has only their sum."""
     scale: float = 1.0
     """The factor by which this one step multiplies the learning rate."""
+    becomes: str = ""
+    """The spelling of another rule, as which this one decides from here on, for ``reason``: it is announced, and every waiting worker is
+    asked for again."""
 
 
 class Plan(NamedTuple):

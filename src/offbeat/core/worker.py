@@ -178,6 +178,12 @@ class Worker:
             return self._rejoin(self._fenced_by)
         return handler(self, stimulus, now, cause)
 
+    @property
+    def leg(self) -> int:
+        """Local steps that the script makes until it pushes, or takes parameters that have come."""
+        left = self.plan.steps - self.work.steps
+        return left if self.blocks is None else self.blocks.leg(self.work.steps, left)
+
     def wake_at(self) -> Seconds | None:
         """Return when to say `Woken` even if nothing arrives, None: never. Only a rule of shard scope has such times."""
         waits = self.blocks is not None and self.state is State.WAITING and not self.needs_release
@@ -190,6 +196,8 @@ class Worker:
         self.needs_release = False
         if self.blocks is not None:
             self.blocks.released()
+            self.plan = self.blocks.planned(self.plan)
+            self.work = LocalWork()
             self._block_cause = cause
             return self._look_for_blocks(Woken(), now, cause)
         if self._newer <= self.version:
@@ -207,7 +215,7 @@ class Worker:
             return []
         self.version = self.blocks.advance()
         self.overtaken = self.at_once = False
-        return self._begin(now, self._block_cause)
+        return self._resume(now, self._block_cause)
 
     def _look_whether_overtaken(self, _: Woken, now: Seconds, cause: RecordId) -> list[Instruction]:
         if self.blocks is not None and self.blocks.overtaken:
@@ -227,6 +235,10 @@ class Worker:
         """Give the script control, with the newest parameters and what it has asked for."""
         if self.work.begun:
             self.work = LocalWork()
+        return self._resume(now, cause)
+
+    def _resume(self, now: Seconds, cause: RecordId) -> list[Instruction]:
+        """Give the script control, with what it has asked for, in the middle of its work if it has begun some."""
         grant, over = self._grant, self._over
         self._grant, self._over = None, False
         return self._compute(grant, now, cause, over=over)
@@ -258,6 +270,8 @@ class Worker:
         ends = work.ending and not stepped.held
         if ends or self.plan.due(work.steps, stepped.done, stepped.batches, stepped.taken):
             return self._push()
+        if self.blocks is not None and self.blocks.pauses(work.steps):
+            self.state = State.WAITING
         return []
 
     def _hand_in(self, _: HandIn, now: Seconds, cause: RecordId) -> list[Instruction]:
@@ -279,6 +293,10 @@ class Worker:
             work.steps,
             held=self.blocks.used if self.blocks is not None else (),
         )
+        if self.blocks is not None and (shard := self.blocks.pushed()) is not None:
+            push = push._replace(version=push.held[shard], shard=shard, alone=True)
+            self.plan = self.blocks.planned(self.plan)
+            self.needs_release = work.nonfinite is not None
         return self._hand_over(Send(push, self._cause))
 
     def _give_up(self) -> list[Instruction]:

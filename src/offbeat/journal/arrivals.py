@@ -80,7 +80,8 @@ class JournalArrivals:
         push = next((push for push in under_way if push.version == version and shard in push.absent), None)
         if push is None:
             held = tuple(record["held"])
-            push = JournalPush(record["t"], version, record["samples"], held, frozenset(range(len(held))))
+            absent = (shard,) if record.get("alone") else range(len(held))
+            push = JournalPush(record["t"], version, record["samples"], held, frozenset(absent))
             under_way.append(push)
         push.arrived += 1
         push.absent -= {shard}

@@ -195,7 +195,7 @@ class Costs:
             worker.deaths[-1].back = t
 
     def _pushed(self, record: Record) -> None:
-        if record.get("shard"):
+        if record.get("shard") and not record.get("alone"):
             return
         worker, t, host = self._worker(record["worker"]), record["t"], record.get("host")
         seconds, waited = spent(record)

@@ -25,6 +25,8 @@ FAULTS_LISTED: Final = 1_000
 """Faults listed in a summary, the first ones; all are in the journal."""
 EXCEPTIONS_LISTED: Final = 100
 """Most exceptions of scripts in a summary; the journal has all."""
+RULES_LISTED: Final = 1_000
+"""Changes of the rule listed in a summary, the first ones; the journal has all."""
 
 
 @dataclass(slots=True)
@@ -100,6 +102,8 @@ class Tally:
         self._shards: dict[int, _Shard] = {}
         self._folding: dict[tuple[int, int, int], tuple[int, bool]] = {}
         """For each push that some shards have settled: how many have, and whether one of them has folded its block."""
+        self._alone = False
+        """True if each push goes to one shard."""
         self._parts = Spread()
         self._scale = Spread()
         self._slowest: SlowestClock | None = None
@@ -111,6 +115,7 @@ class Tally:
         self._faults: list[Record] = []
         self._warnings: list[Record] = []
         self._exceptions: list[Record] = []
+        self._rule_changes: list[Record] = []
         self._others: dict[int, Tally] = {}
         """The tallies of the optimizers after the first, where a job has several."""
         self.journal_failure: str | None = None
@@ -193,6 +198,7 @@ class Tally:
             "faults": list(self._faults),
             "warnings": list(self._warnings),
             "exceptions": list(self._exceptions),
+            "rule_changes": list(self._rule_changes),
             "verdicts": [verdict.plain() for verdict in verdicts(self.costs)],
             "loss": plain(sum(losses) / len(losses)) if losses else None,
             "optimizers": self._per_optimizer(),
@@ -234,6 +240,7 @@ class Tally:
         self._blocks += 1
         if "shard" in record and not self._shards:
             self._shards = {shard: _Shard() for shard in range(len(record["held"]))}
+            self._alone = record.get("alone", False)
         if self._arrivals.begins(record):
             self._workers[record["worker"]].pushed(record, blocks=bool(self._shards))
             if self._slowest is not None:
@@ -251,7 +258,7 @@ class Tally:
         """Return True if this shard is the first to fold its block of a push: the samples of an iteration count once."""
         key = record["worker"], record["incarnation"], record["clock"]
         count, before = self._folding.pop(key, (0, False))
-        if record["clock"] and count + 1 < len(self._shards):
+        if record["clock"] and count + 1 < len(self._shards) and not self._alone:
             self._folding[key] = count + 1, before or folded
         return folded and not before
 
@@ -335,6 +342,10 @@ class Tally:
         if len(self._exceptions) < EXCEPTIONS_LISTED:
             self._exceptions.append({key: record.get(key) for key in ("t", "worker", "reason", "place")})
 
+    def _on_rule_changed(self, record: Record) -> None:
+        if len(self._rule_changes) < RULES_LISTED:
+            self._rule_changes.append({key: record[key] for key in ("t", "version", "rule", "reason")})
+
     def _on_end(self, record: Record) -> None:
         self._end = record
         for tally in self._others.values():
@@ -358,6 +369,7 @@ _HANDLERS: Final[Mapping[str, Callable[[Tally, Record], None]]] = {
     "paused": lambda tally, record: tally._workers[record["worker"]].turn("idle", record["t"]),
     "epoch_ended": Tally._on_epoch_ended,
     "resized": Tally._on_resized,
+    "rule_changed": Tally._on_rule_changed,
     "state_changed": Tally._on_state_changed,
     "metrics": Tally._on_metrics,
     "fault": Tally._on_fault,

@@ -16,10 +16,13 @@ if TYPE_CHECKING:  # for type checkers and editors; `python -m tests.generate` w
     # rules: begin
     from offbeat.policies.adacomm import AdaComm as AdaComm
     from offbeat.policies.asp import ASP as ASP
+    from offbeat.policies.auto import Auto as Auto
     from offbeat.policies.backup import Backup as Backup
     from offbeat.policies.bsp import BSP as BSP
     from offbeat.policies.dbw import BDBW as BDBW
     from offbeat.policies.dbw import DBW as DBW
+    from offbeat.policies.decoupled import Decoupled as Decoupled
+    from offbeat.policies.diloco import DiLoCo as DiLoCo
     from offbeat.policies.eager import AllOf as AllOf
     from offbeat.policies.eager import FirstOf as FirstOf
     from offbeat.policies.eager import Full as Full

@@ -195,10 +195,14 @@ def _columns(snapshot: Summary, workers: Sequence[dict[str, Any]]) -> list[Colum
 
 
 def changes(before: Summary | None, after: Summary) -> list[str]:
-    """A line for each worker that finished or lives after all between two snapshots, and for each warning. Deaths are told at once."""
+    """A line for each worker that finished or lives after all between two snapshots, each warning and each change of the rule.
+
+    Deaths are told at once.
+    """
     old = {} if before is None else {worker["worker"]: worker for worker in before["per_worker"]}
-    warned = after["warnings"][0 if before is None else len(before["warnings"]) :]
+    warned, changed = (after[key][0 if before is None else len(before[key]) :] for key in ("warnings", "rule_changes"))
     said = [f"warning: {warning['detail']}" for warning in warned]
+    said += [f"from version {change['version']:,} on the rule is {change['rule']}: {change['reason']}" for change in changed]
     return said + [text for worker in after["per_worker"] for text in _changes(old.get(worker["worker"]), worker)]
 
 

@@ -8,6 +8,8 @@ from offbeat.journal.verdicts import named, percent
 from offbeat.report.figures import Summary, chooses, is_awaited, per_fold, short, spread
 
 SHARDS_LISTED: Final = 8
+RULES_LISTED: Final = 6
+"""Changes of the rule that are named, the last ones."""
 
 
 def remarks(summary: Summary) -> str:
@@ -21,6 +23,7 @@ def remarks(summary: Summary) -> str:
         said.append(f"{named(awaited, capital=True)} took no part: no machine came that would start one.")
     said += _exceptions(summary)
     said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
+    said += rule_changes(summary)
     said += [_optimizer_sentence(one) for one in summary["optimizers"] or ()]
     if summary.get("journal_failure") is not None:
         said.append(f"The journal is not complete: {summary['journal_failure']}.")
@@ -38,6 +41,14 @@ def _exceptions(summary: Summary) -> list[str]:
         f"The script of {named(sorted(set(workers)))} raised{'' if len(workers) == 1 else f', {len(workers)} times in all'}: {text}."
         for text, workers in alike.items()
     ]
+
+
+def rule_changes(summary: Summary) -> list[str]:
+    """Return a sentence on the changes of the rule, with the last one's reason."""
+    if not (changes := summary.get("rule_changes", ())):
+        return []
+    way = " -> ".join(f"{change['rule']} at version {change['version']:,}" for change in changes[-RULES_LISTED:])
+    return [f"The rule changed {len(changes):,} time{'s' * (len(changes) > 1)}: {way}. The last: {changes[-1]['reason']}."]
 
 
 def _optimizer_sentence(one: dict[str, Any]) -> str:

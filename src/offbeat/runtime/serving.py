@@ -460,8 +460,8 @@ class Service:
                 shard.attach(header["worker"], connection, message, in_place=header["in_place"])
                 connection.send({"kind": "attached"})
             case "push":
-                if ("push" in header) != shard.orders_of_shard:
-                    expected = "one" if shard.orders_of_shard else "none at this server"
+                if ("push" in header) != shard.described_here:
+                    expected = "one" if shard.described_here else "none at this server"
                     raise ProtocolError(
                         f"{name} sent 'push' with push = {shown(header.get('push'))} (expected {expected}, under this rule)"
                     )

@@ -97,8 +97,8 @@ def check(
         )
         if text is not None
     }
-    counts = (("--workers", workers), ("--servers", servers), ("--hosts", hosts), ("--seeds", seeds), ("--jobs", jobs))
-    for option, number in counts:
+    numbers = (("--workers", workers), ("--servers", servers), ("--hosts", hosts), ("--seeds", seeds), ("--jobs", jobs))
+    for option, number in numbers:
         if number is not None and number < 1:
             raise ConfigurationError(f"{option} {number}: must be at least 1")
     if versions is None and time_s is None and epochs is None:

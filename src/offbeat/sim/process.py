@@ -21,7 +21,7 @@ from offbeat.core.worker_messages import Compute, Finished, Instruction, Samples
 from offbeat.session import SplitProgress
 from offbeat.sim.latency.registry import stretched
 from offbeat.sim.phase_account import PhaseAccount
-from offbeat.sim.training.workload import Handed, Step
+from offbeat.sim.training.workload import Handed, Load, Step
 from offbeat.types import NOT_JOINED, Epoch, Incarnation, LeaseId, RecordId, Seconds, WorkerId
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ class SimulatedProcess(ABC):
         self._samples = 0
         self._steps: tuple[Step, ...] = ()
         """The iterations that make up the next push."""
+        self.loads: tuple[Load, ...] = ()
+        """What the worker has taken meanwhile, in rules of shard scope."""
         self._account = PhaseAccount(self.queue.now) if simulation.accounts else None
         self._progress = SplitProgress()
         self.epoch: Epoch = 0
@@ -218,7 +220,7 @@ class SimulatedProcess(ABC):
         self.computing = True
         finish = self.queue.now
         self._leases, self._samples = (), 0
-        for _ in range(self.machine.plan.steps if turn.grant is None else 1):  # no event happens between local steps: one queue entry
+        for _ in range(self.machine.leg if turn.grant is None else 1):  # no event happens between local steps: one queue entry
             finish = self._iterate(finish, turn.grant)
         self.due = self.queue.at(finish, self.finished)
         if self.machine.at_once:
@@ -230,13 +232,19 @@ class SimulatedProcess(ABC):
             return
         self.computing, self.due = False, 0
         progress, dealt = self._progress, self.simulation.work.samples is not None
-        steps = 1 if dealt else self.machine.plan.steps
+        steps = 1 if dealt else self.machine.leg
         stepped = Stepped(self._leases, self._samples, None, None, steps, progress.done, progress.batches or 0)
         instructions = self.machine.on(stepped, self.queue.now)
         if instructions:
             self.do(instructions)
-        else:
+        elif self.machine.state is State.COMPUTING:
             self.ask()
+        else:
+            self.look()
+
+    def look(self) -> None:
+        """See whether a worker that waits for blocks can continue."""
+        raise AssertionError("only in rules of shard scope a worker waits without having pushed")
 
     def _iterate(self, begin: Seconds, grant: Grant | None) -> Seconds:
         """Begin one iteration at this time, add it to the next push, and return when it ends."""
@@ -265,7 +273,9 @@ class SimulatedProcess(ABC):
     def _handed_in(self, push: Pushed) -> float | None:
         """Pass the steps of a push that leaves this worker to the workload; return the push's loss, if the rule uses it."""
         steps, self._steps = self._steps, ()
-        return self.simulation.content.handed_in(Handed(self.number, self.incarnation, self.machine.clock, push.version, push.held, steps))
+        loads, self.loads = self.loads, ()
+        handed = Handed(self.number, self.incarnation, self.machine.clock, push.version, push.held, steps, push.shard, loads)
+        return self.simulation.content.handed_in(handed)
 
     def _stop(self) -> None:
         """Abandon the computation, transfer or exit under way."""

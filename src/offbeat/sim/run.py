@@ -104,6 +104,8 @@ def check_rule(policy: Policy, cluster: Cluster, work: Work) -> None:
     policy.check(cluster.workers)
     if cluster.link is not None and (why := shares_no_link(policy)) is not None:
         raise ConfigurationError(f"{why}; leave --link out")
+    if isinstance(policy, ServerRule) and policy.scope == "shard":
+        policy.blocks(cluster.servers)  # refuses a number of servers that the rule cannot have
     if work.samples is not None and work.samples < cluster.workers:
         raise ConfigurationError(f"{work.samples} samples for {cluster.workers} workers: each needs at least one; use fewer workers")
     if policy.split_overlap is not None and work.samples is None:

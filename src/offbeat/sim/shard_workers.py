@@ -16,6 +16,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.core.worker import State
 from offbeat.core.worker_messages import BlockArrived, Instruction, Woken
 from offbeat.sim.process import SimulatedProcess
+from offbeat.sim.training.workload import Load
 from offbeat.types import RecordId, Seconds, WorkerId
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class ShardWorker(SimulatedProcess):
         assert isinstance(policy, ServerRule), f"{policy.spelling} has no servers"
         super().__init__(simulation, number, iteration, partial(policy.blocks, simulation.cluster.servers))
         self._pushed_by: Seconds = 0.0
-        """When the last push arrives at server 0. A request for samples waits until then, so as not to overtake the push."""
+        """When the last push arrives, at server 0 or the one that gets it. A request for samples waits until then: it overtakes no push."""
 
     def released(self, effect: Release, cause: RecordId) -> None:
         self.in_transit = True
@@ -49,7 +50,7 @@ class ShardWorker(SimulatedProcess):
     def published(self, effect: Publish, cause: RecordId) -> None:
         def look(blocks: Blocks) -> None:
             if blocks is self.machine.blocks:
-                self._look()
+                self.look()
 
         self._receive(BlockArrived(effect.shard, effect.version), cause, look)
 
@@ -81,9 +82,12 @@ class ShardWorker(SimulatedProcess):
         if self.windows and (thaw := self.thaw()) > self.queue.now:
             self.queue.at(thaw, partial(self._begin, effect, cause, blocks))
         else:
-            self.received(self.machine.on(effect, self.queue.now, cause))
+            instructions = self.machine.on(effect, self.queue.now, cause)
+            if not self.simulation.content.empty:
+                self._steps, self.loads = (), (Load(0, blocks.used, True),)
+            self.received(instructions)
 
-    def _look(self, _: int = 0) -> None:
+    def look(self, _: int = 0) -> None:
         """Check whether this worker can continue, or whether its computation is obsolete."""
         if self.gone:
             return
@@ -95,24 +99,31 @@ class ShardWorker(SimulatedProcess):
         if machine.state is not State.WAITING or self.in_transit:
             return
         if self.windows and (thaw := self.thaw()) > now:
-            self.queue.at(thaw, self._look)
+            self.queue.at(thaw, self.look)
         elif instructions := machine.on(Woken(), now):
+            if not self.simulation.content.empty and machine.blocks is not None:
+                self.loads += (Load(len(self._steps), machine.blocks.used, False),)
             self.do(instructions)
         elif (wake_at := machine.wake_at()) is not None:
-            self.queue.at(max(now, wake_at), self._look)
+            self.queue.at(max(now, wake_at), self.look)
 
     def ask_at(self) -> Seconds:
         return self._pushed_by if self._pushed_by > self.queue.now else super().ask_at()
 
     def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
-        """Send each shard its part of the gradient; the worker does not wait for the arrival."""
+        """Send each shard its part of the gradient, or one shard its fragment; the worker does not wait for the arrival.
+
+        Fragments arrive in the order in which they are sent.
+        """
         simulation = self.simulation
-        for shard in range(simulation.cluster.servers):
+        for shard in range(simulation.cluster.servers) if push.shard is None else (push.shard,):
             arrival = simulation.servers.push(shard, self.number, self.queue.now)
-            self._pushed_by = arrival if shard == 0 else self._pushed_by
+            if push.alone:
+                arrival = max(arrival, self._pushed_by)
+            self._pushed_by = arrival if shard == 0 or push.alone else self._pushed_by
             simulation.uplink.at_server(shard, arrival, partial(self._deliver, push._replace(shard=shard), cause))
         self.do(then)
-        self._look()
+        self.look()
 
     def _deliver(self, push: Pushed, cause: RecordId, _: int) -> None:
         self.arrived(push, cause)

@@ -50,6 +50,17 @@ def combine(parts: Sequence[torch.Tensor], weights: Sequence[float], averaging: 
     out.copy_(ranked[cut : n - cut].mean(dim=0))
 
 
+def mix(layout: Layout, span: Span, own: Memory, new: Memory, alpha: float) -> None:
+    """Replace the parameters of one span, in place, by ``alpha * own + (1 - alpha) * new``, computed in float32 at least."""
+    with torch.no_grad():
+        for part in owned(layout, span):
+            numel, dtype = part.stop - part.start, DTYPES[part.spec.dtype]
+            mine, theirs = elements(own, part.at, numel, dtype), elements(new, part.at, numel, dtype)
+            if alpha:
+                theirs = torch.lerp(theirs.to(_wide(dtype)), mine.to(_wide(dtype)), alpha)
+            mine.copy_(theirs)
+
+
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which parameters of this one are combined."""
     return torch.promote_types(dtype, torch.float32)

@@ -53,6 +53,8 @@ def _said(record: Record) -> str | None:
         case "checkpoint":
             lacks = f"; it lacks the part of workers {', '.join(map(str, record['missing']))}" if record.get("missing") else ""
             return f"A checkpoint of version {record['version']:,} is complete, after {short(record['seconds'])}{lacks}."
+        case "rule_changed":
+            return f"From version {record['version']:,} on the rule is {record['rule']}: {record['reason']}."
         case "stood_still":
             return f"Everything stood still for {short(record['seconds'])}."
         case "epoch_ended":

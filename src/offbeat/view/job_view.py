@@ -36,6 +36,7 @@ KINDS: Final = (
     "warning",
     "exception",
     "checkpoint",
+    "rule_changed",
     "stood_still",
     "epoch_ended",
     "end",
@@ -160,7 +161,7 @@ class JobView:
     def _record(self, record: Record) -> None:
         t, kind = float(record["t"]), record["kind"]
         if kind == "pushed":
-            if not record.get("shard"):
+            if record.get("alone") or not record.get("shard"):
                 own = self._lanes.pushed(record)
                 if own is not None and self._heat is not None:
                     whole = sum((record.get("phases") or {"": record.get("compute_s", 0.0)}).values())

@@ -107,7 +107,7 @@ class Collector(Sink):
             return
         with self._lock:
             match record["kind"]:
-                case "pushed" if record.get("shard") in (None, 0):
+                case "pushed" if record.get("alone") or not record.get("shard"):
                     self._step.add(record["compute_s"] / max(1, record.get("steps", 1)))
                 case "fold":
                     if self._folded_at is not None and "shard" not in record:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from offbeat.core.effects import Effect, Fold, Release, Settle
+from offbeat.core.effects import Effect, Fold, Release, RuleChanged, Settle
 from offbeat.core.events import Pushed
-from offbeat.core.policy import Admit, Hold, ServerRule, View
+from offbeat.core.policy import Admit, Decision, Hold, ServerRule, View
 from offbeat.core.server.ledger import Ledger
 from offbeat.policies import ASP, BSP, SSP
 from offbeat.types import Fate, WorkerId
@@ -177,3 +177,29 @@ def test_gradients_that_are_sums_are_added_up_whatever_their_samples() -> None:
         ledger.push(Pushed(0, 1, version, 24, 1.0, sums=sums), 1.0)
         (fold,) = [effect for effect in ledger.push(Pushed(1, 1, version, 8, 1.0, sums=sums), 2.0) if isinstance(effect, Fold)]
         assert fold.sums == sums and [part.weight for part in fold.parts] == weights
+
+
+class Relenting(ServerRule):
+    """A rule that lets nobody go on until it becomes another one, at version 1."""
+
+    def __init__(self) -> None:
+        self.open = False
+
+    def fold(self, view: View) -> Decision | None:
+        if view.version == 1 and not self.open:
+            self.open = True
+            return Decision((), "for a test", becomes="asp")
+        return Decision(tuple(view.pending.values()), "a test") if len(view.pending) > view.version else None
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        return Admit("a test") if self.open or view.clock(worker) == 0 else Hold("a test")
+
+
+def test_a_rule_that_becomes_another_says_so_and_is_asked_for_every_waiting_worker() -> None:
+    ledger = entered(Relenting(), 3)
+    push(ledger, 0, 0, refusal="not finite")
+    assert list(ledger.waiting) == [0], "it is held, and nothing of it is left to be settled"
+    fold, settle, changed, *released = push(ledger, 1, 0)
+    assert isinstance(fold, Fold) and isinstance(settle, Settle)
+    assert changed == RuleChanged(1, "asp", "for a test")
+    assert [effect.worker for effect in released if isinstance(effect, Release)] == [1, 0]

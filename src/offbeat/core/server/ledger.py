@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Collection, Mapping
 
 from offbeat.core.base_ledger import BaseLedger, Standing
-from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release
+from offbeat.core.effects import Effect, Fold, Gather, Interrupt, Part, Release, RuleChanged
 from offbeat.core.events import Abandoned, Folded, Pushed, Withdrawn
 from offbeat.core.policy import Admit, Contribution, Decision, ServerRule, terms_of
 from offbeat.types import Clock, Epoch, Fate, Incarnation, Seconds, Version, WorkerId
@@ -237,7 +237,10 @@ class Ledger(BaseLedger):
         return self._flush()
 
     def _carry_out(self, decision: Decision) -> None:
-        assert decision.fold or decision.drop or decision.gather, "a decision folds, gathers or drops something"
+        assert decision.fold or decision.drop or decision.gather or decision.becomes, "a decision folds, gathers or drops something"
+        if decision.becomes:
+            self._effects.append(RuleChanged(self.version, decision.becomes, decision.reason))
+            self._ask.update(self._waiting)
         for contribution in decision.drop:
             self._settle(contribution, Fate.DROPPED, decision.reason)
         for contribution in decision.gather:

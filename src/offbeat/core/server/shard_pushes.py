@@ -59,7 +59,7 @@ class Pushes:
 
     def begin(self, event: Pushed, clock: Clock, refusal: str | None) -> Push:
         """Take the first arrival of a push, which brings its worker to this clock."""
-        push = Push(event, clock, refusal, set(range(self._shards)))
+        push = Push(event, clock, refusal, {event.shard} if event.alone and event.shard is not None else set(range(self._shards)))
         self._open[event.worker, event.incarnation, clock] = push
         self._arriving.setdefault(event.worker, []).append(push)
         return push

@@ -11,6 +11,7 @@ from offbeat.report.figures import Summary, rate_words, short, waiting_share
 from offbeat.report.page.accounts import deaths, samples, share_of, workers
 from offbeat.report.page.bars import LANES, WORDS, Plain, histogram, staleness, steps, whole
 from offbeat.report.page.gather import Gathered
+from offbeat.report.remarks import rule_changes
 
 VERSIONS: Final = ("offbeat", "torch", "python")
 
@@ -135,6 +136,7 @@ def _problems(gathered: Gathered, summary: Summary, source: Source) -> list[str]
         said.append(f"The journal is not complete: {summary['journal_failure']}.")
     said += [f"The script of worker {one['worker']} raised: {one['reason']} ({one['place']})." for one in summary["exceptions"][:5]]
     said += [f"Warning: {one['detail']}." for one in summary["warnings"]]
+    said += rule_changes(summary)
     if summary["optimizers"]:
         others = ", ".join(f"optimizer {one['optimizer']} ({short(one['sync'])})" for one in summary["optimizers"])
         said.append(f"The job has several optimizers. The page is about the first; not in it: {others}.")

@@ -19,7 +19,7 @@ def pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None
     """Return the event for a push, from the fields of the worker's message; unknown fields are ignored."""
     known = {name: fields[name] for name in _FIELDS if name in fields}
     lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-    if shard:  # where a worker's time has gone is told once, not by each shard
+    if shard and not known.get("alone"):  # where a worker's time has gone is told once, not by each shard
         known |= dict.fromkeys(("phases", "processor", "host", "process"))
     return Pushed(worker, **{**known, **lists}, shard=shard)
 
@@ -43,7 +43,8 @@ class ShardArrivals:
         self._open: dict[tuple[WorkerId, int], _Arrival] = {}
 
     def at(self, shard: int, worker: WorkerId, number: int, event: Event | None = None) -> Event | None:
-        """Note that a shard has a push; shard 0 also gives its event. Returns the event once all shards have the push.
+        """Note that a shard has a push; shard 0 also gives its event. Returns the event once all shards have the push, or of a push that
+        one shard gets alone, that shard.
 
         Processes of one worker use different numbers, so that a push of one never completes that of another.
 
@@ -55,14 +56,21 @@ class ShardArrivals:
         arrival = self._open.setdefault((worker, number), _Arrival())
         arrival.shards.add(shard)
         arrival.event = arrival.event or event
-        if len(arrival.shards) < self._shards or arrival.event is None:
+        event = arrival.event
+        needed = (event.shard,) if isinstance(event, Pushed) and event.alone else range(self._shards)
+        if event is None or not arrival.shards.issuperset(needed):
             return None
         del self._open[worker, number]
-        return arrival.event
+        return event
 
     def open(self, worker: WorkerId) -> bool:
         """Return True if a shard still lacks something that this worker has sent to all."""
         return any(other == worker for other, _ in self._open)
+
+    @property
+    def awaited(self) -> set[WorkerId]:
+        """The workers of which server 0 knows a push that a shard lacks."""
+        return {worker for (worker, _), arrival in self._open.items() if arrival.event is not None}
 
     def forget(self, worker: WorkerId) -> None:
         """Forget the incomplete pushes of a worker whose process is gone."""

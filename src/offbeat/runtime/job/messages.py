@@ -74,6 +74,8 @@ _PUSHED: Final = fields(
         "loss": maybe(any_number),
         "steps": whole(0, SAMPLES_MAX),
         "held": many(whole(), 1 << 16),
+        "shard": _server,
+        "alone": flag,
         "sums": flag,
         "place": whole(0, SAMPLES_MAX),
         "phases": _times,

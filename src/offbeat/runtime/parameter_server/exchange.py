@@ -207,7 +207,7 @@ class Exchange:
 
     def keep_blocks(self, machine: Worker) -> None:
         """Keep the blocks that come until ``machine`` begins an iteration with them."""
-        self.blocks = BlockPulls(machine, self._spans, self._pull_block.view)
+        self.blocks = BlockPulls(machine, self._layout, self._spans, self._pull_block.view)
 
     def forget(self) -> None:
         """Forget what has been sent to the job: this worker joins again."""
@@ -225,6 +225,10 @@ class Exchange:
     def pulled(self) -> None:
         """Begin to compute from the parameters that have arrived."""
         if self.blocks is not None:
+            if self.averaging is not None:
+                if not self.blocks.news:
+                    return
+                self.flat.store()
             self.blocks.load()
         common = self._common
         if self._own is not None:

@@ -56,6 +56,7 @@ def shard_of(
     make: Callable[..., LiveShard]
     if policy.scope == "shard":
         _check_size(span, policy, settings)
+        policy.blocks(settings.servers)  # refuses a number of servers that the rule cannot have
         late = [late for late in settings.late if late.server in (ANY, number)]
         make = partial(BlockShard, number, layout, span, spec, policy, late=late, seed=settings.seed, now=now)
     elif settings.late:
@@ -105,6 +106,10 @@ class BlockShard(LiveShard):
     """
 
     orders_of_shard = True
+
+    @property
+    def described_here(self) -> bool:
+        return self._policy.averaging is None
 
     def __init__(
         self,
@@ -189,6 +194,8 @@ class BlockShard(LiveShard):
                     self._gradients.pop((order["worker"], order["number"]), None)
                 case "enter" | "forget":
                     measured += super().apply([order])
+                    if not self.described_here:  # fragments that have come, and whose descriptions never will
+                        self._gradients = {key: kept for key, kept in self._gradients.items() if key[0] != order["worker"]}
                     known = {slot.connection for slot in [*self._slots.values(), *self._next.values()]}
                     self._flows = {connection: flow for connection, flow in self._flows.items() if connection in known}
                 case _:
@@ -207,11 +214,10 @@ class BlockShard(LiveShard):
     def _fold(
         self, order: Mapping[str, Any], releases: Sequence[Mapping[str, Any]], ready: Callable[[int], None] | None
     ) -> SquaredNorms | None:
-        assert self._shard is not None, "rules of shard scope exchange gradients"
         self._begin_version()
         parts = [(self._gradients.pop((worker, number)), weight) for worker, number, weight in order["parts"]]
         # The standby has the gradients too, and sums them by itself.
-        self._once(partial(self._shard.fold, parts, order["hyper"], scale=order["scale"]), self._halves)
+        self._once(partial(self._holder.fold, parts, order["hyper"], scale=order["scale"]), self._halves)
         self._version, self._sendable = order["version"], None
         return None
 

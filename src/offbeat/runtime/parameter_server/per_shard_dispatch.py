@@ -89,7 +89,7 @@ class PerShardDispatcher(Dispatcher):
         if not fenced and (event.worker, self._arrived) not in self._named:
             gradient = event.worker, event.incarnation, self._coordinator.ledger.clock(event.worker)
             self._named[event.worker, self._arrived] = gradient
-            self._pushes[gradient] = _Push(self._arrived, 1 + len(self._shards))
+            self._pushes[gradient] = _Push(self._arrived, 1 if event.alone else 1 + len(self._shards))
 
     def _send(self, orders: list[list[Order]]) -> None:
         """Send each shard its orders; the other servers first, so that they work in parallel with this one."""

@@ -13,7 +13,8 @@ from offbeat.core.block_cache import Blocks
 from offbeat.core.worker import Worker
 from offbeat.core.worker_messages import BlockArrived
 from offbeat.errors import ProtocolError
-from offbeat.tensors.layout import Span
+from offbeat.tensors.averaging import mix
+from offbeat.tensors.layout import Layout, Span
 from offbeat.transport.base import Connection, Message
 from offbeat.types import Seconds, Version
 
@@ -23,14 +24,17 @@ class BlockPulls:
 
     Args:
         machine: of a worker of a rule of shard scope. It is told of each block that arrives.
+        layout: of the model.
         spans: where each shard's block lies, in bytes.
         memory: of the parameters that the model computes with.
     """
 
-    def __init__(self, machine: Worker, spans: Sequence[Span], memory: memoryview) -> None:
-        self._machine, self._spans, self._memory = machine, spans, memory
+    def __init__(self, machine: Worker, layout: Layout, spans: Sequence[Span], memory: memoryview) -> None:
+        self._machine, self._layout, self._spans, self._memory = machine, layout, spans, memory
         self._values: list[dict[Version, memoryview]] = [{} for _ in spans]
         """Those that may still be used, by shard and version."""
+        self._whole: set[int] = set()
+        """The shards whose newest value belongs to a release, and replaces what the worker has."""
 
     @property
     def _blocks(self) -> Blocks:
@@ -46,6 +50,7 @@ class BlockPulls:
         """Forget all values: the worker joins again."""
         for values in self._values:
             values.clear()
+        self._whole.clear()
 
     def received(self, message: Message, now: Seconds, *, whole: bool = False) -> None:
         """Store an arrived block. ``whole``: it is part of a release, and is stored even if it is no newer than the held one.
@@ -63,17 +68,42 @@ class BlockPulls:
             if self._blocks.held[shard] == version:
                 self._values[shard].clear()  # else the rule takes what has come one after another
             self._values[shard][version] = block
+            self._whole |= {shard} if whole else set()
+
+    @property
+    def news(self) -> list[int]:
+        """The shards whose part of the memory `load` will change."""
+        return [shard for shard, version in enumerate(self.used) if version in self._values[shard]]
+
+    def kept(self, shard: int) -> float:
+        """Return what remains of the worker's own parameters if its part of the memory changes."""
+        return 0.0 if shard in self._whole else self._blocks.alpha
 
     def load(self) -> None:
-        """Move the blocks of the iteration that begins into the memory that the model computes with."""
-        for (start, stop), version, values in zip(self._spans, self.used, self._values, strict=True):
+        """Move the blocks of the iteration that begins into the memory that the model computes with, or mix fragments with what it has."""
+        for shard, (span, version, values) in enumerate(zip(self._spans, self.used, self._values, strict=True)):
+            start, stop = span
             block = values.get(version)
-            if block is not None:
+            if block is not None and (alpha := self.kept(shard)):
+                mix(self._layout, span, self._memory[start:stop], block, alpha)
+            elif block is not None:
                 self._memory[start:stop] = block
+                self._whole.discard(shard)
             for old in [other for other in values if other <= version]:
                 del values[old]
 
     def push(self, servers: Sequence[Connection], header: Mapping[str, Any], gradient: memoryview) -> None:
-        """Send each shard its part, as payload: this worker may overwrite its gradient as soon as this returns."""
+        """Send each shard its part, as payload: this worker may overwrite its gradient as soon as this returns.
+
+        A fragment goes to its shard alone, and its description to server 0.
+        """
+        shard = header["push"].get("shard")
+        if shard is not None:
+            start, stop = self._spans[shard]
+            if shard:
+                about = {name: header[name] for name in ("kind", "worker", "number")}
+                servers[shard].send(about, payload=(gradient[start:stop],))
+            servers[0].send(header, payload=() if shard else (gradient[start:stop],))
+            return
         for server, (start, stop) in zip(servers, self._spans, strict=True):
             server.send(header, payload=(gradient[start:stop],))

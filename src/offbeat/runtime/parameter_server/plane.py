@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from offbeat.core.effects import Effect
-from offbeat.core.events import Event, Initialised, Joined, Left, Lost, PullWanted
+from offbeat.core.events import Event, Initialised, Joined, Left, Lost, PullWanted, Pushed
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, ProtocolError
@@ -29,6 +29,7 @@ from offbeat.tensors.optimizers import check_changed
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.tensors.whole import ShardCopy
 from offbeat.transport.base import Connection, Message, SharedMemory
+from offbeat.transport.schema import shown
 from offbeat.types import NO_CAUSE, RecordId, Seconds, WorkerId
 
 
@@ -54,7 +55,6 @@ class ServerPlane:
     """
 
     follows = False
-    has_backlog = False
 
     def __init__(
         self,
@@ -85,11 +85,17 @@ class ServerPlane:
         for shard in shards.values():
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
         self._arrivals = ShardArrivals(1 + len(shards))
+        self._fragments = policy.scope == "shard" and policy.averaging is not None
         self._postponed: dict[WorkerId, PullWanted] = {}
         """Pulls of workers whose loaded parameters have not arrived at every shard yet."""
         self._schedules = Schedules()
         dispatcher = Dispatcher if policy.scope == "job" else PerShardDispatcher
         self._dispatcher = dispatcher(policy, coordinator, self.shard, shards, peers, notifier, self._schedules)
+
+    @property
+    def has_backlog(self) -> bool:
+        """True if a shard has not got a fragment yet of which server 0 knows: what the worker asks for must not overtake it."""
+        return self._fragments and bool(self._arrivals.awaited)
 
     @property
     def notified_late(self) -> bool:
@@ -165,7 +171,7 @@ class ServerPlane:
         for the loaded ones.
         """
         self.exact(event.worker)
-        if self._arrivals.open(event.worker):
+        if self._under_way(event.worker):
             self._postponed[event.worker] = event
         else:
             self._feed(event, now)
@@ -182,6 +188,9 @@ class ServerPlane:
         """
         push, servers = header["push"], 1 + len(self._shards)
         if self._policy.scope == "shard":
+            if self._fragments != push.get("alone", False) or not 0 <= push.get("shard", 0) < servers:
+                seen, expected = shown(push.get("shard")), f"0 to {servers - 1}" if self._fragments else "none"
+                raise ProtocolError(f"worker {worker} sent 'push' with push.shard = {seen} (expected {expected}, under this rule)")
             if len(push.get("held", ())) != servers:
                 held = len(push.get("held", ()))
                 raise ProtocolError(
@@ -206,6 +215,13 @@ class ServerPlane:
         """Handle a worker's push and its description."""
         header = message.header
         self.shard.decode(self._peers[worker].connection)
+        if self._fragments:
+            shard = header["push"]["shard"]
+            if shard == 0:
+                self.shard.take(worker, header["number"], message.payload)
+            self._schedules.note(worker, header)
+            self._complete(worker, header["number"], 0, now, pushed(worker, header["push"], shard))
+            return
         if self._policy.scope == "shard":
             self.shard.take(worker, header["number"], message.payload)
             self._arrived({**header, "worker": worker}, 0, now)
@@ -260,9 +276,15 @@ class ServerPlane:
         if isinstance(arrived, Initialised) and not self._coordinator.start.begun:
             # The shards take a worker's parameters only on this order: a worker that froze may answer after others have trained on.
             self._dispatcher.order([{"do": "initialise", "worker": arrived.worker}])
+        if isinstance(arrived, Pushed) and isinstance(self._dispatcher, PerShardDispatcher):
+            self._dispatcher.arriving(arrived, number)
         self._feed(arrived, now)
-        if worker in self._postponed and not self._arrivals.open(worker):
+        if worker in self._postponed and not self._under_way(worker):
             self._feed(self._postponed.pop(worker), now)
+
+    def _under_way(self, worker: WorkerId) -> bool:
+        # A fragment of a worker that has died may come to its shard, and its description not to server 0.
+        return worker in self._arrivals.awaited if self._fragments else self._arrivals.open(worker)
 
     # Effects.
 

@@ -283,6 +283,11 @@ class LiveShard:
     orders_of_shard: ClassVar[bool] = False
     """True if the orders are those of a rule of shard scope."""
 
+    @property
+    def described_here(self) -> bool:
+        """True if pushes are described to every server, and not to server 0 alone."""
+        return False
+
     def check_orders(self, orders: Sequence[Mapping[str, Any]]) -> None:
         """Check the settings of folds. Raises `ProtocolError` if the optimizer cannot make a step with them."""
         for order in orders if self._shard is not None else ():

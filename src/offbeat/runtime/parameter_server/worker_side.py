@@ -207,6 +207,8 @@ class WorkerSession(JobSession):
             self._check_split()
         progress, held = self.progress, len(self._outstanding)
         taken = progress.done - done
+        if self._machine.blocks is not None and self._exchange.averaging is not None:
+            self.link.glance()  # what has come meanwhile, and what still waits to be sent
         self._tell(Stepped(leases, counted, loss, nonfinite, 1, progress.done, progress.batches or 0, taken, held))
         self._settle()
         self.link.heed_notice()

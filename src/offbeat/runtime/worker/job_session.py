@@ -70,6 +70,7 @@ def pushed_fields(push: Pushed) -> dict[str, Any]:
         "nonfinite": push.nonfinite,
         "loss": push.loss,
         "steps": push.steps,
+        **({"shard": push.shard, "alone": True} if push.alone else {}),
         **({"sums": True} if push.sums else {}),
         **({} if push.place is None else {"place": push.place}),
         **{name: value for name in ("phases", "processor", "host", "process") if (value := getattr(push, name)) not in (None, {})},

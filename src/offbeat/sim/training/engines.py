@@ -8,6 +8,7 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.sim.training.engine import Engine, Schedule
+from offbeat.sim.training.fragment_steps import FragmentSteps
 from offbeat.sim.training.gossip_replicas import GossipReplicas
 from offbeat.sim.training.job_gradients import JobGradients
 from offbeat.sim.training.local_steps import LocalSteps
@@ -30,6 +31,8 @@ def engine_of(policy: Policy, model: Model, schedule: Schedule | None, optimizer
         TypeError: the rule's class extends none of the three bases.
     """
     match policy:
+        case ServerRule() if policy.averaging is not None and policy.scope == "shard":
+            return FragmentSteps(model, policy, schedule, optimizer, servers)
         case ServerRule() if policy.averaging is not None:
             return LocalSteps(model, policy, schedule, optimizer, policy.averaging)
         case ServerRule() if policy.scope == "shard":

@@ -31,6 +31,17 @@ class Step(NamedTuple):
     """``start``, ``stop`` and ``parts`` are positions of the sample order, as in `effects.Grant`."""
 
 
+class Load(NamedTuple):
+    """The moment at which a worker takes blocks that have come."""
+
+    steps: int
+    """The number of steps since its last push."""
+    versions: tuple[Version, ...]
+    """The version of each block from then on."""
+    whole: bool
+    """True: the whole model replaces what it has; False: new blocks are mixed with what it has."""
+
+
 class Handed(NamedTuple):
     """A contribution as its worker hands it in."""
 
@@ -43,6 +54,10 @@ class Handed(NamedTuple):
     held: tuple[Version, ...]
     """Under rules of shard scope: the version of each block that it was computed from."""
     steps: tuple[Step, ...]
+    shard: int | None = None
+    """The fragment that is pushed, under rules that average fragments."""
+    loads: tuple[Load, ...] = ()
+    """Under rules of shard scope: the blocks taken since the last push."""
 
 
 class Workload:

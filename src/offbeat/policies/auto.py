@@ -1,0 +1,281 @@
+"""Begin as bsp, watch the workers' turns, and change to another rule at a fold once that is predicted to be better for long enough."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
+
+from offbeat.core.about import About, Row
+from offbeat.core.policy import Admit, Decision, Hold, Plan, ServerRule, View, whole_number
+from offbeat.policies.asp import ASP, OneByOne
+from offbeat.policies.backup import Backup
+from offbeat.policies.fresh import number, one_of
+from offbeat.policies.rennala import Rennala
+from offbeat.policies.replayed import SINGLE, Outlook, Turns, first_fresh, one_by_one
+from offbeat.policies.ssp import SSP
+from offbeat.types import Seconds, Version, WorkerId
+
+Allow: TypeAlias = Literal["exact", "biased", "stale", "any"]
+Kind: TypeAlias = Literal["exact", "biased", "stale", "unbounded"]
+
+KINDS: Final[dict[Allow, tuple[Kind, ...]]] = {
+    "exact": ("exact",),
+    "biased": ("exact", "biased"),
+    "stale": ("exact", "stale"),
+    "any": ("exact", "biased", "stale", "unbounded"),
+}
+"""By the setting: the kinds that may be chosen, the gentlest first."""
+FAIR: Final = 0.5
+"""The least part of a fair share of the gradients that every worker keeps under an *exact* rule."""
+LEAST_TURNS: Final = 4
+"""Turns of each worker before the first prediction."""
+BETWEEN: Final = 2
+"""Turns of each worker between two predictions, on average."""
+LONG_STAY: Final = 8
+"""After so many times ``patience`` predictions under one rule, earlier returns are forgotten."""
+MOST_RETURNS: Final = 3
+BOUND: Final = 3
+"""The bound of `SSP` that is considered, its source's."""
+
+
+class Choice(NamedTuple):
+    """A rule that may be chosen, and what it is predicted to make."""
+
+    rule: ServerRule
+    kind: Kind
+    outlook: Outlook
+    batch: int
+    """Gradients of a fold."""
+
+    @property
+    def name(self) -> str:
+        return spelled(self.rule)
+
+
+def spelled(rule: ServerRule) -> str:
+    """Return the spelling of a rule; `Backup` without spare workers is a barrier."""
+    return "bsp" if rule == Backup(b=0) else rule.spelling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auto(ServerRule):
+    """Begin as `BSP`; change rule or setting at a fold once another has been predicted to be better ``patience`` times in succession.
+
+    After every two turns of each worker the turns of the last ``window`` of the fastest are replayed under each candidate; see
+    `replayed`. A candidate's progress is ``sqrt(gradients/s * steps/s)``. The candidates, the gentlest first:
+
+    - *exact*: ``backup(b)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share of the gradients;
+    - *biased*: the same without that condition, and ``rennala(batch=n)``: nothing is stale, and a slow worker may weigh nothing;
+    - *stale*: ``ssp(staleness=3)``;
+    - ``asp`` (with ``allow=any`` only).
+
+    The best of a kind is chosen if it makes ``gain`` times as much as the best of the gentler ones. A rule is left for one at least as
+    gentle once it makes less than ``(1 + gain) / 2`` times as much. From a stale rule to a fresh one a gradient of each worker is lost,
+    which counts against the change. A change back to the rule before takes twice the patience, a next one four times, at most eight.
+
+    The script's rate is the one for bsp. It stays under rules that fold at least half of the gradients; where each gradient is a step,
+    it is divided by 2n, see docs/learning-rates.md, and so is the step in the prediction. Smaller batches are no candidates. Nor are
+    rules that exchange parameters or decide per shard, which a job cannot take up in its midst, and ``dbw``, which needs norms that
+    servers measure at each fold.
+
+    Source: none; the kinds and the gain are those of ``offbeat advise``.
+
+    >>> Auto().spelling, Auto(allow="biased").spelling
+    ('auto', 'auto(allow=biased)')
+
+    Raises:
+        ConfigurationError: ``allow`` is none of the four words, or a number is out of its range.
+    """
+
+    about = About(
+        examples=("auto", "auto(allow=biased)", "auto(allow=any, gain=1.0, patience=1, window=4)"),
+        draws=lambda workers: [{"allow": get_args(Allow), "gain": (1.0, 1.0, 1.1), "patience": (1, 1, 2), "window": (4, 8)}],
+        row=Row(
+            "`auto`",
+            "as `bsp` at first, then as the rule that it has changed to",
+            "likewise",
+            "slowness that nobody knows before, or that changes; each change is announced with its figures",
+        ),
+    )
+
+    always_spelled = ()
+
+    allow: Allow = "exact"
+    """Which kinds of rules may be chosen: ``exact``; ``biased`` and exact; ``stale`` and exact; or ``any``."""
+    gain: float = 1.1
+    """How many times the progress of a gentler rule is worth a change; at least 1."""
+    patience: int = 3
+    """How many predictions in succession must agree before a change; at least 1."""
+    window: int = 32
+    """Over how many turns of the fastest worker is looked back; at least 4."""
+
+    def __post_init__(self) -> None:
+        one_of("auto", "allow", self.allow, get_args(Allow))
+        number("auto", "gain", self.gain, least=1.0)
+        whole_number("auto", "patience", self.patience, least=1)
+        whole_number("auto", "window", self.window, least=LEAST_TURNS)
+
+    def start(self) -> ServerRule:
+        return _Run(self)
+
+
+class _Run(ServerRule):
+    """One run: the rule of the moment, which answers, and the turns by which it is judged."""
+
+    def __init__(self, rule: Auto) -> None:
+        self._rule = rule
+        self._now: ServerRule = Backup(b=0)
+        """The rule of the moment. None of the candidates has state in a run."""
+        self._version: Version | None = None
+        self._begun: dict[WorkerId, Seconds] = {}
+        """When each worker was released last."""
+        self._turns: dict[WorkerId, deque[tuple[Seconds, Seconds]]] = {}
+        """When each turn ended, and how long it lasted."""
+        self._seen = 0
+        """Turns since the last prediction."""
+        self._agreed: tuple[str, int] = ("", 0)
+        """The rule that the last predictions have wanted, and how many in succession."""
+        self._left: ServerRule | None = None
+        """The rule before the present one."""
+        self._returns = 0
+        """How often a change has led back to the rule before; forgotten after a long stay."""
+        self._stay = 0
+        """Predictions since the last change."""
+        self._weights: dict[WorkerId, float] = {}
+        """How many gradients of each worker have been folded; older ones count less, those of four windows ago a third."""
+
+    def fold(self, view: View) -> Decision | None:
+        if view.version != self._version:
+            at_fold, self._version = self._version is not None, view.version
+            if at_fold and self._seen >= BETWEEN * len(view.active) and not view.gathered and (changed := self._judge(view)):
+                return changed
+        decision = self._now.fold(view)
+        if decision is None or not decision.fold:
+            return decision
+        for contribution in decision.fold:
+            self._weights[contribution.worker] = self._weights.get(contribution.worker, 0.0) + 1.0
+        if isinstance(self._now, OneByOne):
+            return decision._replace(scale=decision.scale * SINGLE / max(1, len(view.active)))
+        return decision
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        return self._now.admit(view, worker)
+
+    def plan(self, view: View, worker: WorkerId) -> Plan:
+        begun, pushed = self._begun.get(worker), view.pushed_at(worker)
+        if begun is not None and pushed is not None and pushed > begun:
+            self._turns.setdefault(worker, deque(maxlen=self._rule.window)).append((pushed, pushed - begun))
+            self._seen += 1
+        self._begun[worker] = view.now
+        return Plan()
+
+    def _judge(self, view: View) -> Decision | None:
+        """Predict; return the change of the rule if it is due."""
+        self._seen, self._stay = 0, self._stay + 1
+        for worker in [worker for worker in self._begun if worker not in view.active]:
+            del self._begun[worker]
+            self._turns.pop(worker, None)
+            self._weights.pop(worker, None)
+        self._weights = {worker: weight * (1.0 - 1.0 / self._rule.window) for worker, weight in self._weights.items()}
+        workers = sorted(view.active)
+        if len(workers) < 2 or any(len(self._turns.get(worker, ())) < LEAST_TURNS for worker in workers):
+            return None
+        choices = [self._weighed(one, workers) for one in _choices(self._recent(workers))]
+        own = next((one for one in choices if one.rule == self._now), None)
+        best = chosen(choices, self._rule, own)
+        if best is None or best.rule == self._now:
+            self._agreed = ("", 0)
+            return None
+        self._agreed = (best.name, self._agreed[1] + 1 if self._agreed[0] == best.name else 1)
+        if self._stay > LONG_STAY * self._rule.patience:
+            self._returns = 0
+        returns = self._returns + (best.rule == self._left)
+        if self._agreed[1] < self._rule.patience << min(returns, MOST_RETURNS):
+            return None
+        self._agreed, self._left, self._now, self._returns, self._stay = ("", 0), self._now, best.rule, returns, 0
+        return Decision((), _reason(best, own, spelled(self._left), workers, view.now - self._since(workers)), becomes=best.name)
+
+    def _weighed(self, choice: Choice, workers: Sequence[WorkerId]) -> Choice:
+        """Return a candidate; the present rule is exact if each worker's gradients have had their weight, whatever is predicted."""
+        if choice.rule != self._now or choice.batch in (1, len(workers)):
+            return choice
+        least = min(self._weights.get(worker, 0.0) for worker in workers) * len(workers) / sum(self._weights.values())
+        return choice._replace(kind="exact" if least >= FAIR else "biased")
+
+    def _since(self, workers: Sequence[WorkerId]) -> Seconds:
+        """Return when the window begins: with the oldest turn that is known of the fastest worker."""
+        return max(self._turns[worker][0][0] - self._turns[worker][0][1] for worker in workers)
+
+    def _recent(self, workers: Sequence[WorkerId]) -> Turns:
+        """Return the turns of the window, and the last ones of a worker that has made fewer than four in it."""
+        since = self._since(workers)
+        found = []
+        for worker in workers:
+            turns = list(self._turns[worker])
+            recent = [took for ended, took in turns if ended > since]
+            found.append(recent if len(recent) >= LEAST_TURNS else [took for _, took in turns[-LEAST_TURNS:]])
+        return found
+
+
+def _choices(turns: Turns) -> Iterator[Choice]:
+    """Yield the candidates that make any progress, the gentlest first."""
+    n, pushes = len(turns), sum(map(len, turns))
+    spare = [0, *(1 << i for i in range(n.bit_length()) if 1 << i <= n // 2)]
+    for b in spare:
+        if (outlook := first_fresh(turns, n - b, pushes)) is not None:
+            yield Choice(Backup(b=b), "exact" if not b or outlook.fair(FAIR) else "biased", outlook, n - b)
+    if (outlook := first_fresh(turns, n, pushes, ahead=True)) is not None:
+        yield Choice(Rennala(batch=n), "biased", outlook, n)
+    if (outlook := one_by_one(turns, BOUND, pushes)) is not None:
+        yield Choice(SSP(staleness=BOUND), "stale", outlook, 1)
+    if (outlook := one_by_one(turns, inf, pushes)) is not None:
+        yield Choice(ASP(), "unbounded", outlook, 1)
+
+
+def chosen(choices: Sequence[Choice], rule: Auto, own: Choice | None) -> Choice | None:
+    """Return the candidate to which to change, or the present rule, ``own``; None: there is no candidate.
+
+    Args:
+        choices: the candidates, the gentlest first; of one kind as well.
+        rule: the configuration.
+        own: the present rule; None: it is no candidate any more.
+    """
+    allowed = [one for one in choices if one.kind in KINDS[rule.allow]]
+    best = next(iter(allowed), None)
+    if best is None:
+        return None
+    for kind in KINDS[rule.allow]:
+        leader = max((one for one in allowed if one.kind == kind), key=lambda one: one.outlook.progress, default=best)
+        if leader.outlook.progress >= rule.gain * best.outlook.progress:
+            best = leader
+    if own is None or own not in allowed:
+        return best
+    gentler = choices.index(best) < choices.index(own)
+    lost = 1.0 - 1.0 / rule.window if own.batch == 1 and best.batch > 1 else 1.0
+    margin = (1.0 + rule.gain) / 2.0
+    if gentler:
+        return own if own.outlook.progress >= margin * best.outlook.progress * lost else best
+    return best if best.outlook.progress * lost >= rule.gain * own.outlook.progress else own
+
+
+def _reason(best: Choice, own: Choice | None, before: str, workers: Sequence[WorkerId], span: Seconds) -> str:
+    """Return why the rule changes, in figures."""
+    outlook, n = best.outlook, len(workers)
+    rate = f"the learning rate is divided by {n / SINGLE:g}" if best.batch == 1 else "the learning rate stays that of the script"
+    said = [f"predicted from {span:.3g} s of turns: {outlook.gradients:.3g} gradients/s in {outlook.steps:.3g} steps/s"]
+    if own is not None:
+        times = outlook.progress / own.outlook.progress
+        said[0] += f", {before} {own.outlook.gradients:.3g} in {own.outlook.steps:.3g}; {times:.2f} times the progress"
+        was = own.batch
+        said.append(
+            f"a version has {best.batch} of {n} gradients in place of {was}" if was != best.batch else f"versions of {was} gradients"
+        )
+    else:
+        said.append(f"a version has {best.batch} of {n} gradients")
+    said.append(rate)
+    if outlook.least < FAIR:
+        said.append(f"worker {workers[outlook.folded.index(min(outlook.folded))]} weighs {outlook.least:.2f} of its share")
+    return "; ".join(said)

@@ -1,0 +1,62 @@
+"""Workers that average fragments, as real processes on two servers: the others go on when one is killed or frozen, and it comes back."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.faults.job import TRAIN, Ended, Job, signalled
+from tests.faults.test_workers import CALM
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+Start = Callable[..., Job]
+
+
+def accounted(ended: Ended) -> None:
+    """It has ended well, every push has one fate, and no sample is lost but with a push whose steps are in a newer one."""
+    assert ended.status == 0, ended.err
+    assert ended.tally().problems() == []
+    for report in ended.reports():
+        assert report["folded"] + report["dropped"] == report["indices"] == 64, report
+        assert all("has pushed this fragment again" in found["why"] for found in report["exceptions"]), report
+
+
+@pytest.mark.parametrize("sync", ["diloco(steps=4, delay=1, alpha=0.5)", "decoupled(steps=4, quorum=2, delay=1)"])
+def test_a_killed_worker_holds_nobody_up_and_comes_back(start: Start, enough: Path, sync: str) -> None:
+    timeout_s = 10.0
+    job = start("--workers", "3", "--servers", "2", "--timeout", str(timeout_s), "--sync", sync, *CALM, TRAIN, "--until", str(enough))
+    job.began(3)
+    signalled(job.workers()[2], signal.SIGKILL)
+    died = job.record("state_changed", worker=2, state="dead", incarnation=1)
+    assert job.record("process", number=2, role="worker", what="exited")["detail"] == "killed by SIGKILL"
+    for shard in (0, 1):
+        job.record("fold", after=died["t"], shard=shard)
+    job.contribution(2, 2)
+    enough.touch()
+    ended = job.ended()
+    accounted(ended)
+    folds = [record for record in ended.records if record["kind"] == "fold"]
+    without = [fold for fold in folds if fold["t"] > died["t"] and 2 not in {part["worker"] for part in fold["parts"]}]
+    assert {fold["shard"] for fold in without} == {0, 1}, "the others have waited for the dead"
+    assert without[0]["t"] - died["t"] < timeout_s / 2
+    assert {part["incarnation"] for fold in folds for part in fold["parts"] if part["worker"] == 2} == {1, 2}
+
+
+def test_under_decoupled_a_frozen_worker_is_not_missed(start: Start, enough: Path) -> None:
+    """Before anybody knows that it is frozen, fragments are folded without it, several times."""
+    sync = ("--sync", "decoupled(steps=4, quorum=1, grace=0.1, delay=1)")
+    job = start("--workers", "3", "--servers", "2", "--timeout", "4", *sync, *CALM, TRAIN, "--until", str(enough))
+    job.began(3)
+    frozen = job.workers()[1]
+    signalled(frozen, signal.SIGSTOP)
+    died = job.record("state_changed", worker=1, state="dead", incarnation=1)
+    assert "not heard of for" in died["reason"]
+    signalled(frozen, signal.SIGCONT)
+    job.contribution(1, 2)
+    enough.touch()
+    ended = job.ended()
+    accounted(ended)
+    folds = [r for r in ended.records if r["kind"] == "fold" and died["t"] - 2.0 < r["t"] < died["t"]]
+    assert len(folds) >= 4 and 1 not in {part["worker"] for fold in folds for part in fold["parts"]}

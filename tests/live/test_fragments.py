@@ -1,0 +1,95 @@
+"""Averaging fragment by fragment, live: books that add up, workers that end an epoch with one model, and one that is slow or dies."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.live.harness import Job, Worker
+from tests.live.samples import audited
+from tests.live.test_psp import Training
+from tests.live.test_rules import SIZE, WORKERS, script
+from tests.tiers import marked
+
+Record = dict[str, Any]
+
+
+def books(journal: Path) -> list[Record]:
+    """The records, of which every fragment that was pushed has one fate at its shard."""
+    records = audited(journal)
+    pushed, settled = (Counter(r["shard"] for r in records if r["kind"] == kind) for kind in ("pushed", "settle"))
+    assert pushed == settled and all(record["alone"] for record in records if record["kind"] == "pushed")
+    return records
+
+
+@pytest.mark.parametrize(
+    "job",
+    [{}, {"servers": 2, "hosts": {1: "other", 2: "third"}}, {"servers": 3, "elsewhere": (2,)}],
+    ids=["1 server", "mixed, 2 servers", "3 servers, 1 elsewhere"],
+)
+@pytest.mark.parametrize(
+    "sync",
+    marked(
+        [
+            "diloco(steps=3)",
+            "diloco(steps=6, delay=1, alpha=0.5)",
+            "decoupled(steps=3, quorum=2)",
+            "decoupled(steps=6, quorum=1, delay=1, alpha=0.5)",
+        ],
+        "diloco(steps=6, delay=1, alpha=0.5)",
+    ),
+)
+def test_the_books_add_up(tmp_path: Path, sync: str, job: dict[str, Any]) -> None:
+    with Job(WORKERS, journal=str(tmp_path / "journal"), sync=sync, **job) as running:
+        results = running.run(lambda worker: script(worker, "bsp"))
+    records = books(tmp_path / "journal")
+    folded = Counter(record["shard"] for record in records if record["kind"] == "fold")
+    assert len(folded) == job.get("servers", 1), "every fragment has its turn"
+    for version, parameters in (result[-1] for result in results):
+        assert version == results[0][-1][0]
+        assert all(torch.equal(a, b) for a, b in zip(parameters, results[0][-1][1], strict=True)), (
+            "the end of an epoch brings all one model"
+        )
+    summary = running.summary
+    assert summary is not None and summary["ok"]
+    for report in summary["epochs"]:
+        assert report["folded"] + report["dropped"] == report["indices"] == SIZE, report
+    if sync.startswith("diloco"):
+        assert all(part["staleness"] == 0 for record in records if record["kind"] == "fold" for part in record["parts"])
+
+
+def steps(count: int, sync: str, slow: int = -1) -> Any:
+    def body(worker: Worker) -> tuple[float, list[torch.Tensor]]:
+        training = Training(worker, sync)
+        began = time.monotonic()
+        for step in range(count):
+            inputs = torch.arange(24.0).reshape(4, 6).sin() * (worker.number + 1) + step  # threads share torch's generator
+            training.optimizer.zero_grad()
+            training.model(inputs).square().mean().backward()
+            training.optimizer.step()
+            if worker.number == slow:
+                time.sleep(0.1)
+        return time.monotonic() - began, training.parameters()
+
+    return body
+
+
+def test_one_fragment_without_delay_is_ensemble() -> None:
+    found = []
+    for sync in ("ensemble(steps=4, outer_lr=0.7, outer_momentum=0.9)", "diloco(steps=4)"):
+        with Job(2) as job:
+            found.append([parameters for _, parameters in job.run(steps(12, sync))])
+    assert all(torch.equal(a, b) for one, other in zip(*found, strict=True) for a, b in zip(one, other, strict=True))
+
+
+def test_under_decoupled_a_slow_worker_holds_nobody_up(tmp_path: Path) -> None:
+    took = {}
+    for sync in ("diloco(steps=4)", "decoupled(steps=4, quorum=1, grace=0.1)"):
+        with Job(2, servers=2, journal=str(tmp_path / sync)) as job:
+            took[sync], _ = job.run(steps(20, sync, slow=1))[0]
+        books(tmp_path / sync)
+    assert took["decoupled(steps=4, quorum=1, grace=0.1)"] < 1.0 < took["diloco(steps=4)"], took
