@@ -379,7 +379,7 @@ class AgentEngine(Engine):
                 child.said(header["error"], bytes(message.payload))
                 agent.connection.send({"kind": "heard"})
             case "ended":
-                child.over(header["status"], agent.leaving if header["status"] != 0 else None)  # with a reason: the worker may return
+                child.over(header["status"], agent.leaving)  # with a reason: the worker may return, unless it has finished
                 del agent.children[header["child"]]
 
     def _seat(self, connection: Connection, message: Message) -> None:
