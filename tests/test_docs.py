@@ -30,7 +30,7 @@ from offbeat.launch import checkpointing
 from offbeat.launch.preload import chosen
 from offbeat.launch.program import Program
 from offbeat.launch.tasks import task_of
-from offbeat.options import RunOptions, check, followers_of, ray_options
+from offbeat.options import RunOptions, check, followers_of, ray_options, span_of
 from offbeat.policies import RULES
 from offbeat.runtime.job.notices import ends_in_order
 from offbeat.sim.cluster import Cluster, Work
@@ -237,16 +237,18 @@ def test_advice_is_given(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_jobs_could_start(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = dict(COMMANDS["run"].make_context("run", LINES[where][2:]).params)
-    if not given.pop("module"):
+    if not given.pop("module") and given["join"] is None:
         assert Path(given["script"]).suffix == ".py"
-    del given["script"]
+    if given.pop("script") is None:
+        assert given["join"] is not None
     options = RunOptions(**given)
     ray_options(options)
     chosen(options.preload or [], Program(str(SCRIPT)), none=options.no_preload)
     order = None
     if options.resume is None:  # the folder of a job that resumes is not here
         order = checkpointing.order_of(options.checkpoint, options.every, options.keep, None)
-    check(options, Program(str(SCRIPT)), options.workers, followers=followers_of(options), checkpoint=order)
+    least, most = span_of(options.workers)
+    check(options, Program(str(SCRIPT)), most, least=least, followers=followers_of(options), checkpoint=order)
 
 
 @beginning("offbeat", "agent")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from offbeat.session import chief as chief
     from offbeat.session import is_main_process as is_main_process
     from offbeat.session import log as log
+    from offbeat.session import preemption as preemption
     from offbeat.session import rank as rank
     from offbeat.session import world_size as world_size
     from offbeat.tensors.natural_gradient import NaturalGradient as NaturalGradient
@@ -57,6 +58,7 @@ _HOME = {
     "NaturalGradient": "offbeat.tensors.natural_gradient",
     "OffbeatError": "offbeat.errors",
     "Policy": "offbeat.core.policy",
+    "preemption": "offbeat.session",
     "ProtocolError": "offbeat.errors",
     "rank": "offbeat.session",
     "RefusedError": "offbeat.errors",

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -41,7 +42,19 @@ from offbeat.launch.supervisor import Supervisor
 from offbeat.launch.tasks import checked_host, task_of
 from offbeat.launch.token import given_token
 from offbeat.logs import begin_command
-from offbeat.options import AgentOptions, JobOptions, Module, RunOptions, Script, check, followers_of, ray_options, takes
+from offbeat.options import (
+    AgentOptions,
+    JobOptions,
+    Module,
+    RunOptions,
+    RunScript,
+    Script,
+    check,
+    followers_of,
+    ray_options,
+    span_of,
+    takes,
+)
 from offbeat.policies import RULES
 from offbeat.report.figures import short
 from offbeat.report.live import LiveProgress
@@ -81,17 +94,24 @@ def _main(
     epilog=f"Rules: {', '.join(sorted(RULES))}.",
 )
 @takes(RunOptions)
-def run(context: typer.Context, script: Script, module: Module = False, *, options: RunOptions) -> None:
+def run(context: typer.Context, script: RunScript = None, module: Module = False, *, options: RunOptions) -> None:
     """Train SCRIPT in one process per worker, on this machine or on a Ray cluster."""
+    if options.join is not None:
+        given = [name for name in context.params if name not in ("join", "workers", "script") and _given(context)(name)]
+        raise typer.Exit(import_module("offbeat.commands.join").join(options, script, given, given_workers=_given(context)("workers")))
+    if script is None:
+        context.fail("Missing argument 'SCRIPT'.")
     program = Program(script, tuple(context.args), module=module)
     ray = ray_options(options)
     followers = followers_of(options)
     saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
     options = replace(options, **checkpointing.taken_over(saved, _given(context), ("workers", *OF_JOB), seed=options.seed))
+    least, most = span_of(options.workers)
     settings = check(
         options,
         program,
-        options.workers,
+        most,
+        least=least,
         followers=followers,
         checkpoint=checkpointing.order_of(options.checkpoint, options.every, options.keep, saved),
         resume=saved,
@@ -103,13 +123,13 @@ def run(context: typer.Context, script: Script, module: Module = False, *, optio
     _say(checkpointing.begin(options.journal, saved, settings.checkpoint), quiet=options.quiet)
     engine: Engine
     if ray is None:
-        engine = LocalEngine(program, port=options.port, preload=imported)
+        engine = LocalEngine(program, port=options.port, preload=imported, least=least)
     else:
         existing = connect(ray.address)
         pass_on(tls_of(options.tls, several=existing, **options.tls_files))
         engine = RayEngine(
             program,
-            options.workers,
+            most,
             ray,
             token=token,
             existing=existing,
@@ -126,6 +146,7 @@ def run(context: typer.Context, script: Script, module: Module = False, *, optio
         notice=_notice(options),
         followers=followers,
         store=store_client(options.leaders, None),
+        least=least,
     )
 
 
@@ -199,12 +220,14 @@ def _supervise(
     notice: NoticeCommand | None = None,
     followers: Sequence[FollowerSpec],
     store: StoreClient | None,
+    least: int | None = None,
 ) -> NoReturn:
     """Run a job whose processes the engine starts, show it, and end this command with the job's exit status."""
     screen = console()
     progress = QuietProgress(screen) if options.quiet else LiveProgress(screen)
     expect_job()
-    count = f"{settings.workers} worker{'s' * (settings.workers != 1)}"
+    begins = "" if least in (None, settings.workers) else f"{least} of at most "
+    count = f"{begins}{settings.workers} worker{'s' * (settings.workers != 1)}"
     rule = "" if settings.sync is None else f" under {short(settings.sync)}"
     # Said at once: processes and their imports take seconds until there is more to say.
     only_show("what begins", lambda: progress.note(f"starting {count} of {settings.script}{rule}"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from offbeat.core.batch_sizes import BatchOrder
-from offbeat.core.policy import ServerRule
+from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.files import make_folder
 from offbeat.journal.compression import packer
@@ -36,6 +37,7 @@ from offbeat.runtime.job.wire_choice import check_replicas, check_rule, wire_for
 from offbeat.view import curves, dashboard, job_view, log_to, metrics
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
+RunScript = Annotated[str | None, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
 Module = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is a module's name, as after python -m.")]
 
 START, RULE, SURVIVAL = "Processes", "Rule", "Deaths and silence"
@@ -218,7 +220,14 @@ class JobOptions:
 class RunOptions(JobOptions):
     """The options of ``run``."""
 
-    workers: Annotated[int, option(START, help="Processes that compute gradients.")] = 2
+    workers: Annotated[
+        str,
+        option(START, help="N processes that compute gradients, or MIN..MAX: begin with MIN, and take in others later (docs/growing.md)."),
+    ] = "2"
+    join: Annotated[
+        str | None,
+        option(START, metavar="JOB", help="PID or SCRIPT of a job of yours on this machine: bring it --workers, without a SCRIPT here."),
+    ] = None
     servers: Annotated[int, option(START, help="Processes that hold the parameters, a shard each.")] = 1
     port: Annotated[int, option(START, help="The port on which server 0 listens, with --on ray the supervisor; 0: any free port.")] = 0
     on: Annotated[str, option(START, help="local: all processes on this machine; ray: on a Ray cluster, with the options below.")] = "local"
@@ -266,6 +275,7 @@ def check(
     program: Program,
     workers: int,
     *,
+    least: int | None = None,
     followers: Sequence[FollowerSpec] = (),
     checkpoint: CheckpointOrder | None = None,
     resume: Checkpoint | None = None,
@@ -276,7 +286,8 @@ def check(
     Args:
         options: of the command.
         program: the script.
-        workers: the number of workers.
+        workers: the highest number of workers.
+        least: with how many the job begins; None: with all.
         followers: what follows the job, from `followers_of`.
         checkpoint: what ``--checkpoint``, ``--every`` and ``--keep`` come to.
         resume: the checkpoint from which the job goes on.
@@ -320,6 +331,8 @@ def check(
     if sync is not None:
         chosen = rule(sync)
         chosen.check(workers)
+        if least is not None and least < workers:
+            _check_least(chosen, least, workers)
         spelling = chosen.spelling
         if chosen_wire is not None:
             check_rule(chosen, chosen_wire)
@@ -362,6 +375,35 @@ def check(
         replicas=replicas,
         batch=batch,
     )
+
+
+def span_of(text: str) -> tuple[int, int]:
+    """Return the least and the greatest number of workers that ``--workers`` says.
+
+    Raises:
+        ConfigurationError: it is neither N nor MIN..MAX.
+
+    >>> span_of("4"), span_of("2..8"), span_of("2:8")
+    ((4, 4), (2, 8), (2, 8))
+    """
+    match = re.fullmatch(r"(-?\d+)(?:(?:\.\.|:)(\d+))?", str(text).strip())
+    if match is None:
+        raise ConfigurationError(f"--workers {text}: write N, or MIN..MAX, for instance 2..8")
+    least, most = int(match[1]), int(match[2] or match[1])
+    if least < 1:
+        raise ConfigurationError(f"--workers {text}: must be at least 1")
+    if least > most:
+        raise ConfigurationError(
+            f"--workers {text}: the job would begin with {least} workers and have at most {most}; write {most}..{least}"
+        )
+    return least, most
+
+
+def _check_least(rule: Policy, least: int, most: int) -> None:
+    try:
+        rule.check(least)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--workers {least}..{most}: the job would begin with {least} workers, and {error}") from None
 
 
 def followers_of(options: JobOptions) -> tuple[FollowerSpec, ...]:
@@ -412,6 +454,8 @@ def ray_options(options: RunOptions) -> RayOptions | None:
         if lonely:
             raise ConfigurationError(f"--{lonely[0].replace('_', '-')} is for jobs on a Ray cluster: add --on ray, or leave it out")
         return None
+    if len(set(span_of(options.workers))) > 1:
+        raise ConfigurationError(f"--workers {options.workers}: on Ray a job begins with all of its workers; give one number")
     if options.servers_on not in (None, "driver", "nodes"):
         raise ConfigurationError(f"--servers-on {options.servers_on}: must be driver (beside this command) or nodes (on the nodes in turn)")
     tls_of(options.tls, several=True, **options.tls_files)

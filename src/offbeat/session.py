@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -522,6 +523,80 @@ class LocalSession(Session):
 
     def close(self) -> None:
         """Do nothing: there is no job to leave."""
+
+
+class Preemption(NamedTuple):
+    """An order to leave, see `preemption`."""
+
+    reason: str
+    """The signal that this process got, such as "SIGUSR1"; "launcher": none, but the job is told to end, or by ``--notice-command``."""
+    since: float
+    """When the signal came, or else the launcher's order, in seconds since the epoch."""
+
+
+UNSEEN_MAX: Final = 16
+"""Most steps that a script which asks for orders may make without having seen one."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """What this process has heard of its end, and whether its script looks."""
+
+    noticed: Preemption | None = None
+    """The first signal. It is no order yet: the launcher may want a last checkpoint first."""
+    given: Preemption | None = None
+    """The order to leave; None: there is none."""
+    asked: bool = False
+    """True once the script has called `preemption`: from then on it sees an order before it has to leave."""
+    seen: bool = False
+    steps: int = 0
+    """Steps that have returned since the order."""
+    last_step: bool = False
+    """True inside the step with which the worker leaves."""
+
+    def note(self, signal: str | None) -> None:
+        """Note a signal, by its name, or an order (None). For signal handlers."""
+        if signal is not None:
+            self.noticed = self.noticed or Preemption(signal, time.time())
+        else:
+            self.given = self.given or self.noticed or Preemption("launcher", time.time())
+
+    @property
+    def cut_waits(self) -> bool:
+        """True if an order to leave ends a wait."""
+        return self.given is None or not self.asked or self.last_step
+
+    @property
+    def had_its_turn(self) -> bool:
+        """True if a script that asks has seen the order, or has had the time to."""
+        return self.asked and self.given is not None and (self.seen or self.steps >= UNSEEN_MAX)
+
+
+orders = Orders()
+"""Those of this process."""
+
+
+def preemption() -> Preemption | None:
+    """Return the order to leave that this worker has got; None: it has got none.
+
+    A worker is ordered to leave if its machine is taken away, or its job is told to end. Call this function once after each step. A script
+    that does so sees the order before the process ends: the step in which the order comes returns as usual, and calls that save or load are
+    not cut off. The script may end then, or go on: the next step is pushed, and the process ends in it, with status 143 by a `SystemExit`;
+    before, if the script asks for the next batch or comes to a barrier.
+
+    In a script that does not call it the `SystemExit` comes at once in a call that waits, or else in the step. A ``finally`` or an
+    ``except SystemExit`` may call this function, and save.
+
+    Returns:
+        The signal and its time. None also in a process without a launcher, before the optimizer exists, in a script that handles SIGTERM
+        itself, where the script is not in the main thread, and in workers of several processes.
+
+    >>> preemption() is None
+    True
+    """
+    orders.asked = "OFFBEAT_WORKER" in os.environ
+    orders.seen = orders.given is not None
+    return orders.given
 
 
 current: Session | None = None

@@ -16,6 +16,7 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.launch.agent_messages import FROM_AGENT, HELLO
 from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, common_environment, server_environment, worker_variables
+from offbeat.launch.joining import JOIN
 from offbeat.launch.preload import NOTHING
 from offbeat.launch.starter import SERVER, Starter
 from offbeat.runtime.job.settings import ROLE, TOKEN, JobSettings
@@ -33,6 +34,9 @@ KILLED = -9
 NOT_ENCRYPTED = (
     "--no-tls: whoever is on the network between the machines can read and change gradients and parameters; the token does not travel"
 )
+
+
+NO_SEATS = "its workers come with their agents: type the job's own offbeat agent command on the machine that comes (--nnodes MIN:MAX)"
 
 
 def beat_of(timeout_s: Seconds) -> Seconds:
@@ -334,6 +338,10 @@ class AgentEngine(Engine):
     def on_message(self, connection: Connection, message: Message) -> bool:
         agent = next((agent for agent in self._agents.values() if agent.connection is connection), None)
         kind = message.header.get("kind")
+        if agent is None and kind == JOIN:
+            self._refused.append(connection)
+            connection.send({"kind": "refused", "reason": NO_SEATS})
+            return True
         if agent is None and kind != HELLO:
             return any(connection is refused for refused in self._refused)
         try:
@@ -379,7 +387,7 @@ class AgentEngine(Engine):
                 child.said(header["error"], bytes(message.payload))
                 agent.connection.send({"kind": "heard"})
             case "ended":
-                child.over(header["status"], agent.leaving if header["status"] != 0 else None)  # with a reason: the worker may return
+                child.over(header["status"], agent.leaving)  # with a reason: the worker may return, unless it has finished
                 del agent.children[header["child"]]
 
     def _seat(self, connection: Connection, message: Message) -> None:

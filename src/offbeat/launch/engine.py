@@ -163,7 +163,8 @@ class Engine(ABC):
 
     def notes(self) -> list[str]:
         """Return lines for the user since the last call."""
-        notes, self._notes = self._notes, []
+        notes = self._notes[:]
+        self._notes.clear()  # the same list: others append to it
         return notes
 
     @property

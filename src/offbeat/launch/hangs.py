@@ -59,6 +59,8 @@ class ProcessStanding:
     """Seconds for which its script has neither called the library nor waited in it, by its heartbeat."""
     exits_since: Seconds | None = None
     """When it said goodbye because its process ends; None: it has not."""
+    early: bool = False
+    """True if its script had seen an order to leave when it said goodbye."""
     told_at: Seconds | None = None
     """When it reported that a signal asks it to end; None: it has not."""
     ordered: bool = False
@@ -76,7 +78,7 @@ class ProcessStanding:
                     self.dead_since, self.dead_because = now, header["reason"]
             case "alive" | "recovered" | "finished":
                 self.dead_since = None
-                self.exits_since = now if header.get("exits", False) else None
+                self.exits_since, self.early = now if header.get("exits", False) else None, header.get("early", False)
             case "stuck":
                 self.stuck_s = header["seconds"]
             case "told" if self.told_at is None:

@@ -256,8 +256,8 @@ class Supervisor:
                 return self._stop(number)
             if self._servers.fleet.returning:
                 continue  # a worker's end can be judged once the server has come back
-            self._workers.take_in()
             self._workers.check(self._listens)
+            self._workers.take_in()  # after the ends of earlier processes of the same workers
             self._workers.check_hangs(loading=self._servers.loading(0))
             if self._workers.bug is not None:
                 return self._end(1, self._workers.bug)

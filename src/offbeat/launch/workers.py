@@ -9,6 +9,7 @@ from typing import Any
 
 from offbeat.core.backoff import Backoff
 from offbeat.core.fleet import TOGETHER_S
+from offbeat.errors import BY_SIGNAL
 from offbeat.journal.worker_summary import NOT_COME
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
@@ -170,7 +171,9 @@ class Workers:
             if not listen():  # a process's failure report has to be read before its end is handled
                 return
             assert state.child is not None
-            if state.child.lost is not None:
+            if status == 0 and state.standing.early:
+                status = BY_SIGNAL + signal.SIGTERM  # a script that ends itself upon an order to leave has not finished its work
+            if state.child.lost is not None and status != 0:
                 self._lose(worker, state, state.child.lost)
                 continue
             self._learn_reason(worker, state, status)

@@ -33,6 +33,8 @@ class Peer:
     """True once it has left because its process ends; a script that calls `close` may go on."""
     over: bool = False
     """True if it has left because the job has ended before its script."""
+    early: bool = False
+    """True if it has left because its script has seen the order to leave, and may have ended for that."""
     stood_still_s: Seconds = 0.0
     """For how long the coordinator has stood still since the worker's last push."""
     last_words: str | None = None

@@ -33,7 +33,9 @@ class Standings:
         """Report a worker's new state in the job."""
         if self._peers.knows(effect.worker):
             peer = self._peers[effect.worker]
-            ends = {"exits": peer.exits, "over": peer.over} if effect.state is WorkerState.FINISHED and peer.exits else {}
+            ends = (
+                {"exits": peer.exits, "over": peer.over, "early": peer.early} if effect.state is WorkerState.FINISHED and peer.exits else {}
+            )
             self.report(effect.worker, effect.state.value, reason=effect.reason, **ends)
 
     def progress(self, peer: Peer, stuck_s: Seconds) -> None:

@@ -142,7 +142,7 @@ FROM_WORKER: Final = Kinds(
         "epoch": MessageSchema(fields({"want": fields(_EPOCH, {"kept": _leases})})),
         "skipped": MessageSchema(fields({"incarnation": whole(), "leases": _leases})),
         "barrier": MessageSchema(fields({"incarnation": whole(), "number": maybe(whole())})),
-        "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag, "over": flag})),
+        "left": MessageSchema(fields({"incarnation": whole(), "noticed": flag}, {"exits": flag, "over": flag, "early": flag})),
         "abort": MessageSchema(fields({"reason": _words})),
         "state": _STATE,
         "place": MessageSchema(fields({"incarnation": whole(), "pull": flag})),
@@ -322,7 +322,7 @@ _STANDINGS: Final[dict[str, dict[str, Check]]] = {
     "told": {},
 }
 """What a server may report of a worker, and what comes with it."""
-_MORE_STANDINGS: Final[dict[str, dict[str, Check]]] = {WorkerState.FINISHED.value: {"exits": flag, "over": flag}}
+_MORE_STANDINGS: Final[dict[str, dict[str, Check]]] = {WorkerState.FINISHED.value: {"exits": flag, "over": flag, "early": flag}}
 
 TO_SUPERVISOR: Final = Kinds(
     {

@@ -20,6 +20,7 @@ from offbeat.errors import JobError, RefusedError
 from offbeat.runtime.job import last_words, messages
 from offbeat.runtime.worker.library_calls import Calls
 from offbeat.runtime.worker.links import RETRY_S, Links
+from offbeat.session import orders
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
 from offbeat.transport.link import Link
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
@@ -188,7 +189,9 @@ class WorkerConnection:
         self._hurry.put(None)
 
     def notice(self) -> None:
-        """Order this worker to leave: a wait ends at once, a computation after its step. For a signal handler of the waiting thread.
+        """Order this worker to leave: a wait ends at once, a computation after its step; see `offbeat.session.Orders` for scripts that ask.
+
+        For a signal handler of the waiting thread.
 
         The handler itself raises nothing: Python may run it inside a callback of the garbage collector, which drops what is raised.
         """
@@ -221,8 +224,8 @@ class WorkerConnection:
         return left_s
 
     def heed_notice(self) -> None:
-        """Raise `SystemExit` if this worker was ordered to leave and has not begun to."""
-        if self._noticed:
+        """Raise `SystemExit` if this worker was ordered to leave, has not begun to, and its script need not see the order first."""
+        if self._noticed and orders.cut_waits:
             raise SystemExit(BY_NOTICE)
 
     def leaving(self) -> None:

@@ -34,7 +34,7 @@ from offbeat.runtime.job.messages import METRICS_MAX
 from offbeat.runtime.job.packing import pack
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.worker import process_end
-from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.runtime.worker.connection import BY_NOTICE, WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import JobCheckpoints, parts_of_others
 from offbeat.runtime.worker.library_calls import TakesPart, library_call
 from offbeat.runtime.worker.phase_watch import Account, PhaseWatch
@@ -42,7 +42,7 @@ from offbeat.runtime.worker.process_state import schedulers_of, watch_schedulers
 from offbeat.runtime.worker.samples import WorkerSamples
 from offbeat.runtime.worker.script_writes import ScriptWrites
 from offbeat.runtime.worker.siblings import Siblings
-from offbeat.session import Barrier, LeasedRange, Place, Session
+from offbeat.session import Barrier, LeasedRange, Place, Session, orders
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.transport.base import Address, Hub, Message, SharedMemory
@@ -453,9 +453,15 @@ class JobSession(Session):
             self._hand_in()
             self._leave(exits=True)
 
+    def _leave_in_turn(self) -> None:
+        """End this process if its script has seen an order to leave, and goes on."""
+        if orders.had_its_turn:
+            raise SystemExit(BY_NOTICE)
+
     @library_call
     def barrier(self) -> Barrier:
         """Push what this worker holds, wait for the other workers, and take the newest parameters."""
+        self._leave_in_turn()
         self.pull()
         if self._barriers is None:
             self._barriers = self._first_barrier()
@@ -503,7 +509,8 @@ class JobSession(Session):
             if self.steps:
                 self.checkpoints.leaving(chief=self.chief)
             left = {"kind": "left", "incarnation": self.link.incarnation, "noticed": self.link.told_to_leave}
-            self._coordinator.send({**left, "exits": True, "over": self.over is not None} if exits else left)
+            more = {"exits": True, "over": self.over is not None, "early": orders.seen}
+            self._coordinator.send({**left, **more} if exits else left)
             self.vanish()
 
     def vanish(self) -> None:
@@ -514,7 +521,7 @@ class JobSession(Session):
 
     @library_call
     def step(self, samples: int | None) -> None:
-        self.in_step = True
+        self.in_step, orders.last_step = True, orders.had_its_turn
         self.phases.turn(Phase.PUSH)
         try:
             if not self.steps and self.restarted and not self.keeps_place:
@@ -524,7 +531,8 @@ class JobSession(Session):
             self.checkpoints.stepped()
             self.look()
         finally:
-            self.in_step = False
+            self.in_step = orders.last_step = False
+            orders.steps += orders.given is not None
             self.phases.turn(Phase.OWN)
 
     def look(self) -> None:
@@ -644,6 +652,7 @@ class JobSession(Session):
 
     @library_call
     def take(self, pool: int, epoch: Epoch, size: int | None, batch: int) -> LeasedRange | None:
+        self._leave_in_turn()
         if self._samples.leaves(pool, epoch):
             self._hand_in()
         self.checkpoints.asking = not self._outstanding

@@ -22,7 +22,7 @@ def follow(
     *,
     leave: Callable[[], None],
     fail: Callable[[BaseException], str | None],
-    told: Callable[[], None],
+    told: Callable[[str], None],
     notice: Callable[[], None],
     interrupt: Callable[[], bool],
 ) -> None:
@@ -33,7 +33,7 @@ def follow(
         fail: called when an exception ends the script. Returns a line to print in place of the traceback, or None. Not called for
             `SystemExit`: a script may end itself with a status.
         told: called on a notice (`NOTICES`) or SIGINT, which may be meant for all processes of the job: the launcher gets a report and may
-            order this process to leave. Never called where there are no orders: there ``notice`` is called on a notice.
+            order this process to leave. Gets the signal's name. Not called where there are no orders: ``notice`` is called on a notice.
         notice: the order to leave; called in the main thread, between any two of its instructions, and may raise. Not installed where the
             script handles SIGTERM itself, or where the caller is not the main thread, which alone may set handlers.
         interrupt: the order to raise `KeyboardInterrupt`; called where ``notice`` is. Returns True to raise it at once. A script that does
@@ -63,7 +63,7 @@ def follow(
             raise KeyboardInterrupt
 
     def reported(number: int, frame: Any) -> None:
-        told()
+        told(signal.Signals(number).name)
 
     sys.excepthook = failed
     if threading.current_thread() is not threading.main_thread():

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from offbeat.session import orders
 from offbeat.types import Seconds
 
 if TYPE_CHECKING:
@@ -75,13 +76,17 @@ class Siblings:
         """Return the first session with a sampler; None if no session has one."""
         return next((session for session in self._sessions if session.has_sampler), None)
 
-    def told(self, own: JobSession) -> None:
+    def told(self, own: JobSession, signal: str) -> None:
         """Report over all sessions that a signal asks the process to end. ``own`` may not have joined yet."""
+        if signal != "SIGINT" and own.group is None:
+            orders.note(signal)
         for session in self._sessions or [own]:
             session.link.told()
 
     def notice(self, own: JobSession) -> None:
         """Order all sessions to leave; if one is waiting, the process ends at once. ``own`` may not have joined yet."""
+        if own.group is None:
+            orders.note(None)
         for session in self._sessions or [own]:
             session.link.notice()
 

@@ -1,0 +1,213 @@
+"""Let workers join a running job of one machine, and leave it: ``offbeat run --workers MIN..MAX`` and ``offbeat run --join JOB``.
+
+A joiner is a process of the same user that holds seats for as long as it runs; their workers are the supervisor's children. When the joiner
+leaves, or its connection ends, its workers are ordered to leave after their step, and their seats are free once the processes have ended.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Final
+
+from offbeat.errors import BY_SIGNAL, ConfigurationError, JobError, ProtocolError
+from offbeat.guarded import say
+from offbeat.launch.engine import Child
+from offbeat.launch.stop_signals import StopSignals
+from offbeat.runtime.job.messages import WORKERS_MAX
+from offbeat.runtime.job.notices import ends_in_order
+from offbeat.transport.base import Address, Closed, Connection, Message
+from offbeat.transport.hub import SocketHub
+from offbeat.transport.schema import Kinds, MessageSchema, fields, many, text, whole
+from offbeat.types import WorkerId, worker_ids
+
+JOIN: Final = "join"
+FROM_JOINER: Final = Kinds({JOIN: MessageSchema(fields({"workers": whole(1, WORKERS_MAX)})), "leave": MessageSchema()})
+"""From a joiner to the supervisor: its first message, with the number of workers that it brings, and its last."""
+TO_JOINER: Final = Kinds(
+    {
+        "joined": MessageSchema(fields({"workers": many(whole(0, WORKERS_MAX), WORKERS_MAX)})),
+        "refused": MessageSchema(fields({"reason": text(1 << 16)})),
+        "over": MessageSchema(fields({"status": whole(0, 255), "reason": text(1 << 16)})),
+    }
+)
+"""From the supervisor: the joiner's workers; a refusal; the end of the job, or of the joiner's workers."""
+
+
+@dataclass(slots=True)
+class _Joiner:
+    workers: list[WorkerId]
+    children: dict[WorkerId, Child] = field(default_factory=dict)
+    leaves: bool = False
+    gone: bool = False
+    """True once its connection has ended."""
+
+
+class Seats:
+    """Give out the seats of a job's workers.
+
+    Args:
+        least: number of workers with which the job begins, which the supervisor starts by itself.
+        most: number of seats.
+        note: shows the user a line.
+    """
+
+    def __init__(self, least: int, most: int, note: Callable[[str], None]) -> None:
+        self._least, self._most, self._note = least, most, note
+        self._free = set(worker_ids(most)[least:])
+        self._joiners: dict[Connection, _Joiner] = {}
+        self._came: list[WorkerId] = []
+        self._over = False
+
+    def open(self, worker: WorkerId) -> bool:
+        """Return True if a process of this worker may be started."""
+        return worker < self._least or self._joiner_of(worker) is not None
+
+    def started(self, worker: WorkerId, child: Child) -> None:
+        """Note a worker's newest process."""
+        if (joiner := self._joiner_of(worker)) is not None:
+            joiner.children[worker] = child
+
+    def arrived(self) -> list[WorkerId]:
+        """Return the workers that have joined since the last call."""
+        came, self._came = self._came, []
+        return came
+
+    def on_message(self, connection: Connection, message: Message) -> bool:
+        """Handle a joiner's message. Returns False if another process has sent it."""
+        joiner = self._joiners.get(connection)
+        if joiner is None and message.header.get("kind") != JOIN:
+            return False
+        try:
+            kind = FROM_JOINER.check(message.header, connection.peer, len(message.payload), len(message.memory))
+            if (kind == JOIN) is (joiner is not None):
+                raise ProtocolError(f"{connection.peer} sent 'join' a second time")
+            if joiner is None:
+                self._take_in(connection, message.header["workers"])
+            else:
+                self._order_to_leave(joiner)
+        except ProtocolError as error:
+            self._note(f"{error}: its connection is closed")
+            connection.close()
+            self.on_closed(connection)
+        except ConfigurationError as error:
+            connection.send({"kind": "refused", "reason": str(error)})
+        return True
+
+    def on_closed(self, connection: Connection) -> None:
+        """Order a joiner's workers to leave after the end of its connection."""
+        if self._over:
+            self._joiners.pop(connection, None)
+        elif (joiner := self._joiners.get(connection)) is not None:
+            joiner.gone = True
+            self._order_to_leave(joiner)
+
+    def tick(self) -> None:
+        """Free the seats of joiners whose workers have left. A worker that has ended for good keeps its seat."""
+        for connection, joiner in list(self._joiners.items()):
+            if joiner.leaves and all(child.ended() is not None for child in joiner.children.values()):
+                self._free.update(w for w in joiner.workers if w not in joiner.children or joiner.children[w].lost is not None)
+                del self._joiners[connection]
+                if not joiner.gone:
+                    connection.send({"kind": "over", "status": 0, "reason": "its workers have left"})
+
+    def over(self, status: int, reason: str) -> bool:
+        """Tell every joiner of the job's end. Returns True once all have closed their connections."""
+        if not self._over:
+            self._over = True
+            self._joiners = {connection: joiner for connection, joiner in self._joiners.items() if not joiner.gone}
+            for connection in self._joiners:
+                connection.send({"kind": "over", "status": status, "reason": reason})
+        return not self._joiners
+
+    def _joiner_of(self, worker: WorkerId) -> _Joiner | None:
+        return next((one for one in self._joiners.values() if worker in one.workers and not one.leaves), None)
+
+    def _take_in(self, connection: Connection, wanted: int) -> None:
+        """Give a joiner seats. Raises `ConfigurationError` if there are not so many."""
+        if self._least == self._most:
+            raise ConfigurationError(
+                f"this job has a fixed number of workers, {self._most}: start it with --workers {self._most}..{self._most + wanted} to let "
+                "others join"
+            )
+        if wanted > len(self._free):
+            taken = "all are taken" if not self._free else f"only {len(self._free)} are free"
+            raise ConfigurationError(
+                f"--workers {wanted}: the job has {self._most} seats (--workers {self._least}..{self._most}), and {taken}: ask for "
+                "fewer, or end another joiner first"
+            )
+        workers = sorted(self._free)[:wanted]
+        self._free.difference_update(workers)
+        self._joiners[connection] = _Joiner(workers)
+        self._came += workers
+        self._note(f"{named(workers)} joined")
+        connection.send({"kind": "joined", "workers": workers})
+
+    def _order_to_leave(self, joiner: _Joiner) -> None:
+        if joiner.leaves:
+            return
+        joiner.leaves = True
+        for child in joiner.children.values():
+            if child.ended() is None:
+                child.lost = "the command that had joined the job has ended"
+                child.signal(signal.SIGTERM)
+
+
+def named(workers: list[WorkerId]) -> str:
+    """Return workers in words, with their verb.
+
+    >>> named([2]), named([2, 3])
+    ('worker 2 has', 'workers 2, 3 have')
+    """
+    return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))} {'have' if len(workers) > 1 else 'has'}"
+
+
+def hold_seats(address: Address, token: str, workers: int, job: str) -> int:
+    """Join a job with so many workers, and hold their seats until the job is over or a signal comes. Returns the exit status.
+
+    Args:
+        address: of the job's supervisor.
+        token: of the job.
+        workers: how many to bring.
+        job: names the job for the user.
+
+    Raises:
+        ConfigurationError: the job does not take them.
+        JobError: the job has ended before.
+    """
+    hub, told = SocketHub(token), StopSignals()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        told.note(number)
+        hub.wake()
+
+    before = {number: signal.signal(number, on_signal) for number in ends_in_order()}
+    try:
+        connection = hub.connect(address)
+        connection.send({"kind": JOIN, "workers": workers})
+        asked = False
+        while not told.insists:
+            for _, item in hub.poll(1.0):
+                if isinstance(item, Closed):
+                    raise JobError(f"the job {job} is gone: {item.reason}")
+                header = item.header
+                match TO_JOINER.check(header, connection.peer, len(item.payload), len(item.memory)):
+                    case "joined":
+                        who = named(header["workers"])
+                        say(f"{who} joined {job}; Ctrl-C or SIGTERM ends this command, and its workers leave after their step")
+                    case "refused":
+                        raise ConfigurationError(f"--join {job}: {header['reason']}")
+                    case "over":
+                        say(f"{job}: {header['reason']}")
+                        return int(header["status"]) if told.number is None else BY_SIGNAL + told.number
+            if told.number is not None and not asked:
+                asked = True
+                connection.send({"kind": "leave"})
+        assert told.number is not None
+        return BY_SIGNAL + told.number
+    finally:
+        hub.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,78 @@
+"""A real job of one machine grows by commands that join it, and gives their workers back, however these commands end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.faults.job import QUICK, TRAIN, Job, signalled
+from tests.tiers import marked
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(480)]
+Start = Callable[..., Job]
+Joins = Callable[..., "subprocess.Popen[str]"]
+ENDED = "the command that had joined the job has ended"
+
+
+@pytest.fixture(autouse=True)
+def of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of a test are found in a folder of its own."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+@pytest.fixture
+def joins() -> Iterator[Joins]:
+    """Start a command that joins a job: ``joins(job, "--workers", "2")``."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def begin(job: Job, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "offbeat.cli", "run", "--join", str(job.process.pid), *options]
+        environment = {**os.environ, **QUICK}
+        begun.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.kill()
+        one.communicate()
+
+
+@pytest.mark.parametrize("rule", marked(["bsp", "full", "ssp(staleness=3)", "dpsgd"], night=["ssp(staleness=3)", "dpsgd"]))
+def test_workers_join_die_and_leave_and_every_index_is_used_once(start: Start, joins: Joins, enough: Path, rule: str) -> None:
+    job = start("--workers", "2..4", "--sync", rule, "--slow", "any=0.01", TRAIN, "--until", str(enough))
+    job.began(2)
+    assert set(job.workers()) == {0, 1}, "the others are awaited"
+    first = joins(job, "--workers", "2")
+    job.contribution(2, 1)
+    job.contribution(3, 1)
+    signalled(job.workers()[2], signal.SIGKILL)
+    job.contribution(2, 2)
+    first.send_signal(signal.SIGTERM)
+    for worker in (2, 3):
+        assert job.record("process", number=worker, what="lost")["detail"] == ENDED
+        assert job.record("state_changed", worker=worker, state="finished")["reason"] == "it was told to leave"
+    assert first.wait(60) == 143 and first.stderr is not None
+    lines = first.stderr.read().splitlines()
+    assert lines[0].startswith("offbeat: workers 2, 3 have joined ") and lines[-1].endswith(": its workers have left"), lines
+    job.goes_on()
+    second = joins(job)
+    job.contribution(2, 3)
+    joined = job.workers()[2]
+    signalled(psutil.Process(second.pid), signal.SIGKILL)
+    joined.wait(60)
+    job.goes_on()
+    third = joins(job)
+    job.contribution(2, 4)
+    enough.touch()
+    ended = job.ended()
+    assert third.wait(60) == 0
+    ended.accounted()
+    assert "worker 2 died (killed by SIGKILL): restarted (1 of 3)" in ended.out and "worker 3 died" not in ended.out

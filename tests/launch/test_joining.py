@@ -1,0 +1,148 @@
+"""How many workers a job begins with and may have, what is refused before any process is started, and who gets which seat."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offbeat.cli import app
+from offbeat.errors import ConfigurationError
+from offbeat.launch.joining import Seats
+from offbeat.launch.program import Program
+from offbeat.options import RunOptions, check, span_of
+from offbeat.transport.base import Message
+from offbeat.types import WorkerId
+
+SCRIPT = str(Path(__file__).parents[1] / "faults" / "scripts" / "train.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8..2", r"--workers 8\.\.2: the job would begin with 8 workers and have at most 2; write 2\.\.8"),
+        ("0..2", r"--workers 0\.\.2: must be at least 1"),
+        ("0", "--workers 0: must be at least 1"),
+        ("-1", "--workers -1: must be at least 1"),
+        ("2..", r"--workers 2\.\.: write N, or MIN\.\.MAX, for instance 2\.\.8"),
+        ("two", r"--workers two: write N, or MIN\.\.MAX"),
+    ],
+)
+def test_numbers_that_are_refused(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        span_of(text)
+
+
+def test_a_rule_that_cannot_begin_with_so_few_is_refused() -> None:
+    options = RunOptions(sync="backup(b=3)")
+    assert check(options, Program(SCRIPT), 8, least=4).workers == 8
+    with pytest.raises(ConfigurationError, match=r"--workers 2\.\.8: the job would begin with 2 workers, and backup\(b=3\) with 2 workers"):
+        check(options, Program(SCRIPT), 8, least=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--join", "999999999"], "--join 999999999: no job of yours on this machine has this pid or script; those that run: none"),
+        (["--join", "train.py", SCRIPT], f"--join train.py {SCRIPT}: the workers run the script of the job; leave {SCRIPT} out"),
+        (["--join", "train.py", "--seed", "2"], "--join train.py --seed: the job has its options already; give --workers alone"),
+        (["--join", "train.py", "--workers", "1..2"], "--join train.py --workers 1..2: say how many workers join, one number"),
+    ],
+)
+def test_joins_that_are_refused(words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    error = CliRunner().invoke(app, ["run", *words]).exception
+    assert isinstance(error, ConfigurationError) and str(error) == said
+
+
+def test_the_job_of_another_user_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: owner + 1)
+    error = CliRunner().invoke(app, ["run", "--join", str(os.getpid())]).exception
+    assert str(error) == (
+        f"--join {os.getpid()}: this process is another user's (number {owner}); a job takes in workers of its own user only"
+    )
+
+
+class Wire:
+    """A joiner's connection."""
+
+    peer = "a joiner"
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.closed = False
+
+    def send(self, header: dict[str, Any]) -> None:
+        self.sent.append(header)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Process:
+    """A worker's process."""
+
+    lost: str | None = None
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.signals: list[int] = []
+
+    def ended(self) -> int | None:
+        return self.status
+
+    def signal(self, number: int) -> None:
+        self.signals.append(number)
+
+
+def _said(seats: Seats, wire: Wire, kind: str, **fields: Any) -> None:
+    assert seats.on_message(wire, Message({"kind": kind, **fields}, memoryview(b""), ()))  # type: ignore[arg-type]
+
+
+def _open(seats: Seats, worker: int) -> bool:
+    return seats.open(WorkerId(worker))
+
+
+def test_a_seat_is_free_again_once_its_process_has_left() -> None:
+    seats, first, second = Seats(1, 3, lambda _: None), Wire(), Wire()
+    assert _open(seats, 0) and not _open(seats, 1)
+    _said(seats, first, "join", workers=2)
+    assert first.sent == [{"kind": "joined", "workers": [1, 2]}] and seats.arrived() == [1, 2] and _open(seats, 2)
+    left, finished = Process(), Process()
+    seats.started(WorkerId(1), left)  # type: ignore[arg-type]
+    seats.started(WorkerId(2), finished)  # type: ignore[arg-type]
+    finished.status = 0
+    seats.on_closed(first)  # type: ignore[arg-type]
+    assert left.signals and left.lost and not finished.signals and finished.lost is None and not _open(seats, 1)
+    seats.tick()
+    _said(seats, second, "join", workers=1)
+    assert second.sent[-1]["kind"] == "refused", "the process is still there"
+    left.status = 143
+    seats.tick()
+    third = Wire()
+    _said(seats, third, "join", workers=2)
+    assert "only 1 are free" in third.sent[-1]["reason"], "a worker that has finished keeps its seat"
+    _said(seats, third, "join", workers=1)
+    assert third.sent[-1] == {"kind": "joined", "workers": [1]}
+    _said(seats, third, "join", workers=1)
+    assert third.closed, "twice over one connection"
+
+
+def test_a_job_of_fixed_size_takes_in_nobody() -> None:
+    wire = Wire()
+    _said(Seats(2, 2, lambda _: None), wire, "join", workers=1)
+    reason = "this job has a fixed number of workers, 2: start it with --workers 2..3 to let others join"
+    assert wire.sent == [{"kind": "refused", "reason": reason}]
+
+
+def test_a_joiner_whose_job_is_over_hears_its_status() -> None:
+    seats, wire = Seats(1, 2, lambda _: None), Wire()
+    _said(seats, wire, "join", workers=1)
+    assert not seats.over(0, "done") and not seats.over(0, "done")
+    assert [one["kind"] for one in wire.sent] == ["joined", "over"]
+    seats.on_closed(wire)  # type: ignore[arg-type]
+    assert seats.over(0, "done")
