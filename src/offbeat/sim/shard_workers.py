@@ -118,10 +118,16 @@ class ShardWorker(SimulatedProcess):
         simulation = self.simulation
         for shard in range(simulation.cluster.servers) if push.shard is None else (push.shard,):
             arrival = simulation.servers.push(shard, self.number, self.queue.now)
-            if push.alone:
-                arrival = max(arrival, self._pushed_by)
-            self._pushed_by = arrival if shard == 0 or push.alone else self._pushed_by
-            simulation.uplink.at_server(shard, arrival, partial(self._deliver, push._replace(shard=shard), cause))
+            deliver = partial(self._deliver, push._replace(shard=shard), cause)
+            if push.alone:  # handled at a time that is known now, so that the worker's next request can wait for it
+                self._pushed_by = max(simulation.servers.free(shard, arrival), self._pushed_by)
+                if self._pushed_by > self.queue.now:
+                    self.queue.at(self._pushed_by, deliver)
+                else:
+                    deliver(0)
+                continue
+            self._pushed_by = arrival if shard == 0 else self._pushed_by
+            simulation.uplink.at_server(shard, arrival, deliver)
         self.do(then)
         self.look()
 
