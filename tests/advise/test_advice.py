@@ -162,7 +162,7 @@ def test_the_rules_that_are_compared_can_run(workers: int) -> None:
             rule(spec).check(workers)
         assert len(set(names)) == len(names) and ("psp" in {name.partition("(")[0] for name in names}) == (servers > 1)
     every = {name.partition("(")[0] for name in considered(8, 4, "no such rule")}
-    assert every == set(RULES) - {"dbw", "full"}
+    assert every == set(RULES) - {"auto", "dbw", "full"}
     assert considered(4, 1, "bsp", ("bsp", "backup(b=2)", "ssp(staleness=3)"))[:2] == ("backup(b=2)", "ssp(staleness=3)")
 
 
