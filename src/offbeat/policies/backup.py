@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Decision, ObsoleteWork, View, whole_number
+from offbeat.core.policy import Decision, ObsoleteWork, ServerRule, View, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.policies.fresh import FirstFresh, fresh, outdated
+from offbeat.policies.deadline import Learning
+from offbeat.policies.fresh import FirstFresh, fresh, outdated, seconds
+from offbeat.types import Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,9 @@ class Backup(FirstFresh):
     The samples of a dropped gradient are lost; the epoch report counts them. A worker that is always slow therefore contributes nothing,
     and its share of each epoch is lost.
 
+    With ``wait`` fewer than k are enough so many seconds after the first gradient of the version; with ``wait=auto`` the seconds are
+    learned from arrivals, see `deadline.Deadline`. ``backup(b=0, wait=auto)`` is BSP that does not stand still for a worker that hangs.
+
     Source: the static baseline of Xu et al., "Dynamic backup workers for parallel machine learning" (DBW), sections I and IV; ``b`` is
     its n - k, and its learning rate is that of ``lr_rule=proportional``. Departure: n follows the living workers, since the paper's
     workers do not die. A worker that died after its push counts in n, as in BSP.
@@ -32,8 +37,20 @@ class Backup(FirstFresh):
     """
 
     about = About(
-        examples=("backup(b=1)", "backup(b=1, obsolete=pull_and_wait, lr_rule=proportional)", "backup(b=1, obsolete=push_and_interrupt)"),
-        draws=lambda workers: [{"b": range(workers), "obsolete": get_args(ObsoleteWork), "lr_rule": ("constant", "proportional")}],
+        examples=(
+            "backup(b=1)",
+            "backup(b=1, obsolete=pull_and_wait, lr_rule=proportional)",
+            "backup(b=1, obsolete=push_and_interrupt)",
+            "backup(b=0, wait=auto)",
+        ),
+        draws=lambda workers: [
+            {
+                "b": range(workers),
+                "wait": (None, None, 0.5, "auto"),
+                "obsolete": get_args(ObsoleteWork),
+                "lr_rule": ("constant", "proportional"),
+            }
+        ],
         row=Row(
             "`backup(b=1)`",
             "the first n - b fresh gradients; later ones are dropped",
@@ -47,8 +64,12 @@ class Backup(FirstFresh):
     b: int = 1
     """The number of workers that a fold does not wait for; at least 0 (which is BSP), less than the number of workers."""
 
+    wait: Seconds | Literal["auto"] | None = None
+    """Fold with fewer gradients this long after the first, in seconds, at least 0; ``auto``: learned from arrivals; None: never."""
+
     def __post_init__(self) -> None:
         whole_number("backup", "b", self.b, least=0)
+        seconds("backup", "wait", self.wait)
         super().__post_init__()
 
     def check(self, workers: int) -> None:
@@ -58,6 +79,9 @@ class Backup(FirstFresh):
             )
         super().check(workers)
 
+    def start(self) -> ServerRule:
+        return Learning(self, "wait") if self.wait == "auto" else self
+
     def fold(self, view: View) -> Decision | None:
         stale = outdated(view)
         if stale is not None:
@@ -65,6 +89,16 @@ class Backup(FirstFresh):
         first = fresh(view)
         n = len(first) + view.missing
         k = max(1, n - self.b)
-        if len(first) < k:
+        if len(first) >= k:
+            return Decision(first[:k], f"the first {k} fresh gradients of {n} workers are in", scale=self.scale(k, n))
+        due = self.wake_at(view)
+        if due is None or view.now < due:
             return None
-        return Decision(first[:k], f"the first {k} fresh gradients of {n} workers are in", scale=self.scale(k, n))
+        reason = f"{len(first)} fresh gradients of {n} workers are in, and the wait of {self.wait:.3g} s for {k} is over"
+        return Decision(first, reason, scale=self.scale(len(first), n))
+
+    def wake_at(self, view: View) -> Seconds | None:
+        if self.wait is None or self.wait == "auto":
+            return None
+        first = next((c for c in view.pending.values() if c.version == view.version), None)
+        return None if first is None else first.arrived + self.wait

@@ -93,6 +93,16 @@ def number(owner: str, name: str, value: Any, *, above: float | None = None, lea
         raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a number, {limits}")
 
 
+def seconds(owner: str, name: str, value: Any) -> None:
+    """Check that a setting is a time in seconds, at least 0, or the word ``auto``, or None.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if value is not None and value != "auto" and not (is_number(value) and 0.0 <= value < float("inf")):
+        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a time in seconds, at least 0, or auto")
+
+
 def is_number(value: Any) -> bool:
     """Return whether a setting is a number; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -10,7 +10,8 @@ from offbeat.core.about import About, Row
 from offbeat.core.block_cache import Blocks
 from offbeat.core.policy import Contribution, Decision, ObsoleteWork, ServerRule, View, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.policies.fresh import is_number, one_of, yes_or_no
+from offbeat.policies.deadline import Learning
+from offbeat.policies.fresh import is_number, one_of, seconds, yes_or_no
 from offbeat.types import Seconds
 
 
@@ -39,6 +40,7 @@ class PSP(ServerRule):
             "psp(c=2, b=0.5, tau1=0.2, tau2=0.1)",
             "psp(c=1, b=0.5, future=hold, interrupt=True)",
             "psp(c=2, b=0.5, future=drop, max_skew=1, tau_max=2.0, scaling=none)",
+            "psp(c=3, tau_max=auto)",
         ),
         draws=lambda workers: [
             {
@@ -50,7 +52,7 @@ class PSP(ServerRule):
                 "scaling": ("linear", "none"),
                 "interrupt": (False, False, False, True),
                 "max_skew": (None, None, 0, 1, 2),
-                "tau_max": (None, None, None, 0.0, 2.0, 5.0),
+                "tau_max": (None, None, None, 0.0, 2.0, 5.0, "auto"),
             }
         ],
         row=Row(
@@ -78,17 +80,19 @@ class PSP(ServerRule):
     """Whether a worker aborts an iteration once it could begin the next one; otherwise a lag of less than one iteration persists."""
     max_skew: int | None = None
     """Workers wait for a shard that is more than this number of versions, at least 0, behind their iteration; None: they do not."""
-    tau_max: Seconds | None = None
-    """Fold with fewer than c gradients this long after the first, in seconds, at least 0; None: never."""
+    tau_max: Seconds | Literal["auto"] | None = None
+    """Fold with fewer than c gradients this long after the first, in seconds, at least 0; ``auto``: learned from arrivals, see
+    `deadline.Deadline`; None: never."""
 
     def __post_init__(self) -> None:
         whole_number("psp", "c", self.c, least=1)
         if not is_number(self.b) or not 0.0 < self.b <= 1.0:
             raise ConfigurationError(f"psp(b={self.b!r}): b must be a fraction of the blocks, more than 0 and at most 1, such as b=0.9")
-        for name in ("tau1", "tau2", "tau_max"):
+        for name in ("tau1", "tau2"):
             value = getattr(self, name)
-            if (value is not None or name != "tau_max") and not (is_number(value) and 0.0 <= value < inf):
+            if not (is_number(value) and 0.0 <= value < inf):
                 raise ConfigurationError(f"psp({name}={value!r}): {name} must be a time in seconds, at least 0")
+        seconds("psp", "tau_max", self.tau_max)
         one_of("psp", "future", self.future, ("accept", "hold", "drop"))
         one_of("psp", "scaling", self.scaling, ("linear", "none"))
         yes_or_no("psp", "interrupt", self.interrupt)
@@ -111,6 +115,9 @@ class PSP(ServerRule):
 
     def blocks(self, shards: int) -> Blocks:
         return Blocks(shards, fraction=self.b, timeout_s=self.tau2, max_skew=self.max_skew, interrupt=self.interrupt)
+
+    def start(self) -> ServerRule:
+        return Learning(self, "tau_max") if self.tau_max == "auto" else self
 
     def fold(self, view: View) -> Decision | None:
         if not view.pending:
@@ -165,7 +172,7 @@ class PSP(ServerRule):
     def _due(self, counted: tuple[Contribution, ...]) -> Seconds | None:
         """Return when to fold if no further gradient arrives; None: not before one does."""
         enough = counted[self.c - 1].arrived + self.tau1 if len(counted) >= self.c else None
-        if self.tau_max is None or not counted:
+        if self.tau_max is None or self.tau_max == "auto" or not counted:
             return enough
         last = counted[0].arrived + self.tau_max
         return last if enough is None else min(enough, last)
