@@ -24,6 +24,8 @@ SHOWN: Final = (
     "elastic(mode=local, weighting=workers)",
     "ringmaster(threshold=8)",
     "rennala(batch={n})",
+    "diloco(steps=10)",
+    "decoupled(steps=10, quorum={most})",
 )
 """The cases of the mechanism: rules whose weights no other experiment shows."""
 APART: Final = 0.02

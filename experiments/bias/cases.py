@@ -56,6 +56,8 @@ CASES: Final = (
     Case("elastic(mode=local, weighting=workers)", 0.25, 0.234, "each worker counts alike, and one with long batches makes fewer steps"),
     Case("ensemble", 0.25, 0.25, ALL_WAIT),
     Case("adacomm", 0.25, 0.25, ALL_WAIT),
+    Case("diloco(steps=10)", 0.25, 0.25, ALL_WAIT),
+    Case("decoupled(steps=10, quorum={most})", 0.076, 0.25, "the slowest worker makes 1 push of 11, some from an older version", 0.02),
     Case("ringmaster(threshold={n})", 0.0, 0.033, "slow batches are too stale and dropped"),
     Case("ringmaster(threshold=8)", 0.003, 0.033, "slow batches are too stale and dropped"),
     Case("rennala(batch={n})", 0.0, 0.053, "slow batches miss their version and are dropped"),

@@ -56,7 +56,7 @@ LONG = {
 those that have one (test_mutations.py): of the bias, the rules whose weights no other experiment shows."""
 ONE_SEED = {"eager_fig13"}
 """Experiments whose quick run has two seeds, of which each alone bears out the claims."""
-OWN = {"bias", "ringmaster"}
+OWN = {"auto", "bias", "ringmaster"}
 """Experiments whose papers have no number for what they measure."""
 
 

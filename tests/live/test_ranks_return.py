@@ -105,8 +105,9 @@ def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule:
     records = audited(tmp_path / "journal")
     assert {part["incarnation"] for r in records if r["kind"] == "fold" for part in r["parts"] if part["worker"] == 1} == {1, 2}
     if rule in GOSSIP:
-        written_off = [(r["worker"], r["incarnation"]) for r in records if r["kind"] == "written_off"]
-        assert written_off[:1] == ([(1, 1)] if rule_of(GossipRule, rule).exchange == "push" else [])  # type: ignore[type-abstract]
+        # Between hosts a living rank may find first what it cannot get from the dead one.
+        written_off = {(r["worker"], r["incarnation"]) for r in records if r["kind"] == "written_off"}
+        assert (1, 1) in written_off if rule_of(GossipRule, rule).exchange == "push" else not written_off  # type: ignore[type-abstract]
         return
     if "latest" not in rule:
         together(results)

@@ -18,7 +18,7 @@ from offbeat.types import WorkerId
 
 SECOND = {"compute": "constant(seconds=1)", "link": "8mbit", "model_size": "1MB"}
 """A model takes a link one second."""
-OF_JOB = [spec for name in sorted(RULES) if RULES[name].family == "server" and name != "psp" for spec in RULES[name].about.examples[:1]]
+OF_JOB = [spec for name in sorted(RULES) for spec in RULES[name].about.examples[:1] if getattr(rule(spec), "scope", "") == "job"]
 
 
 def folds(file: Path) -> list[float]:
