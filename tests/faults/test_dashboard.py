@@ -144,7 +144,8 @@ def test_a_stopped_page_and_readers_that_never_read_cost_nothing(start: Start, t
     for reader in readers:
         reader.close()
     assert ended.status == 0 and ended.tally().problems() == []
-    assert "--dashboard 0: it had not ended when the job had" in ended.out
+    # Where the machine is so slow that the page has been silent for long by then, it counts as hanging.
+    assert any(f"--dashboard 0: {why}" in ended.out for why in ("it had not ended when the job had", "it hangs"))
 
 
 def test_without_the_extra_training_goes_on(start: Start, tmp_path: Path) -> None:
