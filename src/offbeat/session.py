@@ -529,7 +529,7 @@ class Preemption(NamedTuple):
     """An order to leave, see `preemption`."""
 
     reason: str
-    """The signal that this process got, such as "SIGUSR1"; "launcher": none, but the job is told to end, or by ``--notice-command``."""
+    """The signal that this process got, such as "SIGUSR1"; "launcher": no signal, the launcher ends the job or has read the notice."""
     since: float
     """When the signal came, or else the launcher's order, in seconds since the epoch."""
 

@@ -27,8 +27,10 @@ UNRECORDED: Final = frozenset({Heard, LeaseWanted, Stands, Elsewhere, Returned})
 """Events that say nothing which an effect does not say better, and that come most often."""
 
 SPARE: Final = frozenset(
-    {"alone", "divisor", "gathered", "held", "host", "kept", "parts", "phases", "plan", "process", "processor", "scale", "shard", "steps"}
-    | {"sums"}
+    (
+        *("alone", "divisor", "gathered", "held", "host", "kept", "parts", "phases"),
+        *("plan", "process", "processor", "scale", "shard", "steps", "sums"),
+    )
 )
 """Fields that are left out where they have their default value: most rules have no use for them."""
 

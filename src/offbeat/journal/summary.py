@@ -76,7 +76,7 @@ class Tally:
     """Counts the records of one journal.
 
     Args:
-        audited: look for inconsistencies as well, see `problems`; False: whoever writes the records is not to be checked.
+        audited: look for inconsistencies as well, see `problems`; False: the records are only counted.
 
     >>> tally = Tally()
     >>> tally.add({"kind": "job", "t": 0, "format": 1, "sync": "asp", "workers": 1, "servers": 1, "seed": 0})

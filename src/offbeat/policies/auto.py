@@ -97,7 +97,7 @@ class Auto(ServerRule):
             "`auto`",
             "as `bsp` at first, then as the rule that it has changed to",
             "likewise",
-            "slowness that nobody knows before, or that changes; each change is announced with its figures",
+            "slowness that is unknown before the job, or that changes; the rule announces each change with its figures",
         ),
     )
 

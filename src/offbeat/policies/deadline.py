@@ -1,4 +1,4 @@
-"""Learn from arrivals how long a fold waits for gradients that do not come, in place of a number of seconds that somebody guesses."""
+"""Learn from arrivals how long a fold waits for late gradients, in place of a timeout that the user guesses."""
 
 from __future__ import annotations
 

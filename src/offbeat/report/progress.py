@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[float, int], None]]:
-    """Show a bar on stderr, if that is a terminal, and yield a function that is told how many simulations of how many have ended."""
+    """Show a bar if stderr is a terminal, and yield the function that moves it: it takes the numbers of ended and of all simulations."""
     to = Console(stderr=True)
     columns = TextColumn("simulating"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=to, transient=True, disable=not to.is_terminal) as bar:
