@@ -35,7 +35,8 @@ def worlds(spelling: str) -> st.SearchStrategy[list[Record]]:
     """The journals of random worlds under a rule."""
     policy = rule(spelling)
     if isinstance(policy, ServerRule) and policy.scope == "shard":
-        plans = st.integers(0, 2**62).map(lambda seed: replace(plan := drawn(seed), policy=policy, workers=max(2, plan.workers)))
+        least = max(2, getattr(policy, "c", 1))
+        plans = st.integers(0, 2**62).map(lambda seed: replace(plan := drawn(seed), policy=policy, workers=max(least, plan.workers)))
         return plans.map(lambda plan: list(journal_of(policy, plan.workers, plan.shards, ShardWorld(plan).run().log)))
     least = int(policy.split_overlap is not None)
     return schedules(policy, least_epochs=least).map(lambda found: list(journal_of(policy, found.workers, 1, World(found).run().log)))
