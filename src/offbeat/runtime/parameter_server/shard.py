@@ -254,7 +254,7 @@ class LiveShard:
             push, pull = message.memory[0].view[start:stop], message.memory[1].view[start:stop]
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
-            wire = message.header.get("wire", "float32")
+            wire = "float32" if self.orders_of_shard else message.header.get("wire", "float32")
             if wire != "float32":
                 encoding = ShardEncoding(connection, self._layout, self.span, wire, push, self._parameters_for_worker(wire))
                 self._encodings[connection] = encoding
@@ -329,7 +329,7 @@ class LiveShard:
             assert isinstance(half, memoryview)
             half[:] = parameters
 
-    def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
+    def take(self, connection: Connection, number: int, gradient: memoryview) -> None:
         """Do nothing: the gradient is in the worker's slot, and stays there until the worker is admitted."""
 
     def decode(self, connection: Connection) -> None:
