@@ -207,8 +207,10 @@ class Exchange:
 
     def keep_blocks(self, machine: Worker) -> None:
         """Keep the blocks that come until ``machine`` begins an iteration with them."""
-        remote = [shard for shard, server in enumerate(self._link.servers) if not server.shares_memory and self._wire != "float32"]
-        encodings = {shard: FragmentEncoding(self._layout, self._spans[shard], self._wire, pushes=True) for shard in remote}
+        encodings: dict[int, FragmentEncoding] = {}
+        if self._wire != "float32":
+            remote = [shard for shard, server in enumerate(self._link.servers) if not server.shares_memory]
+            encodings = {shard: FragmentEncoding(self._layout, self._spans[shard], self._wire, pushes=True) for shard in remote}
         self.blocks = BlockPulls(machine, self._layout, self._spans, self._pull_block.view, encodings)
 
     def forget(self) -> None:

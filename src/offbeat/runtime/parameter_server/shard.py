@@ -254,8 +254,8 @@ class LiveShard:
             push, pull = message.memory[0].view[start:stop], message.memory[1].view[start:stop]
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
-            wire = "float32" if self.orders_of_shard else message.header.get("wire", "float32")
-            if wire != "float32":
+            wire = message.header.get("wire", "float32")
+            if wire != "float32" and not self.orders_of_shard:
                 encoding = ShardEncoding(connection, self._layout, self.span, wire, push, self._parameters_for_worker(wire))
                 self._encodings[connection] = encoding
                 self._next[worker] = _Slot(connection, push, None, encoding)
