@@ -15,8 +15,8 @@ Infinity and NaN stay infinity and NaN in ``bf16``; a finite magnitude above 3.3
 block that contains infinity or NaN become NaN. So a gradient that is not finite is not finite after decoding either.
 
 Parameters in ``int8`` travel as changes (`Codec.encode_change`): both ends keep the values that the receiver has, and what is sent is the
-difference to them. So errors do not add up, and an error is at most 1/254 of the largest change of a block. Fragments of the model travel as
-changes in both formats and in both directions (`Changes`).
+difference to them. So errors do not add up, and an error is at most 1/254 of the largest change of a block. Fragments of the model travel
+as changes in both formats (`Changes`).
 
 Plain rounding of gradients loses what is small beside the largest value of a block, in each push again. `ErrorFeedback` adds the rounding
 error of a push to the next push, so that the decoded pushes add up to the gradients, but for the error of the last push.
@@ -253,8 +253,8 @@ class ErrorFeedback:
 class Changes:
     """Know what both ends of a connection have of a span, in one direction, so that a message carries only the change.
 
-    The ends `begin` with equal values, and encode and decode the same messages in the same order: so what they have stays equal, bit by bit,
-    and a message that is not used has no effect on the errors of later ones.
+    The ends `begin` with equal values, and encode and decode the same messages in the same order: so what they have stays equal, bit by
+    bit. A message that is not used has to be decoded, too.
 
     Args:
         layout, span, wire: as for `Codec`.

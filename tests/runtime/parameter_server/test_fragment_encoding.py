@@ -72,8 +72,8 @@ def test_a_push_that_is_not_used_gives_its_feedback_back_though_another_was_made
     for number in range(0, 2 * ROUNDS, 2):
         pair.pushes(number)
         newest = pair.pushes(number + 1)  # has the steps of the one before
-        pair.worker.give_back(number)
-        pair.worker.give_back(number), pair.worker.give_back(-7)  # of another process; and nothing is given back twice
+        for unused in (number, number, -7):  # nothing is given back twice, and nothing of another process
+            pair.worker.give_back(unused)
         pair.takes(newest)
     assert moved(newest, 2 * ROUNDS * SMALL) < 4 * LARGE / 254
     assert len(pair.worker._owed) <= REMEMBERED
