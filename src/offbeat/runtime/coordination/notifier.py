@@ -76,7 +76,7 @@ class Notifier:
 
     def concerns_worker(self, effect: Settle) -> bool:
         """Return True if the worker must know of this fate of its push: see `Peer.keeps_feedback`."""
-        return effect.fate in (Fate.DROPPED, Fate.REJECTED) and self._peers[effect.worker].keeps_feedback
+        return effect.fate is not Fate.FOLDED and self._peers[effect.worker].keeps_feedback
 
     def average(self, workers: Iterable[WorkerId]) -> None:
         """Take the mean of these workers' buffers, whose parameters have just been folded."""

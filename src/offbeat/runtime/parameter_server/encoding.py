@@ -283,9 +283,9 @@ class ShardEncoding(_Bucketed):
 class FragmentEncoding:
     """One end of a connection over which workers push a shard's fragment of their parameters, and get its new versions.
 
-    Both travel as changes: a push as the change since the worker's last push, in its wire format, in ``int8`` with error feedback; a version
-    as the change since the version that the worker was sent last, in ``bf16`` always. Both begin with the first release, which is exact, as
-    all releases are. With changes to the version that the worker has taken the shard would have to keep older versions.
+    Both travel as changes: a push as the change since the worker's last push, in its wire format, in ``int8`` with error feedback; a
+    version as the change since the version that the worker was sent last, in ``bf16`` always. Both begin with the first release, which is
+    exact, as all releases are. With changes to the version that the worker has taken the shard would have to keep older versions.
 
     Versions are not sent in ``int8``, where a parameter whose change is below 1/254 of its block's largest stays as it was: the worker
     would push the old value, and the mean would undo what the parameter has moved. An error of ``bf16`` is at most 1/256 of each
