@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import APART, Job, Worker, seeded
+from tests.live.harness import APART, Job, Worker, seeded, wait
 from tests.live.samples import audited
 from tests.live.test_psp import Training
 from tests.live.test_rules import SIZE, WORKERS, script
 from tests.tiers import marked
 
+from offbeat.runtime.parameter_server.encoding import FragmentEncoding
 from offbeat.transport.stream import StreamConnection
 
 Record = dict[str, Any]
@@ -115,6 +117,44 @@ def test_between_hosts_fragments_travel_in_fewer_bytes_and_the_loss_is_the_same(
         assert push <= pushes * plain[1] and version <= versions * plain[2], found
     untrained = float(target.square().mean())
     assert plain[0] < untrained / 2, (plain, untrained)
+
+
+@pytest.mark.parametrize("sync", ["diloco(steps=4)", "decoupled(steps=4, quorum=1, delay=1)"])
+def test_both_ends_have_the_same_values_after_one_was_thought_dead(sync: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it pushed before it was known to be dead is rejected, and decoded all the same."""
+    ends: dict[bool, list[FragmentEncoding]] = {True: [], False: []}
+    begin = FragmentEncoding.__init__
+
+    def noted(self: FragmentEncoding, *about: Any, pushes: bool = False) -> None:
+        begin(self, *about, pushes=pushes)
+        ends[pushes].append(self)
+
+    monkeypatch.setattr(FragmentEncoding, "__init__", noted)
+    thought_dead, back = threading.Event(), threading.Event()
+
+    def body(worker: Worker) -> None:
+        training = Training(worker, sync)
+        if worker.number == 1:
+            for _ in range(4):
+                training.step()
+            worker.freeze()
+            wait(thought_dead)
+            worker.thaw()
+            for _ in range(12):
+                training.step()
+            back.set()
+        while not back.is_set():
+            training.step()
+
+    with Job(3, servers=2, hosts=APART, wire="int8", timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
+        job.start_all(body)
+        job.await_state(1, "dead")
+        thought_dead.set()
+        job.join()
+    mine = [record for record in books(tmp_path / "journal") if record["kind"] == "settle" and record["worker"] == 1]
+    assert any(record["fate"] == "folded" and record["incarnation"] > 1 for record in mine)
+    worker, server = (sorted(end._pushes._base.tolist() for end in ends[pushes]) for pushes in (True, False))
+    assert len(worker) == 3 * 2 and worker == server
 
 
 def steps(count: int, sync: str, slow: int = -1) -> Any:
