@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -164,6 +164,7 @@ def main() -> None:
     cuts = not (args.no_cuts or args.deaths)
     if cuts and (reason := hosts.why_not()) is not None:
         parser.error(f"{reason}; or leave the cuts out with --no-cuts")
+    wanted = DEATHS if args.deaths else SHARES
     began, kept = time.monotonic(), Path(tempfile.mkdtemp(prefix="faults-"))
     jobs = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
     while time.monotonic() < began + 60.0 * args.minutes:
@@ -171,7 +172,6 @@ def main() -> None:
         if done.total() >= args.faults:
             break
         before = [(job["sync"], job["hosts"]) for job in jobs]
-        wanted = DEATHS if args.deaths else SHARES
         job = following(args.seed, before, done, rules=args.rules, faults=args.of_a_job, cuts=cuts, wanted=wanted)
         jobs.append(found := run(job, args, kept))
         with args.results.open("a") as file:
@@ -179,13 +179,13 @@ def main() -> None:
         say(f"{done.total() + sum(found['done'].values()):5} faults, job {job.number}, {job.sync}: {found['outcome']}")
         for broken in found["broken"]:
             say(f"      {broken}")
-    report(jobs, kept)
+    report(jobs, kept, wanted)
 
 
-def report(jobs: list[dict[str, Any]], kept: Path) -> None:
+def report(jobs: list[dict[str, Any]], kept: Path, wanted: Mapping[str, float]) -> None:
     """Print the table, the shares, and how to repeat what failed."""
     Console(width=160).print(table(jobs), waits(jobs))
-    print(shares(sum((Counter(job["done"]) for job in jobs), Counter[str]())))
+    print(shares(sum((Counter(job["done"]) for job in jobs), Counter[str]()), wanted))
     print("jobs:", ", ".join(f"{number} {outcome}" for outcome, number in Counter(job["outcome"] for job in jobs).items()))
     for job in jobs:
         if job["broken"]:
