@@ -41,11 +41,11 @@ class Pair:
         self.own[256] -= LARGE
         self.own[1:256] += SMALL
         self.own[257:] -= SMALL
-        return values(self.shard.decode_push(self.worker.encode_push(number, self.memory)))
+        return values(self.shard.decode_push(0, self.worker.encode_push(number, self.memory)))
 
     def takes(self, block: torch.Tensor) -> None:
         message = self.shard.encode_version(memoryview(bytearray(block.numpy().tobytes())))
-        self.own.copy_(values(self.worker.decode_version(message)))
+        self.own.copy_(values(self.worker.decode_version(0, message)))
 
 
 def moved(newest: torch.Tensor, each: float) -> float:
@@ -81,9 +81,9 @@ def test_a_push_that_is_not_used_gives_its_feedback_back_though_another_was_made
 
 def test_a_message_of_another_size_or_too_early_is_refused() -> None:
     pair = Pair("int8")
-    with pytest.raises(ProtocolError, match=r"a change of 1 bytes \(expected none before its first parameters\)"):
-        pair.shard.decode_push(memoryview(b"1"))
+    with pytest.raises(ProtocolError, match=r"worker 0 sent a change of 1 bytes \(expected none before its first parameters\)"):
+        pair.shard.decode_push(0, memoryview(b"1"))
     pair.released(torch.zeros(NUMEL))
     for read in (pair.shard.decode_push, pair.worker.decode_version):
-        with pytest.raises(ProtocolError, match=r"a change of 1 bytes \(expected \d+\)"):
-            read(memoryview(b"1"))
+        with pytest.raises(ProtocolError, match=r"sent a change of 1 bytes \(expected \d+\)"):
+            read(0, memoryview(b"1"))

@@ -19,7 +19,7 @@ from offbeat.tensors.layout import Layout, Span
 from offbeat.tensors.wire_formats import Changes, Codec, Encoded, ErrorFeedback
 from offbeat.transport.base import Buffer, Connection
 from offbeat.transport.shm import PrivateBlock
-from offbeat.types import NOT_JOINED, Incarnation
+from offbeat.types import NOT_JOINED, Incarnation, WorkerId
 
 INITIAL: Final = "initial"
 """The region in which a worker's parameters travel to a shard, as the job's initial ones."""
@@ -331,19 +331,19 @@ class FragmentEncoding:
         if owed is not None and self._pushes.feedback is not None:
             self._pushes.feedback.add_(owed)
 
-    def decode_push(self, message: memoryview) -> memoryview:
-        """Return the fragment that a worker has pushed. Raises `ProtocolError` if the message has another size, or comes too early."""
+    def decode_push(self, worker: WorkerId, message: memoryview) -> memoryview:
+        """Return the fragment that this worker has pushed. Raises `ProtocolError` if the message has another size, or comes too early."""
         if not self._begun or len(message) != self._pushes.nbytes:
             awaited = f"{self._pushes.nbytes}" if self._begun else "none before its first parameters"
-            raise ProtocolError(f"sent a change of {len(message)} bytes (expected {awaited})")
+            raise ProtocolError(f"worker {worker} sent a change of {len(message)} bytes (expected {awaited})")
         return self._pushes.decode(message)
 
     def encode_version(self, block: Buffer) -> memoryview:
         """Return the message for a new version."""
         return self._versions.encode(memoryview(bytearray(block)))
 
-    def decode_version(self, message: memoryview) -> memoryview:
-        """Return the version that has come. Raises `ProtocolError` if the message has another size."""
+    def decode_version(self, shard: int, message: memoryview) -> memoryview:
+        """Return the version that has come from this shard. Raises `ProtocolError` if the message has another size."""
         if len(message) != self._versions.nbytes:
-            raise ProtocolError(f"a change of {len(message)} bytes (expected {self._versions.nbytes})")
+            raise ProtocolError(f"shard {shard} sent a change of {len(message)} bytes (expected {self._versions.nbytes})")
         return self._versions.decode(message)

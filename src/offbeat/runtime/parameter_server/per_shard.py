@@ -159,7 +159,7 @@ class BlockShard(LiveShard):
         """
         worker = self._workers[connection]
         if (encoding := self._fragments.get(connection)) is not None:
-            gradient = encoding.decode_push(gradient)
+            gradient = encoding.decode_push(worker, gradient)
         if len(gradient) != len(self._memory):
             raise ProtocolError(f"worker {worker} sent a gradient of {len(gradient)} bytes (expected {len(self._memory)})")
         if (worker, number) in self._gradients:

@@ -73,7 +73,7 @@ class BlockPulls:
         start, stop = self._spans[shard]
         encoding = self._encodings.get(shard)
         if encoding is not None and not whole:
-            block = encoding.decode_version(block)
+            block = encoding.decode_version(shard, block)
         if len(block) != stop - start:
             raise ProtocolError(f"shard {shard} sent a block of {len(block)} bytes, and its part of the model has {stop - start}")
         if encoding is not None and whole:
