@@ -149,9 +149,9 @@ def test_hosts_of_the_run_are_those_of_its_links(tmp_path: Path) -> None:
 
 
 def test_a_rule_whose_messages_share_no_link_has_no_row(tmp_path: Path) -> None:
-    found = advice(journal(tmp_path, "constant(seconds=1)", "solo"), FAST._replace(links=(1e9,), model_size=1e6))
-    assert not any(row.what == "link" and row.name.startswith("solo") for row in found.sizes)
-    assert "Links are not simulated for solo: solo has no servers" in " ".join(of_links(found, (1e9,), 1e6))
+    found = advice(journal(tmp_path, "constant(seconds=1)", "psp(c=3)"), FAST._replace(links=(1e9,), model_size=1e6))
+    assert not any(row.what == "link" and row.name.startswith("psp") for row in found.sizes)
+    assert "Links are not simulated for psp(c=3): psp(c=3" in " ".join(of_links(found, (1e9,), 1e6))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 8, 64])

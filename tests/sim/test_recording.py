@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.advise.trials import Found, Trial, ran
 from offbeat.core.batch_sizes import BatchOrder
 from offbeat.errors import ConfigurationError
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.faults import Join, Kill, Restart, Slow
 from offbeat.sim.latency.recorded import column
-from offbeat.sim.recording import STILL, Happening, Recording, _within, recorded
+from offbeat.sim.recording import STILL, Happening, Recording, _entering, _within, recorded
 from offbeat.sim.run import simulate
 from offbeat.types import WorkerId, worker_ids
 
@@ -107,6 +108,25 @@ def test_of_a_part_of_a_run_the_absent_join_later_or_never() -> None:
     assert _within(faults, 20.0, 60.0) == (Slow(0.0, three, 2.0, STILL), Kill(0.0, three), Join(20.0, two))
     assert _within(faults, 20.0, 30.0)[-2:] == (Kill(0.0, two), Kill(0.0, three))
     assert _within(faults, 0.0, 14.0) == (Kill(10.0, two), Slow(12.0, three, 2.0, STILL))
+
+
+def test_a_process_takes_part_from_the_next_epoch_on_or_never() -> None:
+    two, three = WorkerId(2), WorkerId(3)
+    killed: list[Happening] = [Kill(10.0, two), Restart(14.0, two), Slow(14.0, two, 10.0, STILL)]
+    assert _entering(killed, (5.0, 20.0)) == [Kill(10.0, two), Restart(20.0, two), Slow(20.0, two, 4.0, STILL)]
+    assert _entering(killed, (5.0,)) == [Kill(10.0, two)]
+    assert _entering([*killed, Kill(15.0, two), Restart(22.0, two)], (20.0, 30.0)) == [Kill(10.0, two), Restart(30.0, two)]
+    assert _entering([Join(3.0, three), Kill(4.0, three), Restart(6.0, three)], (5.0, 9.0)) == [Join(9.0, three)]
+
+
+@pytest.mark.parametrize("samples", [100_000, 1_600])
+def test_under_ensemble_who_comes_back_waits_for_the_end_of_the_runs_epoch(tmp_path: Path, samples: int) -> None:
+    path, machines = tmp_path / "run.jsonl", cluster("constant(seconds=1)", faults=DEATH)
+    simulate("bsp", machines, Work(time_s=SECONDS, samples=samples, batch=8), journal=path)
+    recording = recorded(path)
+    true = simulate("ensemble(steps=10)", machines, Work(time_s=SECONDS, samples=samples, batch=8)).summary["samples_per_s"]
+    found = ran(recording, Trial("", "ensemble(steps=10)", recording.cast(), 0, 0.0, recording.seconds, 0))
+    assert isinstance(found, Found) and found.rate == pytest.approx(true, rel=0.06)
 
 
 def test_workers_fewer_and_more(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from offbeat.types import WorkerId
 
 SECOND = {"compute": "constant(seconds=1)", "link": "8mbit", "model_size": "1MB"}
 """A model takes a link one second."""
-OF_JOB = [spec for name in sorted(RULES) for spec in RULES[name].about.examples[:1] if getattr(rule(spec), "scope", "") == "job"]
+OF_JOB = [spec for name in sorted(RULES) for spec in RULES[name].about.examples[:1] if getattr(rule(spec), "scope", "job") == "job"]
 
 
 def folds(file: Path) -> list[float]:
@@ -105,11 +106,28 @@ def test_what_makes_no_network_is_refused(options: dict[str, Any], said: str) ->
         Cluster(workers=4, **options)
 
 
-@pytest.mark.parametrize("sync", ["psp(c=3)", "solo", "sgp"])
-def test_rules_with_other_messages_are_refused_by_name(sync: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"how its messages share a link is not modelled; leave --link out") as told:
-        simulate(sync, cluster(**SECOND), Work(versions=2))
-    assert str(told.value).startswith(rule(sync).spelling)
+def test_psp_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"^psp\(c=3.*how its messages share a link is not modelled; leave --link out"):
+        simulate("psp(c=3)", cluster(**SECOND), Work(versions=2))
+
+
+@pytest.mark.parametrize(
+    ("workers", "hosts", "round_s"),
+    [(4, None, 2 * 3 / 4), (3, None, 2 * 2 / 3), (4, 2, 2 * 2 / 2), (4, 1, 0.0), (3, 2, 2 * 2 / 3)],
+    ids=["halving", "ring", "two ranks a host", "one host", "a ring through two hosts"],
+)
+def test_a_round_takes_what_the_fullest_link_sends(workers: int, hosts: int | None, round_s: float, tmp_path: Path) -> None:
+    over = cluster(**SECOND, workers=workers, hosts=hosts, update_s=0.25)
+    _, file = run(tmp_path, "full", over, Work(versions=3))
+    assert folds(file)[2] - folds(file)[1] == pytest.approx(1 + round_s + 0.25, abs=1e-4)
+
+
+@pytest.mark.parametrize(("hosts", "turn_s"), [(None, 2 * 2.0), (2, 2 * 2.0), (1, 1.0)])
+def test_neighbours_on_other_hosts_send_over_the_link(hosts: int | None, turn_s: float, tmp_path: Path) -> None:
+    """Under `dpsgd` each of four ranks has two neighbours, of which with two hosts one is on its own; it sends before it computes."""
+    _, file = run(tmp_path, "dpsgd", cluster(**SECOND | {"model_size": "2MB"}, hosts=hosts), Work(versions=20))
+    pushed = [record["t"] for record in records(file, "pushed") if record["worker"] == 0]
+    assert [after - before for before, after in pairwise(pushed[2:])] == pytest.approx([turn_s] * (len(pushed) - 3))
 
 
 def test_hosts_have_equal_numbers_of_workers() -> None:

@@ -51,6 +51,10 @@ class Found(NamedTuple):
 
 def ran(recording: Recording, trial: Trial, watch: Watch = lambda part: None) -> Found | str:
     """Run a trial; return why not, if it cannot be simulated."""
+    try:
+        policy = rule(trial.spec)
+    except ConfigurationError as error:
+        return str(error)
     cluster = recording.cluster(
         trial.cast,
         begin=trial.begin,
@@ -61,11 +65,11 @@ def ran(recording: Recording, trial: Trial, watch: Watch = lambda part: None) ->
         fold_s=trial.fold_s,
         link=trial.link,
         model_size=trial.model_size,
+        entry=policy.entry,
     )
     batch, sizes = recording.sizes(trial.cast)
     work = Work(time_s=trial.seconds, batch=batch, sizes=sizes)
     try:
-        policy = rule(trial.spec)
         check_rule(policy, cluster, work)
         summary = dict(simulate(policy, cluster, work, watch=watch).summary)
     except ConfigurationError as error:

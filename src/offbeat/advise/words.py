@@ -131,7 +131,7 @@ def assumptions(advice: Advice, here: str = "") -> list[str]:
         said.append(f"{deaths:,} death{'s' * (deaths > 1)} and the returns are replayed at their times, with the starts of new processes.")
         late = [row.name for row in advice.rows if getattr(rule(row.name), "entry", "at_once") == "next_epoch"]
         if late and summary["epochs"]:
-            said.append(f"Under {' and '.join(late)} a process that comes back takes part from the next epoch on; here it does at once.")
+            said.append(f"Under {' and '.join(late)} a process that comes back takes part from the end of the run's epoch on.")
     if recording.unknown:
         said.append(f"{named(recording.unknown, capital=True)} pushed too seldom to be known: taken to be like worker {recording.usual}.")
     if summary["optimizers"]:

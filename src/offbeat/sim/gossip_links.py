@@ -2,7 +2,8 @@
 
 The cluster's ``delay`` is drawn once for each mixture: the parameters to mix in have all arrived that long after the last of them was
 shared. Parameters that arrive while the rank still computes cost no time, nor does AD-PSGD's mean, which is taken beside the computation.
-``update_s`` is the time of a rank's own optimizer step. ``push_delay`` and stopped servers have no effect.
+``update_s`` is the time of a rank's own optimizer step. ``push_delay`` and stopped servers have no effect. With a ``link``, parameters from
+other hosts take as long as their bytes need, one neighbour's after another's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from offbeat.sim.cluster import Cluster
 from offbeat.sim.latency.registry import Constant, derived
 from offbeat.sim.servers import Servers
 from offbeat.sim.training.workload import Exchanged
+from offbeat.sim.transfers import shared_s
 from offbeat.types import Clock, Seconds, WorkerId
 
 REMEMBERED: Final = 64
@@ -38,8 +40,10 @@ class Links(Servers):
         self._mixtures = [0] * cluster.total
         self._ready: list[Seconds] = [0.0] * cluster.total
         self._shared: list[dict[Clock, Seconds]] = [{} for _ in range(cluster.total)]
+        self._host = cluster.host_of_worker
+        self._shared_s = 0.0 if cluster.link is None else shared_s(cluster)
         self.never_busy = self.pushes_immediate = True
-        self.immediate = self._update_s == 0.0 and isinstance(law, Constant) and law.seconds == 0.0
+        self.immediate = self._update_s == 0.0 == self._shared_s and isinstance(law, Constant) and law.seconds == 0.0
 
     def exchanged(self, effect: Exchanged, now: Seconds) -> None:
         """Record the time of a share, or compute when the parameters of a mixture have arrived."""
@@ -55,7 +59,8 @@ class Links(Servers):
             last = max(self._shared[source.worker].get(source.clock, 0.0) for source in effect.sources)
             number = self._mixtures[worker]
             self._mixtures[worker] = number + 1
-            self._ready[worker] = max(now, last + self._law.draw(worker, number, last))
+            apart = sum(self._host(source.worker) != self._host(worker) for source in effect.sources)
+            self._ready[worker] = max(now, last + apart * self._shared_s + self._law.draw(worker, number, last))
 
     def fold(self, now: Seconds, shard: int | None = None) -> Seconds:
         return now

@@ -11,7 +11,7 @@ from offbeat.sim.event_queue import EventQueue
 from offbeat.sim.gossip_links import Links
 from offbeat.sim.servers import Servers
 from offbeat.sim.shard_workers import ShardWorker
-from offbeat.sim.transfers import Transfers
+from offbeat.sim.transfers import Transfers, round_s
 from offbeat.sim.workers import JobWorker
 
 
@@ -35,4 +35,6 @@ def parts_of(policy: Policy, cluster: Cluster, queue: EventQueue) -> Parts:
             servers.share_links(Transfers(cluster, servers, queue))
         asks_again = type(policy.start()).wake_at is not ServerRule.wake_at
         return Parts(servers, ShardWorker if policy.scope == "shard" else JobWorker, policy.measures != "nothing", asks_again)
-    return Parts(Links(cluster) if isinstance(policy, GossipRule) else Servers(cluster), JobWorker)
+    if isinstance(policy, GossipRule):
+        return Parts(Links(cluster), JobWorker)
+    return Parts(Servers(cluster, 0.0 if cluster.link is None else round_s(cluster)), JobWorker)

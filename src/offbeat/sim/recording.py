@@ -7,11 +7,12 @@ job did, and the differences between rules are in whom they wait for, and in how
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from offbeat.core.batch_sizes import BatchOrder
 from offbeat.errors import ConfigurationError
@@ -84,6 +85,9 @@ class _Recorder(Watcher):
         """The host of each process whose record names one: ``worker 0`` or ``server 0``."""
         self.finished_at: Seconds | None = None
         """When the first script ended by itself."""
+        self.dealt = False
+        """True if the job dealt samples out, in epochs that ended at these times:"""
+        self.epochs: list[Seconds] = []
         self._samples = 0
         self._of_folds = FoldedSamples()
 
@@ -105,6 +109,9 @@ class _Recorder(Watcher):
             self._samples += self._of_folds.settled(record, record["samples"] or 1)
         elif kind == "fold" and (self._of_folds.alone or not record.get("shard")):
             self.folded.append((t, record["version"], self._samples))
+        elif kind == "epoch_ended":
+            self.epochs.append(t)
+        self.dealt = self.dealt or (kind == "pushed" and bool(record["leases"]))
         self.turns.add(record)
 
     def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
@@ -187,6 +194,8 @@ class Recording:
     hosts: dict[str, str]
     cut: str | None
     """What is missing of the journal, a sentence; None: nothing is."""
+    epochs: tuple[Seconds, ...] | None = None
+    """When epochs ended; None: the job dealt no samples."""
 
     @property
     def total(self) -> int:
@@ -239,6 +248,7 @@ class Recording:
         fold_s: Seconds | None = None,
         link: float | None = None,
         model_size: float | None = None,
+        entry: Literal["at_once", "next_epoch"] = "at_once",
     ) -> Cluster:
         """Return the machines of this run.
 
@@ -251,6 +261,7 @@ class Recording:
             servers: None: as in the job.
             fold_s: None: as in the job.
             link, model_size: see `Cluster`: what messages took in the job is left out, and their bytes take time. None: as in the job.
+            entry: when a process that comes takes part, see `Policy.entry`. Epochs end when they did in the job.
         """
         last = self.seconds if seconds is None else begin + seconds
         compute: list[Column] = []
@@ -261,7 +272,8 @@ class Recording:
                 one = found[like]
                 columns.append(one.moved((copies * len(one.factors)) // (copies + 1)) if copies else one)
         places = {part.own: WorkerId(place) for place, part in enumerate(cast) if part.own is not None}
-        moved = [fault._replace(worker=places[fault.worker]) for fault in self.faults if fault.worker in places]
+        faults = self.faults if entry == "at_once" or self.epochs is None else _entering(self.faults, self.epochs)
+        moved = [fault._replace(worker=places[fault.worker]) for fault in faults if fault.worker in places]
         pushes = Recorded(what=f"pushes of {self.path}", columns=tuple(besides), begin=begin, turned=turned)
         return Cluster(
             workers=len(cast),
@@ -349,6 +361,7 @@ def recorded(path: Path | str, *listeners: Callable[[Record], None]) -> Recordin
         folded=tuple((t - began, version, samples) for t, version, samples in recorder.folded),
         hosts=recorder.hosts,
         cut=records.cut,
+        epochs=tuple(t - began for t in recorder.epochs) if recorder.dealt else None,
     )
 
 
@@ -395,6 +408,30 @@ def _faults(number: WorkerId, worker: _Worker, began: Seconds, ended: Seconds, t
     if not worker.came_at:
         found.append(Kill(0.0, number))
     return found
+
+
+def _entering(faults: Sequence[Happening], epochs: Sequence[Seconds]) -> list[Happening]:
+    """Return the faults of a run in which a process takes part from the next epoch on, or never."""
+    found: list[Happening] = []
+    for worker in sorted({fault.worker for fault in faults}):
+        enters: Seconds = 0.0
+        came: list[Happening] = []
+        """Of the present process; it counts once the process takes part."""
+        absent = worker in Script(tuple(faults)).absent
+        for fault in (one for one in faults if one.worker == worker):
+            if isinstance(fault, Restart | Join):
+                enters = min((end for end in epochs if end > fault.at_s), default=math.inf)
+                came = [(Join if absent else Restart)(enters, worker)] if enters < math.inf else []
+            elif isinstance(fault, Slow):
+                begin, end = max(fault.at_s, enters), fault.at_s + fault.for_s
+                came += [fault._replace(at_s=begin, for_s=end - begin)] if end > begin else []
+            elif fault.at_s < enters:
+                enters, came = math.inf, []
+            else:
+                found += [*came, fault]
+                absent, came = False, []
+        found += came
+    return sorted(found, key=lambda fault: fault.at_s)
 
 
 def _within(faults: Sequence[Happening], begin: Seconds, end: Seconds) -> tuple[Happening, ...]:

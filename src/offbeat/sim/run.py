@@ -116,10 +116,9 @@ def check_rule(policy: Policy, cluster: Cluster, work: Work) -> None:
 
 def shares_no_link(policy: Policy) -> str | None:
     """Return why messages under this rule cannot share links; None: they can."""
-    if isinstance(policy, ServerRule) and policy.scope == "job":
+    if not isinstance(policy, ServerRule) or policy.scope == "job":
         return None
-    why = "skips blocks that a slow link keeps back" if isinstance(policy, ServerRule) else "has no servers"
-    return f"{policy.spelling} {why}, and how its messages share a link is not modelled"
+    return f"{policy.spelling} skips blocks that a slow link keeps back, and how its messages share a link is not modelled"
 
 
 def _head(policy: Policy, cluster: Cluster) -> dict[str, Any]:

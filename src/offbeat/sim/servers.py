@@ -26,12 +26,16 @@ class Servers:
     (1.5, 2.0, 2.0)
     >>> servers.parameters(0, 1.0)  # sent after both folds, arrives 0.1 s later
     2.1
+
+    Args:
+        cluster: the machines.
+        round_s: what a fold takes beyond ``update_s``: the exchange of a round, where there are no servers.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, round_s: Seconds = 0.0) -> None:
         self.count = cluster.servers
         self._workers = cluster.total
-        self._update_s = cluster.update_s
+        self._update_s = cluster.update_s + round_s
         self._busy = [0.0] * self.count
         self._stops: list[list[tuple[Seconds, Seconds, float]]] = [
             [(f.at_s, f.at_s + f.for_s, math.inf) for f in cluster.script.faults if isinstance(f, Stop) and f.server == server]

@@ -1,19 +1,50 @@
 """Send pushes and parameters over links that are shared (``network.py``): which process is on which host, and how large a message is.
 
 A push and the parameters of one server are its share of the model. They leave when computing ends, or when the server is free, and what
-``--push-delay`` and ``--delay`` say comes on top once the last byte has left.
+``--push-delay`` and ``--delay`` say comes on top once the last byte has left. Rules without servers exchange in a fixed pattern, all hosts
+at a time, so that their bytes take as long as the fullest link needs for its own (`round_s`, `shared_s`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
+from offbeat.core.allreduce.algorithms import partial_allreduce
+from offbeat.core.allreduce.schedule import OperationKind
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.event_queue import Action, EventQueue
 from offbeat.sim.network import Network
 from offbeat.sim.servers import Servers
 from offbeat.types import Seconds, WorkerId
+
+ITEMSIZE: Final = 4
+"""Bytes of an element of a vector that ranks sum."""
+
+
+def round_s(cluster: Cluster) -> Seconds:
+    """Return how long the bytes of one round take: those that the fullest link sends, in the schedule of a live job.
+
+    >>> round_s(Cluster(workers=4, link="8mbit", model_size="1MB"))  # 2 (P - 1) / P vectors of a second each
+    1.5
+    """
+    assert isinstance(cluster.link, float) and isinstance(cluster.model_size, float)
+    host = [cluster.host_of_worker(WorkerId(rank)) for rank in range(cluster.total)]
+    sent: Counter[int] = Counter()
+    for rank, program in enumerate(partial_allreduce(cluster.total, round(cluster.model_size / ITEMSIZE), ITEMSIZE)):
+        for one in program.operations:
+            if one.kind is OperationKind.SEND and one.span is not None and one.peer is not None and host[one.peer] != host[rank]:
+                sent[host[rank]] += one.span.numel * ITEMSIZE
+    return 8.0 * max(sent.values(), default=0) / cluster.link
+
+
+def shared_s(cluster: Cluster) -> Seconds:
+    """Return how long a rank's parameters take to one rank on another host, if all ranks of its host send theirs at the same time."""
+    assert isinstance(cluster.link, float) and isinstance(cluster.model_size, float)
+    beside = max(Counter(cluster.host_of_worker(WorkerId(rank)) for rank in range(cluster.total)).values())
+    return 8.0 * beside * cluster.model_size / cluster.link
 
 
 class Transfers:
