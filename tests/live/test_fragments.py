@@ -140,6 +140,9 @@ def test_both_ends_have_the_same_values_after_one_was_thought_dead(sync: str, tm
             worker.freeze()
             wait(thought_dead)
             worker.thaw()
+            assert worker.session is not None
+            while worker.session.link.incarnation == 1:  # it does not know yet
+                training.step()
             for _ in range(12):
                 training.step()
             back.set()
