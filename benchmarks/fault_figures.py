@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -241,9 +241,9 @@ def waits(jobs: Iterable[dict[str, Any]]) -> Table:
     return shown
 
 
-def shares(done: Counter[str]) -> str:
+def shares(done: Counter[str], wanted: Mapping[str, float] = SHARES) -> str:
     """Return the shares of all groups of faults beside those that were asked for, in words."""
     groups = grouped(done)
     total = max(1, groups.total())
-    parts = [f"{group} {100 * groups[group] / total:.1f} % (of {100 * share:.0f} %)" for group, share in SHARES.items()]
+    parts = [f"{group} {100 * groups[group] / total:.1f} % (of {100 * share:.0f} %)" for group, share in wanted.items()]
     return f"{groups.total():,} faults: {', '.join(parts)}"

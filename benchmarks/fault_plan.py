@@ -16,6 +16,8 @@ from offbeat.policies import RULES, rule
 
 SHARES = {"worker": 0.50, "server": 0.20, "freeze": 0.15, "cut": 0.10, "other": 0.05}
 """``worker``, ``server``: one is killed. ``freeze``: one is stopped and goes on. ``cut``: the links of a host. ``other``: `OTHERS`."""
+DEATHS = {"worker": 0.70, "server": 0.30}
+"""The shares where processes are killed, and nothing else happens."""
 OTHERS = ("slow:worker", "term:worker", "slow:worker", "kill:supervisor", "slow:worker", "term:worker", "slow:worker", "disk:journal")
 """In turn."""
 ENDING = ("kill:supervisor", "disk:journal")
@@ -60,7 +62,16 @@ def grouped(faults: Mapping[str, int]) -> Counter[str]:
     return found
 
 
-def following(seed: int, before: Iterable[tuple[str, int]], done: Mapping[str, int], *, rules: list[str], faults: int, cuts: bool) -> Job:
+def following(
+    seed: int,
+    before: Iterable[tuple[str, int]],
+    done: Mapping[str, int],
+    *,
+    rules: list[str],
+    faults: int,
+    cuts: bool,
+    wanted: Mapping[str, float] = SHARES,
+) -> Job:
     """Return the next job.
 
     Args:
@@ -70,6 +81,7 @@ def following(seed: int, before: Iterable[tuple[str, int]], done: Mapping[str, i
         rules: that have their turn.
         faults: of a job on one host.
         cuts: True if jobs on two hosts are possible.
+        wanted: the shares, by group.
     """
     earlier = list(before)
     number = len(earlier)
@@ -80,7 +92,7 @@ def following(seed: int, before: Iterable[tuple[str, int]], done: Mapping[str, i
         on_two = sum(hosts == 2 for _, hosts in earlier)
         return Job(number, CUT_RULES[on_two % len(CUT_RULES)], 2, {"cut:link": CUTS, "kill:worker": CUT_FAULTS - CUTS})
     sync = rules[sum(hosts == 1 for _, hosts in earlier) % len(rules)]
-    owed = {group: share * (groups.total() + faults) - groups[group] for group, share in SHARES.items() if group != "cut"}
+    owed = {group: share * (groups.total() + faults) - groups[group] for group, share in wanted.items() if group != "cut"}
     frozen = FROZEN if isinstance(rule(sync), ServerRule) else RANKS_FROZEN
     limits = {"server": faults // 2, "freeze": frozen, "other": 4}
     given: Counter[str] = Counter()

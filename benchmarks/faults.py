@@ -3,7 +3,7 @@
 One job after another is run by ``offbeat chaos`` (docs/chaos.md) until so many faults have happened; each has a plan of its own
 (`benchmarks.fault_plan`), so that all together have the shares 50 % (deaths of workers), 20 (of servers), 15 (freezes), 10 (cut links) and
 5 (supervisor, disk, slow workers, notices). Cuts happen in jobs on two hosts with a link between them: network namespaces, which need
-root.
+root. With ``--deaths`` processes are killed, 70 % of them workers and 30 % servers, and nothing else happens.
 
 Directly before each job, or directly after it, in turn, the same job runs undisturbed for a few seconds. Both are measured from the first
 push of the last worker.
@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from tests.cluster.test_chaos import SCRIPT as TWO_AGENTS
 from tests.faults.job import SCRIPTS
 
 from benchmarks.fault_figures import gaps, infinite, lost_indices, shares, table, waits, window
-from benchmarks.fault_plan import CUT_MTBF, ENDING, RULES_OF_TURN, Job, following
+from benchmarks.fault_plan import CUT_MTBF, DEATHS, ENDING, RULES_OF_TURN, SHARES, Job, following
 from offbeat.chaos.run import Run
 
 TRAIN = str(SCRIPTS / "replicas.py")
@@ -60,7 +60,7 @@ def command(job: Job, args: argparse.Namespace, journal: Path, folder: Path) -> 
     """Return the words that run this job, which writes this journal."""
     rest = [*OPTIONS, "--sync", job.sync, "--journal", str(journal), TRAIN, *SAMPLES, "--width", str(args.width)]
     if job.hosts == 1:
-        yield [*CLI, "run", "--workers", str(args.workers), *rest]
+        yield [*CLI, "run", "--workers", str(args.workers), "--servers", str(args.servers), *rest]
         return
     token, script = folder / "token", folder / "two.sh"
     token.touch(mode=0o600)
@@ -149,18 +149,22 @@ def main() -> None:
     parser.add_argument("--mtbf", type=float, default=0.7, help="mean seconds between two faults")
     parser.add_argument("--calm", type=float, default=5.0, help="seconds of the undisturbed job")
     parser.add_argument("--no-cuts", action="store_true", help="no jobs on two hosts, which need root")
+    parser.add_argument("--deaths", action="store_true", help="only kill workers and servers, in jobs on one host")
     parser.add_argument("--width", type=int, default=0, help="the model has WIDTH * WIDTH parameters and some; 0: five")
     parser.add_argument("--rate", help="of the links of jobs on two hosts, as tc writes it, for instance 100mbit")
     parser.add_argument("--rules", nargs="+", default=RULES_OF_TURN, metavar="RULE")
     parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--servers", type=int, default=1, help="of jobs on one host")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--results", type=Path, default=Path("faults.jsonl"), help="one line for each job; the command goes on after the last"
     )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no job after that time")
     args = parser.parse_args()
-    if not args.no_cuts and (reason := hosts.why_not()) is not None:
+    cuts = not (args.no_cuts or args.deaths)
+    if cuts and (reason := hosts.why_not()) is not None:
         parser.error(f"{reason}; or leave the cuts out with --no-cuts")
+    wanted = DEATHS if args.deaths else SHARES
     began, kept = time.monotonic(), Path(tempfile.mkdtemp(prefix="faults-"))
     jobs = [json.loads(line) for line in args.results.read_text().splitlines()] if args.results.exists() else []
     while time.monotonic() < began + 60.0 * args.minutes:
@@ -168,20 +172,20 @@ def main() -> None:
         if done.total() >= args.faults:
             break
         before = [(job["sync"], job["hosts"]) for job in jobs]
-        job = following(args.seed, before, done, rules=args.rules, faults=args.of_a_job, cuts=not args.no_cuts)
+        job = following(args.seed, before, done, rules=args.rules, faults=args.of_a_job, cuts=cuts, wanted=wanted)
         jobs.append(found := run(job, args, kept))
         with args.results.open("a") as file:
             file.write(json.dumps(found) + "\n")
         say(f"{done.total() + sum(found['done'].values()):5} faults, job {job.number}, {job.sync}: {found['outcome']}")
         for broken in found["broken"]:
             say(f"      {broken}")
-    report(jobs, kept)
+    report(jobs, kept, wanted)
 
 
-def report(jobs: list[dict[str, Any]], kept: Path) -> None:
+def report(jobs: list[dict[str, Any]], kept: Path, wanted: Mapping[str, float]) -> None:
     """Print the table, the shares, and how to repeat what failed."""
     Console(width=160).print(table(jobs), waits(jobs))
-    print(shares(sum((Counter(job["done"]) for job in jobs), Counter[str]())))
+    print(shares(sum((Counter(job["done"]) for job in jobs), Counter[str]()), wanted))
     print("jobs:", ", ".join(f"{number} {outcome}" for outcome, number in Counter(job["outcome"] for job in jobs).items()))
     for job in jobs:
         if job["broken"]:

@@ -185,7 +185,7 @@ TO_WORKER: dict[str, dict[str, Any]] = {
     "donate": {"to": 1, "number": 2, "ticket": [4]},
     "meet": {"addresses": [[[0, ["host", ["127.0.0.1", 80], "local"]]]]},
     "fence": {"incarnation": 1},
-    "unused": {"incarnation": 1},
+    "unused": {"incarnation": 1, "number": 7},
     "grant": {"lease": 0, "epoch": 0, "start": 0, "stop": 4, "parts": []},
     "no_more": {"epoch": 0, "refreshed": False, "report": None, "over": False},
     "barrier_passed": {"number": 0, "version": 3, "workers": [0, 1], "past": False},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from benchmarks.fault_figures import gaps, infinite, lost_indices, table, window
-from benchmarks.fault_plan import ENDING, RULES_OF_TURN, SHARES, following, grouped
+from benchmarks.fault_plan import DEATHS, ENDING, RULES_OF_TURN, SHARES, following, grouped
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -27,6 +27,11 @@ def test_a_thousand_faults_have_the_shares_even_if_some_could_not_be_done(seed: 
     for group, share in SHARES.items():
         assert groups[group] / groups.total() == pytest.approx(share, abs=0.02), group
     assert {sync for sync, on in before if on == 1} == set(RULES_OF_TURN)
+
+
+def test_deaths_alone_may_be_asked_for() -> None:
+    job = following(1, [], {}, rules=["diloco(steps=5)"], faults=20, cuts=False, wanted=DEATHS)
+    assert job.plan == {"kill:worker": 14, "kill:server": 6}
 
 
 def journal(folder: Path, *, samples: int) -> Path:

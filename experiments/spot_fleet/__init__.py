@@ -156,7 +156,7 @@ def used(journal: Path, policy: object, shards: int) -> float:
             _, seconds = open_[who].pop(at)
             if record["fate"] == "folded":
                 useful += seconds
-            elif "again" in record["reason"]:
+            elif record["fate"] == "carried":
                 newer = next(at for at, (other, _) in enumerate(open_[who]) if other == shard)
                 open_[who][newer] = shard, open_[who][newer][1] + seconds
     return useful

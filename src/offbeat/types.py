@@ -77,7 +77,7 @@ class Fate(StrEnum):
     FOLDED = "folded"
     """Part of a version of the parameters."""
     CARRIED = "carried"
-    """Kept by its sender for a later round (partial collectives only)."""
+    """In a later contribution of its worker, whose fate its samples share: parameters that the worker has pushed again."""
     DROPPED = "dropped"
     """Not used by the rule, for instance because it arrived too late."""
     REJECTED = "rejected"

@@ -72,3 +72,13 @@ def test_replicas() -> None:
     assert (good.compared, good.unequal) == (3, [])
     bad = History.of([checksum(0, 4.0, 17.0), checksum(1, 4.0, 16.0)])
     assert bad.unequal == ["worker 1 has another model of version 4 than others, at 1.0 s"]
+    fold = {"kind": "fold", "t": 0.5, "parts": []}
+    parts = [
+        {**fold, "shard": 0, "version": 4},
+        {**fold, "shard": 1, "version": 4},
+        checksum(0, 4.0, 17.0),
+        {**fold, "shard": 1, "version": 5},
+    ]
+    newer = History.of([*parts, checksum(1, 4.0, 16.0)])
+    assert (newer.compared, newer.unequal) == (1, []), "worker 1 has version 5 of one part"
+    assert History.of([*parts[:3], checksum(1, 4.0, 16.0)]).unequal

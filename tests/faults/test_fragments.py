@@ -15,12 +15,11 @@ Start = Callable[..., Job]
 
 
 def accounted(ended: Ended, indices: int = 64) -> None:
-    """It has ended well, every push has one fate, and no sample is lost but with a push whose steps are in a newer one."""
+    """It has ended well, every push has one fate, and every sample is in some version."""
     assert ended.status == 0, ended.err
     assert ended.tally().problems() == []
     for report in ended.reports():
-        assert report["folded"] + report["dropped"] == report["indices"] == indices, report
-        assert all("has pushed this fragment again" in found["why"] for found in report["exceptions"]), report
+        assert report["folded"] == report["indices"] == indices, report
 
 
 @pytest.mark.parametrize("sync", ["diloco(steps=4, delay=1, alpha=0.5)", "decoupled(steps=4, quorum=2, delay=1)"])

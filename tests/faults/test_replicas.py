@@ -81,6 +81,7 @@ OTHER_RULES = [
     "elastic(R=4, mode=bulk)",
     "elastic(R=4, mode=local)",
     "psp(c=2, b=0.5, scaling=none)",
+    "diloco(steps=4, delay=1)",
     "majority",
 ]
 NOT_ENCODED = ("ensemble", "elastic(R=4, mode=local)", "psp", "majority")

@@ -157,7 +157,7 @@ class FromWorkerToShard(ServerReceiver):
 
     name = "to-shard"
     number, servers = 1, 2
-    rules = ("asp", "bsp", "psp(c=1)")
+    rules = ("asp", "bsp", "psp(c=1)", "diloco(steps=2)")
 
     def enter(self) -> MemoryConnection:
         self.set_up()

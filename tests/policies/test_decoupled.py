@@ -18,7 +18,9 @@ from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
 from offbeat.policies import Decoupled, rule
 from offbeat.policies.decoupled import by_tokens
+from offbeat.report.compare import Run, losses
 from offbeat.sim.cluster import Cluster, Work
+from offbeat.sim.recording import recorded
 from offbeat.sim.run import simulate
 
 
@@ -65,9 +67,9 @@ def test_fewer_than_the_quorum_are_enough_where_no_more_are_left() -> None:
     assert policy.fold(StillView({0: 1, 1: 1}, (at(0, 9.0), at(1, 9.5)))) is not None
 
 
-def test_a_push_that_was_followed_by_another_is_dropped() -> None:
+def test_a_push_that_was_followed_by_another_is_carried() -> None:
     decision = Decoupled(quorum=2).start().fold(StillView({0: 1, 1: 1}, (at(0, 9.0),), gathered=(at(0, 5.0),)))
-    assert decision is not None and not decision.fold and [c.arrived for c in decision.drop] == [5.0]
+    assert decision is not None and not decision.fold and [c.arrived for c in decision.carry] == [5.0]
 
 
 @examples(100)
@@ -91,6 +93,20 @@ def test_nobody_waits_whoever_dies(tmp_path: Path) -> None:
     pushes = [record["t"] for record in read(journal) if record["kind"] == "pushed" and record["worker"] == 0]
     assert {later - earlier for earlier, later in pairwise(pushes)} == {4.0} and len(pushes) == 24
     assert result.summary["ok"]
+
+
+def test_the_samples_of_a_carried_push_share_the_fate_of_the_next_and_everybody_counts_them_once(tmp_path: Path) -> None:
+    """Worker 2 takes ten times as long, and the quorum is everybody: the others push a fragment again and again before it is folded."""
+    cluster = Cluster(workers=3, servers=2, compute="constant(seconds=1)", faults="slow worker=2 at=0 for=9999 factor=10")
+    journal = tmp_path / "run.jsonl"
+    summary = simulate("decoupled(steps=4, quorum=3)", cluster, Work(samples=2000, epochs=2, batch=8), journal=journal).summary
+    assert summary["fates"]["carried"] > 20 and summary["fates"]["dropped"] == summary["fates"]["rejected"] == 0
+    assert summary["fates"]["carried"] + summary["fates"]["folded"] == summary["blocks"]
+    for report in summary["epochs"]:
+        assert report["folded"] == report["indices"] == 2000 and not report["exceptions"]
+    assert summary["samples"] == 4000 and 3600 < recorded(journal).folded[-1][2] < 4000, "all but those of the last fold"
+    run = Run.of("run", [*read(journal), {"kind": "metrics", "t": 9999.0, "version": 0, "worker": 0, "values": {"loss": 0.5}}])
+    assert losses(run, [], [3999.0, 4000.0]) == ([], [None, 0.5])
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from offbeat.core.policy import Plan, ServerRule
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import Woken
 from offbeat.policies import rule
-from offbeat.runtime.parameter_server.encoding import INITIAL, WorkerEncoding
+from offbeat.runtime.parameter_server.encoding import INITIAL, FragmentEncoding, WorkerEncoding
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.sim.process import BEATS
 from offbeat.tensors.flat import FlatModel
@@ -59,7 +59,10 @@ class StubProcess(ABC):
         self.machine, self.blocks = Worker(number), None
         if isinstance(self.policy, ServerRule) and self.policy.scope == "shard":
             self.machine = Worker(number, partial(self.policy.blocks, len(self.spans)))
-            self.blocks = BlockPulls(self.machine, self.layout, self.spans, self.pull_block.view)
+            wire, encodings = job.script.wire, {}
+            if wire != "float32":
+                encodings = {n: FragmentEncoding(self.layout, span, wire, pushes=True) for n, span in enumerate(self.spans)}
+            self.blocks = BlockPulls(self.machine, self.layout, self.spans, self.pull_block.view, encodings)
         self.encodings: list[WorkerEncoding] = []
         """By server; none in float32."""
         self.mail: dict[str, dict[str, Any]] = {}
@@ -200,7 +203,7 @@ class StubProcess(ABC):
         for server, (start, stop) in zip(self.servers, self.spans, strict=True):
             server.bind("push", self.push_block.view[start:stop])
             server.bind("pull", self.pull_block.view[start:stop])
-        if self.job.script.wire != "float32":
+        if self.job.script.wire != "float32" and self.blocks is None:
             self._encode(self.job.script.wire)
 
     def _encode(self, wire: Encoded) -> None:
@@ -234,6 +237,8 @@ class StubProcess(ABC):
             case "unused":
                 for encoding in self.encodings:
                     encoding.give_back(header["incarnation"])
+                if self.blocks is not None:
+                    self.blocks.unused(header["number"])
             case "joined":
                 self.incarnation = header["incarnation"]
             case "fence":

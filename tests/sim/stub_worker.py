@@ -80,7 +80,7 @@ class StubWorker(StubProcess):
         memory = (self.push_block, self.pull_block) if self.job.network.shares_memory else ()
         self.bind()
         hello = {"layout": self.layout.to_wire(), "optimizer": self.spec.to_wire(), "sync": self.job.script.sync, "local_only": None}
-        wire = {"wire": self.job.script.wire} if self.encodings else {}
+        wire = {"wire": self.job.script.wire} if self.job.script.wire != "float32" else {}
         self.servers[0].send({"kind": "hello", "worker": self.number, "pid": 0, **hello, **wire}, memory=memory)
         yield lambda: "welcome" in self.mail
         in_place, common = self.mail.pop("welcome")["in_place"], self.memory
@@ -176,7 +176,7 @@ class StubWorker(StubProcess):
             self._steps += 1
             sign = -1.0 if iteration % 2 else 1.0
             # Where they are encoded, numbers that need more bits than they get.
-            weight, bias = (1.37 + 0.1 * (iteration % 3), 0.29) if self.encodings else (1.0, 1.0)
+            weight, bias = (1.37 + 0.1 * (iteration % 3), 0.29) if job.script.wire != "float32" else (1.0, 1.0)
             self.model.weight.grad = torch.tensor([[(self.number + 1.0) * weight]])
             self.model.bias.grad = torch.tensor([0.5 * sign * bias])
             if isinstance(self.policy, ServerRule) and self.policy.averaging is not None:

@@ -41,8 +41,11 @@ from offbeat.runtime.recovery.replica import Coming
 from offbeat.types import WireFormat
 
 PSP: Final = [*RULES["psp"].about.examples]
+DECOUPLED: Final = "decoupled(steps=2, quorum=1)"
+"""Which fragment's version a worker takes depends on what comes first within one instant, where there are two servers."""
 SOME: Final = [*PSP, "bsp", "asp", "dbw", "ensemble(steps=2)", *OTHERS]
-ENCODED: Final = ["bsp", "asp", "rennala(batch=2)"]
+BY_SHARD: Final = [*PSP, "diloco(steps=2)", DECOUPLED]
+ENCODED: Final = ["bsp", "asp", "rennala(batch=2)", "diloco(steps=2)"]
 
 
 def ran(script: Timings, where: Path, deaths: list[tuple[str, int]]) -> tuple[ReplicatedServers, list[Record]]:
@@ -58,6 +61,7 @@ def ran(script: Timings, where: Path, deaths: list[tuple[str, int]]) -> tuple[Re
 CASES: Final = [
     *((2, sync, "float32") for sync in SOME),
     *((servers, sync, wire) for sync in ENCODED for servers, wire in ((2, "bf16"), (1, "int8"))),
+    (1, DECOUPLED, "int8"),
 ]
 MORE: Final = [
     *((1, sync, "float32") for sync in SOME),
@@ -121,21 +125,21 @@ def test_the_leader_of_a_server_that_others_do_not_know_yet_dies(point: int, tmp
 
 @examples(80, quick=8, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # to shrink an example takes longer than a test may
 @given(
-    script=scripts(SOME, servers=ONE_OR_TWO),
+    script=scripts([*SOME, *BY_SHARD[-2:]], servers=ONE_OR_TWO),
     wire=st.sampled_from(("float32", "bf16", "int8")),
     deaths=deaths(POINTS, 60, 20),
 )
 def test_whenever_leaders_die_the_books_are_right(
     tmp_path_factory: pytest.TempPathFactory, script: Timings, wire: WireFormat, deaths: list[tuple[str, int]]
 ) -> None:
-    if script.sync in ENCODED:
+    if script.sync in (*ENCODED, DECOUPLED):
         script = replace(script, wire=wire)
     # Server 0 decides what is folded. So the job ends if a worker dies in the moment of the death of another server's leader, and if each
     # server decides by itself, also in that of server 0's.
     try:
         ran(script, tmp_path_factory.mktemp("replicas"), deaths)
     except JobError as error:
-        decided = script.sync not in PSP and "the standby of server 0" in str(error)
+        decided = script.sync not in BY_SHARD and "the standby of server 0" in str(error)
         said = "has died with the leader, or does not answer" in str(error)
         if script.cluster.servers == 1 or decided or not script.cluster.faults or not said:
             raise

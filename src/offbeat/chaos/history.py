@@ -31,6 +31,8 @@ class History:
         """True if servers have standbys."""
         self.replicas: dict[tuple[int, float], float] = {}
         """The first checksum of each version, by optimizer and version."""
+        self._shards: dict[int, int] = {}
+        """The version of each shard of the first optimizer; of all shards together under rules of job scope."""
         self.compared = 0
         self.unequal: list[str] = []
         self.nobody: list[Span] = []
@@ -52,6 +54,7 @@ class History:
         match record["kind"]:
             case "fold" if first:
                 self.folds.append(record["t"])
+                self._shards[record.get("shard", 0)] = record["version"]
             case "state_changed" if first:
                 self._changed(record["t"], record["worker"], record["state"] == "alive")
             case "process" if record["role"] == "standby":
@@ -68,6 +71,8 @@ class History:
             self.nobody[-1] = self.nobody[-1][0], t
 
     def _compare(self, record: Record, optimizer: int, version: float) -> None:
+        if len(self._shards) > 1 and (optimizer or {*self._shards.values()} != {version}):
+            return  # the version of a model is the least of its parts, and models of one version may differ in the others
         checksum = float(record["values"][REPLICA])
         self.compared += 1
         if self.replicas.setdefault((optimizer, version), checksum) != checksum:

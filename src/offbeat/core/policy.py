@@ -54,7 +54,7 @@ class Contribution(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Answer *fold*: the contributions of the next version, and those to drop or gather. An empty ``fold`` makes no version."""
+    """Answer *fold*: the contributions of the next version, and those to drop, gather or carry. An empty ``fold`` makes no version."""
 
     fold: tuple[Contribution, ...]
     reason: str
@@ -67,6 +67,8 @@ class Decision(NamedTuple):
     from one worker must keep that proportion among each other in any case, since the worker has only their sum."""
     scale: float = 1.0
     """The factor by which this one step multiplies the learning rate."""
+    carry: tuple[Contribution, ...] = ()
+    """Contributions, of parameters, whose steps are in a newer and pending one of the same worker: their samples share its fate."""
     becomes: str = ""
     """The spelling of another rule, as which this one decides from here on, for ``reason``: it is announced, and every waiting worker is
     asked for again."""

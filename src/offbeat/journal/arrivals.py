@@ -163,6 +163,50 @@ class Sender:
             self.clock += by
 
 
+class FoldedSamples:
+    """Count the samples that are in some version of the model, those of each push once, from its ``pushed`` and ``settle`` records.
+
+    In rules of shard scope a push counts when the first shard folds its block. Where each push goes to one shard alone it counts there,
+    with the samples of those that it carries.
+    """
+
+    def __init__(self) -> None:
+        self._shards = 0
+        self.alone = False
+        """True if each push goes to one shard."""
+        self._folding: dict[tuple[int, int, int], tuple[int, bool]] = {}
+        """For each push that some shards have settled: how many have, and whether one of them has folded its block."""
+        self._carried: dict[tuple[int, int, int], int] = {}
+        """By worker, incarnation and shard: the samples of pushes whose steps are in the next one."""
+
+    def pushed(self, record: Record) -> None:
+        """Learn from a ``pushed`` record how many shards there are."""
+        if "shard" in record:
+            self._shards, self.alone = len(record["held"]), record.get("alone", False)
+
+    def settled(self, record: Record, samples: int) -> int:
+        """Return how many samples the fate of a push of so many ``samples`` adds to what is folded."""
+        folded = record["fate"] == "folded"
+        if "shard" not in record or record["fate"] == "rejected":
+            return samples if folded else 0
+        if self.alone:
+            place = record["worker"], record["incarnation"], record["shard"]
+            samples += self._carried.pop(place, 0)
+            if record["fate"] == "carried":
+                self._carried[place] = samples
+            return samples if folded else 0
+        key = record["worker"], record["incarnation"], record["clock"]
+        count, before = self._folding.pop(key, (0, False))
+        if count + 1 < self._shards:
+            self._folding[key] = count + 1, before or folded
+        return samples if folded and not before else 0
+
+    def joined(self, worker: int, incarnation: int) -> None:
+        """Forget the pushes of earlier incarnations that did not arrive at every shard."""
+        for key in [key for key in self._folding if key[0] == worker and gone_by([key[1]], incarnation)]:
+            del self._folding[key]
+
+
 def host_in(detail: str) -> str:
     """Return the host that the detail of a process's record ends with; empty: it names none.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offbeat.journal.arrivals import JournalArrivals, Record, gone_by
+from offbeat.journal.arrivals import FoldedSamples, JournalArrivals, Record
 from offbeat.journal.audit import Audit
 from offbeat.journal.costs import Costs
 from offbeat.journal.epoch_reports import EpochReports
@@ -100,10 +100,7 @@ class Tally:
         self._blocks = 0
         self._workers: defaultdict[int, WorkerTally] = defaultdict(WorkerTally)
         self._shards: dict[int, _Shard] = {}
-        self._folding: dict[tuple[int, int, int], tuple[int, bool]] = {}
-        """For each push that some shards have settled: how many have, and whether one of them has folded its block."""
-        self._alone = False
-        """True if each push goes to one shard."""
+        self._samples = FoldedSamples()
         self._parts = Spread()
         self._scale = Spread()
         self._slowest: SlowestClock | None = None
@@ -240,27 +237,16 @@ class Tally:
         self._blocks += 1
         if "shard" in record and not self._shards:
             self._shards = {shard: _Shard() for shard in range(len(record["held"]))}
-            self._alone = record.get("alone", False)
+        self._samples.pushed(record)
         if self._arrivals.begins(record):
             self._workers[record["worker"]].pushed(record, blocks=bool(self._shards))
             if self._slowest is not None:
                 self._slowest.note(record["worker"])
 
     def _on_settle(self, record: Record) -> None:
-        worker, folded = self._workers[record["worker"]], record["fate"] == "folded"
+        worker = self._workers[record["worker"]]
         worker.fates[record["fate"]] += 1
-        if "shard" in record:
-            folded = self._first_folded(record, folded)
-        if folded:
-            worker.samples += record["samples"]
-
-    def _first_folded(self, record: Record, folded: bool) -> bool:
-        """Return True if this shard is the first to fold its block of a push: the samples of an iteration count once."""
-        key = record["worker"], record["incarnation"], record["clock"]
-        count, before = self._folding.pop(key, (0, False))
-        if record["clock"] and count + 1 < len(self._shards) and not self._alone:
-            self._folding[key] = count + 1, before or folded
-        return folded and not before
+        worker.samples += self._samples.settled(record, record["samples"])
 
     def _on_fold(self, record: Record) -> None:
         shard, parts = self._shards.get(record.get("shard", -1)), record["parts"]
@@ -309,9 +295,7 @@ class Tally:
         self._workers[worker].changed(record)
         if record["state"] == "alive":
             self._arrivals.joined(worker, incarnation)
-            for key in [key for key in self._folding if key[0] == worker]:
-                if gone_by([key[1]], incarnation):
-                    del self._folding[key]
+            self._samples.joined(worker, incarnation)
 
     def _on_epoch_ended(self, record: Record) -> None:
         epoch = {"pool": record["pool"], "epoch": record["epoch"], "t": record["t"], **record["report"]}

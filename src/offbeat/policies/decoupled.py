@@ -24,7 +24,7 @@ class Decoupled(FragmentRule):
 
     Window: from the K-th push for ``grace`` times the median time between two pushes of one worker to this fragment, as measured; it ends
     sooner when all active workers have pushed, and before a worker in it is expected to push again. If fewer than K workers are active,
-    all of them are enough. A push that its worker has followed by a newer one is dropped: the newer has its steps too. What was computed
+    all of them are enough. A push that its worker has followed by a newer one is carried: the newer has its steps too. What was computed
     from an older version is folded like the rest.
 
     Source: "Decoupled DiLoCo for Resilient Distributed Pre-training" (Douillard et al. 2026, arXiv 2604.21428), of which we had the
@@ -106,7 +106,7 @@ class _Fragment(ServerRule):
 
     def fold(self, view: View) -> Decision | None:
         if view.gathered:
-            return Decision((), "its worker has pushed this fragment again", drop=tuple(view.gathered))
+            return Decision((), "its worker has pushed this fragment again", carry=tuple(view.gathered))
         self._measure(view)
         if not view.pending:
             return None

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rich.markup import escape
 from rich.table import Table
 
-from offbeat.journal.arrivals import JournalArrivals, Record
+from offbeat.journal.arrivals import FoldedSamples, JournalArrivals, Record
 from offbeat.journal.file import of_optimizer
 from offbeat.journal.summary import Tally
 from offbeat.report.figures import Summary, accuracy, per_step, seconds, share, short, waiting_share
@@ -78,16 +78,18 @@ class Losses:
 def losses(run: Run, times: Sequence[float], samples: Sequence[float]) -> tuple[list[float | None], list[float | None]]:
     """Return a run's losses at these times since its training began, and after so many folded samples."""
     by_time, by_samples = Losses(times), Losses(samples)
-    arrivals, done = JournalArrivals(), 0
+    arrivals, folded, done = JournalArrivals(), FoldedSamples(), 0
     for record in of_optimizer(run.records):
         loss = None
         match record["kind"]:
-            case "settle" if record["fate"] == "folded" and record.get("shard") in (None, 0):
-                done += record["samples"]
-            case "pushed" if arrivals.begins(record):
-                loss = record.get("loss")
+            case "settle":
+                done += folded.settled(record, record["samples"])
+            case "pushed":
+                folded.pushed(record)
+                loss = record.get("loss") if arrivals.begins(record) else None
             case "state_changed" if record["state"] == "alive":
-                arrivals.joined(record["worker"], record["incarnation"])
+                for known in (arrivals, folded):
+                    known.joined(record["worker"], record["incarnation"])
             case "metrics":
                 loss = record["values"].get("loss")
         if loss is not None:

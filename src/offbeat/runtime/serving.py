@@ -466,7 +466,7 @@ class Service:
                         f"{name} sent 'push' with push = {shown(header.get('push'))} (expected {expected}, under this rule)"
                     )
                 shard.decode(connection)
-                shard.take(header["worker"], header["number"], message.payload)
+                shard.take(connection, header["number"], message.payload)
                 fields = {field: header[field] for field in PASSED_ON if field in header}
                 self._tell_coordinator(number, {**fields, "kind": "arrived"})
             case "got":

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from offbeat.core.batch_sizes import BatchOrder
 from offbeat.errors import ConfigurationError
-from offbeat.journal.arrivals import Record, host_in
+from offbeat.journal.arrivals import FoldedSamples, Record, host_in
 from offbeat.journal.file import Records
 from offbeat.journal.summary import Tally
 from offbeat.report.figures import TOLD_TO_LEAVE
@@ -89,6 +89,7 @@ class _Recorder(Watcher):
         """True if the job dealt samples out, in epochs that ended at these times:"""
         self.epochs: list[Seconds] = []
         self._samples = 0
+        self._of_folds = FoldedSamples()
 
     def add(self, record: Record) -> None:
         """Take the next record of the first optimizer."""
@@ -104,9 +105,9 @@ class _Recorder(Watcher):
             worker.released_at, worker.owes = t, True
         elif kind == "process" and (host := host_in(record["detail"])):
             self.hosts[f"{record['role']} {record['number']}"] = host
-        elif kind == "settle" and record["fate"] == "folded" and not record.get("shard"):
-            self._samples += record["samples"] or 1
-        elif kind == "fold" and not record.get("shard"):
+        elif kind == "settle":
+            self._samples += self._of_folds.settled(record, record["samples"] or 1)
+        elif kind == "fold" and (self._of_folds.alone or not record.get("shard")):
             self.folded.append((t, record["version"], self._samples))
         elif kind == "epoch_ended":
             self.epochs.append(t)
@@ -117,6 +118,7 @@ class _Recorder(Watcher):
         worker, t = self._worker(record["worker"]), record["t"]
         if record["kind"] != "pushed":
             return 0
+        self._of_folds.pushed(record)
         worker.pushed_at, worker.owes = t, False
         if worker.fresh:
             worker.fresh = False
@@ -142,6 +144,7 @@ class _Recorder(Watcher):
         state, t = record["state"], record["t"]
         if state == "alive" and worker.alive_at is None:
             worker.alive_at, worker.fresh = t, True
+            self._of_folds.joined(record["worker"], record["incarnation"])
             worker.came_at.append(t)
         elif state == "dead" and worker.alive_at is not None:
             if worker.fresh:

@@ -15,7 +15,8 @@ Infinity and NaN stay infinity and NaN in ``bf16``; a finite magnitude above 3.3
 block that contains infinity or NaN become NaN. So a gradient that is not finite is not finite after decoding either.
 
 Parameters in ``int8`` travel as changes (`Codec.encode_change`): both ends keep the values that the receiver has, and what is sent is the
-difference to them. So errors do not add up, and an error is at most 1/254 of the largest change of a block.
+difference to them. So errors do not add up, and an error is at most 1/254 of the largest change of a block. Fragments of the model travel
+as changes in both formats (`Changes`).
 
 Plain rounding of gradients loses what is small beside the largest value of a block, in each push again. `ErrorFeedback` adds the rounding
 error of a push to the next push, so that the decoded pushes add up to the gradients, but for the error of the last push.
@@ -111,23 +112,30 @@ class Codec:
             else:
                 self._encode(values, encoded, None, None)
 
-    def encode_change(self, values: Memory, encoded: Memory, base: torch.Tensor) -> None:
-        """Encode the change from ``base`` to ``values``, and add what it decodes to to ``base``. Only for ``int8``.
+    def encode_change(self, values: Memory, encoded: Memory, base: torch.Tensor, feedback: torch.Tensor | None = None) -> None:
+        """Encode the change from ``base`` to ``values``, and add what it decodes to to ``base``.
 
         Args:
             values: all bytes of the span.
             encoded: written; `nbytes` bytes.
             base: `numel` float32 values, in the order of the span, equal to those of the peer that will `apply_change`: the change contains
                 the errors of all changes before it.
+            feedback: as many, added to the change, and replaced by the error of the sum, 0 where it is not finite; None: there is none.
         """
-        assert self._wire == "int8", f"changes are encoded in int8, not in {self._wire}"
         self._check(values, encoded)
         with torch.no_grad(), single_threaded():
             for run, start, stop, x, y in self._scratched():
-                own = base[run.first + start : run.first + stop]
-                torch.sub(elements(values, run.start, run.numel, run.dtype)[start:stop], own, out=x)
-                self._quantise(run, start, stop, x, y, encoded, decode=True)
-                own.add_(y)
+                at = slice(run.first + start, run.first + stop)
+                torch.sub(elements(values, run.start, run.numel, run.dtype)[start:stop], base[at], out=x)
+                if feedback is not None:
+                    x.add_(feedback[at])
+                if self._wire == "int8":
+                    self._quantise(run, start, stop, x, y, encoded, decode=True)
+                else:
+                    y.copy_(self._codes(run, encoded)[start:stop].copy_(x))
+                base[at].add_(y)
+                if feedback is not None:
+                    torch.sub(x, y, out=feedback[at]).nan_to_num_(0.0, 0.0, 0.0)
 
     def apply_change(self, encoded: Memory, values: Memory, base: torch.Tensor) -> None:
         """Add a decoded change to ``base``, with the arithmetic of `encode_change`, and write the result to ``values``."""
@@ -164,14 +172,13 @@ class Codec:
         with torch.no_grad(), single_threaded():
             for run in self._runs:
                 out = elements(values, run.start, run.numel, run.dtype)
-                if self._wire == "bf16":
-                    out.copy_(self._codes(run, encoded))
-                    continue
                 for start, stop in _chunks(run.numel):
                     self._decode(run, start, stop, encoded, out[start:stop])
 
     def _decode(self, run: _Run, start: int, stop: int, encoded: Memory, out: torch.Tensor) -> None:
         out.copy_(self._codes(run, encoded)[start:stop])
+        if self._wire == "bf16":
+            return
         for block, scale in _blocks(out, self._scales(run, encoded)[start // BLOCK : -(-stop // BLOCK)]):
             block.mul_(scale)
 
@@ -190,7 +197,7 @@ class Codec:
 
     def _scratched(self) -> Iterator[tuple[_Run, int, int, torch.Tensor, torch.Tensor]]:
         """Yield each chunk of each run with two scratch tensors of its size, which are used again for the next."""
-        scratch, other = torch.empty(2, min(CHUNK_NUMEL, max(run.numel for run in self._runs)), device="cpu")
+        scratch, other = torch.empty(2, min(CHUNK_NUMEL, max((run.numel for run in self._runs), default=0)), device="cpu")
         for run in self._runs:
             for start, stop in _chunks(run.numel):
                 yield run, start, stop, scratch[: stop - start], other[: stop - start]
@@ -241,6 +248,56 @@ class ErrorFeedback:
         What was encoded since contains the feedback that is undone: encode it again.
         """
         self.feedback, self._before = self._before, self.feedback
+
+
+class Changes:
+    """Know what both ends of a connection have of a span, in one direction, so that a message carries only the change.
+
+    The ends `begin` with equal values, and encode and decode the same messages in the same order: so what they have stays equal, bit by
+    bit. A message that is not used has to be decoded, too.
+
+    Args:
+        layout, span, wire: as for `Codec`.
+        feedback: True at the sender: the rounding error of a message is added to the next, see `ErrorFeedback`.
+
+    >>> from torch import nn
+    >>> model = nn.Linear(4, 4, bias=False)
+    >>> layout = Layout.of(model, torch.optim.SGD(model.parameters()))
+    >>> sent, received = (Changes(layout, Span(0, layout.nbytes), "int8") for _ in range(2))
+    >>> for changes in (sent, received):
+    ...     changes.begin(torch.full((16,), 100.0).view(torch.uint8))
+    >>> now = received.decode(sent.encode(torch.linspace(100.0, 100.1, 16).view(torch.uint8)))
+    >>> (torch.frombuffer(now, dtype=torch.float32) - torch.linspace(100.0, 100.1, 16)).abs().max() < 1e-3
+    tensor(True)
+    """
+
+    def __init__(self, layout: Layout, span: Span, wire: Encoded, *, feedback: bool = False) -> None:
+        self._layout, self._span, self._wire = layout, span, wire
+        self._base = torch.zeros(self._codec.numel, device="cpu")
+        self.feedback = torch.zeros_like(self._base) if feedback else None
+        """What is added to the next change; None: this end receives, or the format needs no feedback."""
+        self.nbytes = self._codec.nbytes
+        """Size of a message, in bytes."""
+
+    @property
+    def _codec(self) -> Codec:
+        return Codec(self._layout, self._span, self._wire)  # made anew, since another process may get this object as plain data
+
+    def begin(self, values: Memory) -> None:
+        """Note that the other end has, or has sent, these values as they are."""
+        self._codec.read(values, self._base)
+
+    def encode(self, values: Memory) -> memoryview:
+        """Return the message that brings the other end to ``values``."""
+        codec, encoded = self._codec, memoryview(bytearray(self.nbytes))
+        codec.encode_change(values, encoded, self._base, self.feedback)
+        return encoded
+
+    def decode(self, encoded: Memory) -> memoryview:
+        """Return the values to which a message, of `nbytes` bytes, brings this end."""
+        values = memoryview(bytearray(self._span.nbytes))
+        self._codec.apply_change(encoded, values, self._base)
+        return values
 
 
 def _quantise(x: torch.Tensor, y: torch.Tensor, scales: torch.Tensor, codes: torch.Tensor, *, decode: bool) -> bool:

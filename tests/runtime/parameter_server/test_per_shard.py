@@ -66,7 +66,7 @@ class Bench:
     def fold(self, workers: Sequence[int] = (0, 1), scale: float = 1.0) -> None:
         """A gradient of 1 becomes a version, which is published."""
         self.version += 1
-        self.shard.take(0, self.version, self.gradient(1.0))
+        self.shard.take(self.workers[0], self.version, self.gradient(1.0))
         fold = {"do": "fold", "version": self.version, "parts": [(0, self.version, 1.0)], "hyper": None, "scale": scale}
         self.shard.apply([fold, {"do": "publish", "workers": list(workers), "chief": 1}])
 
@@ -102,14 +102,14 @@ def test_a_worker_that_reads_nothing_gets_the_newest_when_it_reads_again() -> No
 def test_a_gradient_stays_until_it_has_a_fate() -> None:
     bench = Bench()
     for number, value in ((1, 1.0), (2, 3.0), (3, 100.0)):
-        bench.shard.take(1, number, bench.gradient(value))
+        bench.shard.take(bench.workers[1], number, bench.gradient(value))
     bench.shard.apply([{"do": "discard", "worker": 1, "number": 3}])
     parts = [(1, 1, 0.5), (1, 2, 0.5)]
     bench.shard.apply([{"do": "fold", "version": 1, "parts": parts, "hyper": None, "scale": 1.0}])
     bench.shard.apply([{"do": "publish", "workers": [0], "chief": None}])
     assert numbers(bench.workers[0].blocks[0][1]) == [-2.0] * 3
     with pytest.raises(ProtocolError, match=f"sent a gradient of 5 bytes .expected {bench.nbytes}."):
-        bench.shard.take(1, 4, memoryview(bytearray(5)))
+        bench.shard.take(bench.workers[1], 4, memoryview(bytearray(5)))
 
 
 def test_a_release_brings_the_newest_block_whatever_version_the_job_is_at() -> None:

@@ -5,7 +5,8 @@ It has the same methods as `core.server.ledger`, so that membership, epochs and 
 - A push arrives once per shard, each arrival an event of its own, and has one fate at each.
 - No worker waits for admission. A shard publishes its new version to every active worker, and `core.block_cache` lets the worker continue.
   A `Release` brings the whole model to a worker that enters, comes back after an epoch's end, or asks for it.
-- The samples of a gradient share one fate, decided when it has met one at every shard: folded if any shard has folded its block.
+- The samples of a gradient share one fate, decided when it has met one at every shard: folded if any shard has folded its block. Those of
+  a push that is carried share the fate of the worker's next one at that shard.
 
 The ledgers of all shards are kept here, in the coordinator; shards report arrivals and carry out folds.
 """
@@ -215,10 +216,13 @@ class ShardedLedger(BaseLedger):
         return self._flush()
 
     def _carry_out(self, shard: int, ledger: ShardLedger, decision: Decision) -> None:
-        assert decision.fold or decision.drop, "a decision folds or drops something"
+        assert decision.fold or decision.drop or decision.carry, "a decision folds, drops or carries something"
         assert not decision.gather, "a shard takes over every gradient as it arrives"
         for contribution in decision.drop:
             self._settle(shard, contribution, Fate.DROPPED, decision.reason, ledger.version)
+        for contribution in decision.carry:
+            self._pushes.carry(contribution, ledger.pending[contribution.worker])
+            self._settle(shard, contribution, Fate.CARRIED, decision.reason, ledger.version)
         if not decision.fold:
             return
         before, ledger.version = ledger.version, ledger.version + 1
@@ -236,7 +240,8 @@ class ShardedLedger(BaseLedger):
 
     def _fate_at(self, shard: int, c: Contribution, fate: Fate, reason: str, version: Version) -> None:
         self._effects.append(Settle(c.worker, c.incarnation, c.clock, fate, reason, version, c.samples, shard))
-        self._pushes.settle(c, fate, reason, version)
+        if fate is not Fate.CARRIED:
+            self._pushes.settle(c, fate, reason, version)
 
     def _release(self, worker: WorkerId, reason: str) -> None:
         self._missed.pop(worker, None)

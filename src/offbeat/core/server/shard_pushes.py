@@ -6,7 +6,7 @@ The ledgers of the shards (`core.server.shard_view`) are independent of each oth
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from offbeat.core.effects import Settle
 from offbeat.core.events import Pushed
@@ -29,6 +29,8 @@ class Push:
     """Number of shards at which the push has arrived and has no fate."""
     fate: tuple[Fate, str, Version] | None = None
     """The fate of its samples, as far as it is known."""
+    carries: list[Push] = field(default_factory=list)
+    """Earlier pushes of its worker whose samples share its fate."""
 
 
 class Pushes:
@@ -75,13 +77,20 @@ class Pushes:
         """Return the version of this shard's block from which the push was computed."""
         return self._open[contribution.worker, contribution.incarnation, contribution.clock].event.held[shard]
 
+    def carry(self, contribution: Contribution, newer: Contribution) -> None:
+        """Note that the push is carried: its samples share the fate of a newer one."""
+        push, newest = (self._open[c.worker, c.incarnation, c.clock] for c in (contribution, newer))
+        newest.carries += [*push.carries, push]
+        push.carries = []
+
     def settle(self, contribution: Contribution, fate: Fate, reason: str, version: Version) -> None:
         """Note the fate of the push at one shard."""
         push = self._open[contribution.worker, contribution.incarnation, contribution.clock]
-        push.open -= 1
-        if push.fate is None or (fate is Fate.FOLDED and push.fate[0] is not Fate.FOLDED):
-            push.fate = fate, reason, version
-        self._conclude(push)
+        for settled in [*push.carries, push]:
+            settled.open -= 1
+            if settled.fate is None or (fate is Fate.FOLDED and settled.fate[0] is not Fate.FOLDED):
+                settled.fate = fate, reason, version
+            self._conclude(settled)
 
     def expect_no_more(self, worker: WorkerId) -> None:
         """Expect no further arrivals of this worker's pushes."""

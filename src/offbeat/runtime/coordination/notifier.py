@@ -53,8 +53,8 @@ class Notifier:
                 self._send(effect.worker, "interrupt", version=effect.version, at_once=effect.at_once)
             case Fence():
                 self._send(effect.worker, "fence", incarnation=effect.incarnation, reason=effect.reason)
-            case Settle() if self.concerns_worker(effect):
-                self._send(effect.worker, "unused", incarnation=effect.incarnation)
+            case Settle():
+                self.settled(effect)
             case Grant():
                 fields = {"lease": effect.lease, "epoch": effect.epoch, "start": effect.start, "stop": effect.stop, "parts": effect.parts}
                 self._send(effect.worker, "grant", **fields, refreshed=effect.refreshed)
@@ -69,9 +69,14 @@ class Notifier:
             case JobOver():
                 self._send(effect.worker, "job_over", reason=effect.reason)
 
+    def settled(self, effect: Settle, **number: int) -> None:
+        """Tell a worker of a push that is not used, if it must know; ``number`` is that of a fragment's push."""
+        if self.concerns_worker(effect):
+            self._send(effect.worker, "unused", incarnation=effect.incarnation, **number)
+
     def concerns_worker(self, effect: Settle) -> bool:
         """Return True if the worker must know of this fate of its push: see `Peer.keeps_feedback`."""
-        return effect.fate in (Fate.DROPPED, Fate.REJECTED) and self._peers[effect.worker].keeps_feedback
+        return effect.fate is not Fate.FOLDED and self._peers[effect.worker].keeps_feedback
 
     def average(self, workers: Iterable[WorkerId]) -> None:
         """Take the mean of these workers' buffers, whose parameters have just been folded."""

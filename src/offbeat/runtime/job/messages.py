@@ -382,7 +382,7 @@ TO_WORKER: Final = Kinds(
         "donate": MessageSchema(fields({"to": maybe(_worker), "number": whole(), "ticket": many(whole(), 2)})),
         "meet": MessageSchema(fields({"addresses": _addresses})),
         "fence": MessageSchema(fields({"incarnation": whole()})),
-        "unused": MessageSchema(fields({"incarnation": whole()})),
+        "unused": MessageSchema(fields({"incarnation": whole()}, {"number": whole()})),
         "grant": MessageSchema(
             fields(
                 {"lease": whole(), "epoch": whole(), "start": whole(), "stop": whole(), "parts": many(row(whole(), whole()))},

@@ -41,12 +41,12 @@ def check_rule(policy: Policy, wire: WireFormat) -> None:
     name = policy.called()
     if not isinstance(policy, ServerRule):
         raise ConfigurationError(f"wire={wire!r}: {name} has no servers, and its ranks exchange float32 only; leave wire out")
-    if policy.averaging is not None:
+    if policy.averaging is not None and policy.scope == "job":
         raise ConfigurationError(
             f"wire={wire!r}: under {name} workers push parameters, which travel as float32 only; leave wire out, or use a rule that pushes "
-            "gradients"
+            "gradients or fragments (diloco, decoupled)"
         )
-    if policy.scope == "shard":
+    if policy.scope == "shard" and policy.averaging is None:
         raise ConfigurationError(
             f"wire={wire!r}: under {name} each shard decides for itself, and its blocks travel as float32 only; leave wire out"
         )

@@ -12,18 +12,21 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from offbeat.errors import ProtocolError
 from offbeat.tensors.buckets import buckets_of
 from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Span
-from offbeat.tensors.wire_formats import Codec, Encoded, ErrorFeedback
-from offbeat.transport.base import Connection
+from offbeat.tensors.wire_formats import Changes, Codec, Encoded, ErrorFeedback
+from offbeat.transport.base import Buffer, Connection
 from offbeat.transport.shm import PrivateBlock
-from offbeat.types import NOT_JOINED, Incarnation
+from offbeat.types import NOT_JOINED, Incarnation, WorkerId
 
 INITIAL: Final = "initial"
 """The region in which a worker's parameters travel to a shard, as the job's initial ones."""
 EXACT: Final = "exact"
 """The region in which a shard's parameters travel to a worker, not encoded."""
+REMEMBERED: Final = 2
+"""Pushes of a fragment whose feedback may still be given back: under ``decoupled`` a push is dropped when the next one has come."""
 
 
 class _EncodedBucket(NamedTuple):
@@ -275,3 +278,72 @@ class ShardEncoding(_Bucketed):
     def _decode(self, number: int) -> None:
         codec, values, encoded = self._buckets[number]
         codec.decode(self._encoded_push[encoded], self._push[values])
+
+
+class FragmentEncoding:
+    """One end of a connection over which workers push a shard's fragment of their parameters, and get its new versions.
+
+    Both travel as changes: a push as the change since the worker's last push, in its wire format, in ``int8`` with error feedback; a
+    version as the change since the version that the worker was sent last, in ``bf16`` always. Both begin with the first release, which is
+    exact, as all releases are. With changes to the version that the worker has taken the shard would have to keep older versions.
+
+    Versions are not sent in ``int8``, where a parameter whose change is below 1/254 of its block's largest stays as it was: the worker
+    would push the old value, and the mean would undo what the parameter has moved. An error of ``bf16`` is at most 1/256 of each
+    parameter's own change.
+
+    Args:
+        layout, span: of the model, and the shard's part of it.
+        wire: the format that the worker has chosen.
+        pushes: True at the worker.
+    """
+
+    def __init__(self, layout: Layout, span: Span, wire: Encoded, *, pushes: bool = False) -> None:
+        self._pushes = Changes(layout, span, wire, feedback=pushes and wire == "int8")
+        self._versions = Changes(layout, span, "bf16")
+        self._begun = False
+        self._owed: dict[int, torch.Tensor] = {}
+        """Of the last `REMEMBERED` pushes, by number: the feedback before it less the feedback after it."""
+
+    def released(self, values: memoryview) -> None:
+        """Note that the worker gets, or has got, this version as it is."""
+        self._versions.begin(values)
+        if not self._begun:
+            self._pushes.begin(values)
+        self._begun = True
+
+    def encode_push(self, number: int, fragment: memoryview) -> memoryview:
+        """Return the message for a push."""
+        feedback = self._pushes.feedback
+        before = None if feedback is None else feedback.clone()
+        encoded = self._pushes.encode(fragment)
+        if before is not None and feedback is not None:
+            self._owed[number] = before.sub_(feedback)
+            for old in list(self._owed)[:-REMEMBERED]:
+                del self._owed[old]
+        return encoded
+
+    def give_back(self, number: int) -> None:
+        """Undo the feedback of a push that was dropped or rejected. If another was encoded since, its own feedback still counts.
+
+        A push whose fate comes after two later pushes of the fragment keeps its feedback, which is one rounding error.
+        """
+        owed = self._owed.pop(number, None)
+        if owed is not None and self._pushes.feedback is not None:
+            self._pushes.feedback.add_(owed)
+
+    def decode_push(self, worker: WorkerId, message: memoryview) -> memoryview:
+        """Return the fragment that this worker has pushed. Raises `ProtocolError` if the message has another size, or comes too early."""
+        if not self._begun or len(message) != self._pushes.nbytes:
+            awaited = f"{self._pushes.nbytes}" if self._begun else "none before its first parameters"
+            raise ProtocolError(f"worker {worker} sent a change of {len(message)} bytes (expected {awaited})")
+        return self._pushes.decode(message)
+
+    def encode_version(self, block: Buffer) -> memoryview:
+        """Return the message for a new version."""
+        return self._versions.encode(memoryview(bytearray(block)))
+
+    def decode_version(self, shard: int, message: memoryview) -> memoryview:
+        """Return the version that has come from this shard. Raises `ProtocolError` if the message has another size."""
+        if len(message) != self._versions.nbytes:
+            raise ProtocolError(f"shard {shard} sent a change of {len(message)} bytes (expected {self._versions.nbytes})")
+        return self._versions.decode(message)

@@ -19,7 +19,7 @@ from offbeat.policies import rule_of
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.job.loading import checksum
 from offbeat.runtime.parameter_server.bucketed_push import BucketedPush, EarlyPushes
-from offbeat.runtime.parameter_server.encoding import INITIAL, WorkerEncoding
+from offbeat.runtime.parameter_server.encoding import INITIAL, FragmentEncoding, WorkerEncoding
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.runtime.parameter_server.shard import half_nbytes
 from offbeat.runtime.worker.connection import WorkerConnection
@@ -103,9 +103,9 @@ class Exchange:
         common = self._link.introduce(
             {**hello, "layout": self._layout.to_wire(), "optimizer": self._spec.to_wire()}, self._push_block, self._pull_block
         )
-        self._encode()  # nothing is carried before this worker has said that it is ready
         self.policy = rule_of(ServerRule, self._link.sync)
         if self.policy.scope == "job":
+            self._encode()  # nothing is carried before this worker has said that it is ready
             self._bucket(self.policy)
         if self.averaging is not None and self.averaging.momentum == "average":
             self.buffers = ModelBuffers(self._model, self._optimizer)
@@ -207,7 +207,11 @@ class Exchange:
 
     def keep_blocks(self, machine: Worker) -> None:
         """Keep the blocks that come until ``machine`` begins an iteration with them."""
-        self.blocks = BlockPulls(machine, self._layout, self._spans, self._pull_block.view)
+        encodings: dict[int, FragmentEncoding] = {}
+        if self._wire != "float32":
+            remote = [shard for shard, server in enumerate(self._link.servers) if not server.shares_memory]
+            encodings = {shard: FragmentEncoding(self._layout, self._spans[shard], self._wire, pushes=True) for shard in remote}
+        self.blocks = BlockPulls(machine, self._layout, self._spans, self._pull_block.view, encodings)
 
     def forget(self) -> None:
         """Forget what has been sent to the job: this worker joins again."""
@@ -215,8 +219,10 @@ class Exchange:
         if self.blocks is not None:
             self.blocks.forget()
 
-    def unused(self, incarnation: Incarnation) -> None:
-        """Note that the last push of this incarnation was dropped or rejected."""
+    def unused(self, incarnation: Incarnation, number: int) -> None:
+        """Note that the last push of this incarnation was dropped or rejected; of a fragment, the push of this number."""
+        if self.blocks is not None:
+            self.blocks.unused(number)
         for encoding in self._encodings.values():
             encoding.give_back(incarnation)
         if self._encodings:

@@ -21,6 +21,7 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
 from offbeat.runtime.parameter_server.deliveries import Delivery
+from offbeat.runtime.parameter_server.encoding import FragmentEncoding
 from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements, passed_on
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.survival import NOBODY, Survival
@@ -132,6 +133,8 @@ class BlockShard(LiveShard):
         self._gradients: dict[tuple[WorkerId, int], memoryview] = {}
         """By worker and number of the push: gradients without a fate."""
         self._flows: dict[Connection, _Flow] = {}
+        self._fragments: dict[Connection, FragmentEncoding] = {}
+        """By connection over which fragments are encoded; until it is closed, since what is under way is decoded in any case."""
         self._late, self._seed, self._now = tuple(late), seed, now
         self._delayed: list[tuple[Seconds, int, Connection, Mapping[str, Any], Buffer]] = []
         """A heap of delayed blocks: time to send, order of publication, connection, header, bytes."""
@@ -140,13 +143,23 @@ class BlockShard(LiveShard):
     def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
         super().attach(worker, connection, message, in_place=in_place)
         self._flows[connection] = _Flow()
+        wire = message.header.get("wire", "float32")
+        if wire != "float32" and not connection.shares_memory:
+            self._fragments[connection] = FragmentEncoding(self._layout, self.span, wire)
 
-    def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
-        """Keep a gradient that has arrived.
+    def closed(self, connection: Connection) -> None:
+        super().closed(connection)
+        self._fragments.pop(connection, None)
+
+    def take(self, connection: Connection, number: int, gradient: memoryview) -> None:
+        """Keep a gradient that has arrived over this connection, or a fragment, decoded.
 
         Raises:
             ProtocolError: it has another size than the shard, its number was used before, or too many gradients wait here.
         """
+        worker = self._workers[connection]
+        if (encoding := self._fragments.get(connection)) is not None:
+            gradient = encoding.decode_push(worker, gradient)
         if len(gradient) != len(self._memory):
             raise ProtocolError(f"worker {worker} sent a gradient of {len(gradient)} bytes (expected {len(self._memory)})")
         if (worker, number) in self._gradients:
@@ -205,8 +218,7 @@ class BlockShard(LiveShard):
     def tick(self, now: Seconds) -> None:
         """Send blocks whose delay is over."""
         while self._delayed and self._delayed[0][0] <= now:
-            _, _, connection, header, block = heapq.heappop(self._delayed)
-            connection.send(header, payload=(block,), lent=True)
+            self._send(*heapq.heappop(self._delayed)[2:])
 
     def wake_at(self) -> Seconds | None:
         return self._delayed[0][0] if self._delayed else None
@@ -234,6 +246,8 @@ class BlockShard(LiveShard):
         if isinstance(slot.connection, Link):
             slot.connection.release_carried()  # its initial parameters
         header = {"kind": "parameters", "shard": self._number, "block": self._version, **passed_on(order)}
+        if (encoding := self._fragments.get(slot.connection)) is not None:
+            encoding.released(self._memory)
         slot.connection.send(header, payload=(self._block_now(),), lent=True)
 
     def _publish(self, order: Mapping[str, Any]) -> None:
@@ -258,7 +272,11 @@ class BlockShard(LiveShard):
             self._serial += 1
             heapq.heappush(self._delayed, (self._now() + delay_s, self._serial, connection, header, block))
         else:
-            connection.send(header, payload=(block,), lent=True)
+            self._send(connection, header, block)
+
+    def _send(self, connection: Connection, header: Mapping[str, Any], block: Buffer) -> None:
+        encoding = self._fragments.get(connection)
+        connection.send(header, payload=(block if encoding is None else encoding.encode_version(block),), lent=True)
 
     def _lateness(self, worker: WorkerId) -> Seconds:
         """Return the delay of this block in seconds: the same for equal seeds, whatever the order of events."""

@@ -68,6 +68,7 @@ class PerShardDispatcher(Dispatcher):
                     number = self._settled(effect)
                     if effect.fate is not Fate.FOLDED:
                         orders[shard].append({"do": "discard", "worker": effect.worker, "number": number})
+                    self._notifier.settled(effect, number=number)
                 case Publish():
                     workers = [worker for worker, _ in effect.workers]
                     orders[effect.shard].append({"do": "publish", "workers": workers, "chief": self._coordinator.membership.chief})

@@ -7,12 +7,14 @@ only: between two iterations, when nobody computes from it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from offbeat.core.block_cache import Blocks
 from offbeat.core.worker import Worker
 from offbeat.core.worker_messages import BlockArrived
 from offbeat.errors import ProtocolError
+from offbeat.runtime.parameter_server.encoding import FragmentEncoding
 from offbeat.tensors.averaging import mix
 from offbeat.tensors.layout import Layout, Span
 from offbeat.transport.base import Connection, Message
@@ -27,9 +29,18 @@ class BlockPulls:
         layout: of the model.
         spans: where each shard's block lies, in bytes.
         memory: of the parameters that the model computes with.
+        encodings: by shard, those over whose connection fragments are encoded.
     """
 
-    def __init__(self, machine: Worker, layout: Layout, spans: Sequence[Span], memory: memoryview) -> None:
+    def __init__(
+        self,
+        machine: Worker,
+        layout: Layout,
+        spans: Sequence[Span],
+        memory: memoryview,
+        encodings: Mapping[int, FragmentEncoding] = MappingProxyType({}),
+    ) -> None:
+        self._encodings = encodings
         self._machine, self._layout, self._spans, self._memory = machine, layout, spans, memory
         self._values: list[dict[Version, memoryview]] = [{} for _ in spans]
         """Those that may still be used, by shard and version."""
@@ -60,8 +71,13 @@ class BlockPulls:
         """
         shard, version, block = message.header["shard"], message.header["block"], message.payload
         start, stop = self._spans[shard]
+        encoding = self._encodings.get(shard)
+        if encoding is not None and not whole:
+            block = encoding.decode_version(shard, block)
         if len(block) != stop - start:
             raise ProtocolError(f"shard {shard} sent a block of {len(block)} bytes, and its part of the model has {stop - start}")
+        if encoding is not None and whole:
+            encoding.released(block)
         newest = self._blocks.held[shard]
         self._machine.on(BlockArrived(shard, version), now)
         if whole or version > newest:
@@ -100,10 +116,18 @@ class BlockPulls:
         shard = header["push"].get("shard")
         if shard is not None:
             start, stop = self._spans[shard]
+            encoding, fragment = self._encodings.get(shard), gradient[start:stop]
+            if encoding is not None:
+                fragment = encoding.encode_push(header["number"], fragment)
             if shard:
                 about = {name: header[name] for name in ("kind", "worker", "number")}
-                servers[shard].send(about, payload=(gradient[start:stop],))
-            servers[0].send(header, payload=() if shard else (gradient[start:stop],))
+                servers[shard].send(about, payload=(fragment,))
+            servers[0].send(header, payload=() if shard else (fragment,))
             return
         for server, (start, stop) in zip(servers, self._spans, strict=True):
             server.send(header, payload=(gradient[start:stop],))
+
+    def unused(self, number: int) -> None:
+        """Note that a push was dropped or rejected."""
+        for encoding in self._encodings.values():
+            encoding.give_back(number)

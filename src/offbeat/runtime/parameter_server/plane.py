@@ -213,17 +213,17 @@ class ServerPlane:
 
     def push(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """Handle a worker's push and its description."""
-        header = message.header
-        self.shard.decode(self._peers[worker].connection)
+        header, connection = message.header, self._peers[worker].connection
+        self.shard.decode(connection)
         if self._fragments:
             shard = header["push"]["shard"]
             if shard == 0:
-                self.shard.take(worker, header["number"], message.payload)
+                self.shard.take(connection, header["number"], message.payload)
             self._schedules.note(worker, header)
             self._complete(worker, header["number"], 0, now, pushed(worker, header["push"], shard))
             return
         if self._policy.scope == "shard":
-            self.shard.take(worker, header["number"], message.payload)
+            self.shard.take(connection, header["number"], message.payload)
             self._arrived({**header, "worker": worker}, 0, now)
             return
         self._schedules.note(worker, header)

@@ -255,7 +255,7 @@ class LiveShard:
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
             wire = message.header.get("wire", "float32")
-            if wire != "float32":
+            if wire != "float32" and not self.orders_of_shard:
                 encoding = ShardEncoding(connection, self._layout, self.span, wire, push, self._parameters_for_worker(wire))
                 self._encodings[connection] = encoding
                 self._next[worker] = _Slot(connection, push, None, encoding)
@@ -329,7 +329,7 @@ class LiveShard:
             assert isinstance(half, memoryview)
             half[:] = parameters
 
-    def take(self, worker: WorkerId, number: int, gradient: memoryview) -> None:
+    def take(self, connection: Connection, number: int, gradient: memoryview) -> None:
         """Do nothing: the gradient is in the worker's slot, and stays there until the worker is admitted."""
 
     def decode(self, connection: Connection) -> None:

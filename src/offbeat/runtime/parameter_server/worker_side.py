@@ -77,7 +77,7 @@ class WorkerSession(JobSession):
                 "provide": lambda _: self._exchange.provide(),
                 "buffers": lambda message: self._exchange.buffers.write(message.header["layout"], message.payload),
                 "interrupt": self._on_interrupt,
-                "unused": lambda message: self._exchange.unused(message.header["incarnation"]),
+                "unused": lambda message: self._exchange.unused(message.header["incarnation"], message.header.get("number", 0)),
             },
             anywhere=False,
             own_state=lambda: self._exchange.averaging is not None,
