@@ -64,7 +64,7 @@ def test_workers_join_die_and_leave_and_every_index_is_used_once(start: Start, j
         assert job.record("state_changed", worker=worker, state="finished")["reason"] == "it was told to leave"
     assert first.wait(60) == 143 and first.stderr is not None
     lines = first.stderr.read().splitlines()
-    assert lines[0].startswith("offbeat: workers 2, 3 have joined ") and lines[-1].endswith(": its workers have left"), lines
+    assert lines[0].startswith("offbeat: workers 2 and 3 joined ") and lines[-1].endswith(": its workers have left"), lines
     job.goes_on()
     second = joins(job)
     job.contribution(2, 3)

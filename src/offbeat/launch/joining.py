@@ -14,6 +14,7 @@ from typing import Final
 
 from offbeat.errors import BY_SIGNAL, FAILED, ConfigurationError, JobError, ProtocolError
 from offbeat.guarded import say
+from offbeat.journal.verdicts import named
 from offbeat.launch.engine import Child
 from offbeat.launch.stop_signals import StopSignals
 from offbeat.runtime.job.messages import WORKERS_MAX
@@ -171,15 +172,6 @@ class Seats:
                 child.lost = "the command that had joined the job has ended"
                 child.signal(signal.SIGTERM)
         self._let_go(connection, joiner)
-
-
-def named(workers: list[WorkerId]) -> str:
-    """Return workers in words, with their verb.
-
-    >>> named([2]), named([2, 3])
-    ('worker 2 has', 'workers 2, 3 have')
-    """
-    return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))} {'have' if len(workers) > 1 else 'has'}"
 
 
 def hold_seats(address: Address, token: str, workers: int, job: str) -> int:
