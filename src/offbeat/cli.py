@@ -121,7 +121,7 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
     _say(checkpointing.begin(options.journal, saved, settings.checkpoint), quiet=options.quiet)
     engine: Engine
     if ray is None:
-        engine = LocalEngine(program, port=options.port, preload=imported, least=least)
+        engine = LocalEngine(program, port=options.port, preload=imported)
     else:
         existing = connect(ray.address)
         pass_on(tls_of(options.tls, several=existing, **options.tls_files))
@@ -144,7 +144,6 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
         notice=_notice(options),
         followers=followers,
         store=store_client(options.leaders, None),
-        least=least,
     )
 
 
@@ -173,7 +172,7 @@ def agent(context: typer.Context, script: Script, module: Module = False, *, opt
         saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
         order = checkpointing.order_of(options.checkpoint, options.every, options.keep, saved)
     options = replace(options, **checkpointing.taken_over(saved, _given(context), OF_JOB, seed=options.seed))
-    settings = check(options, program, task.size * workers, followers=followers, checkpoint=order, resume=saved)
+    settings = check(options, program, task.size * workers, least=task.least * workers, followers=followers, checkpoint=order, resume=saved)
     imported = chosen(options.preload or [], program, none=options.no_preload)
     program = grouped(program, options.procs_per_worker)
     pass_on(tls_of(options.tls, several=not task.alone, **options.tls_files))
@@ -208,19 +207,12 @@ def agent(context: typer.Context, script: Script, module: Module = False, *, opt
     )
 
 
-def _supervise(
-    settings: JobSettings,
-    engine: Engine,
-    options: JobOptions,
-    *,
-    least: int | None = None,
-    **more: Any,
-) -> NoReturn:
-    """Run a job whose processes the engine starts, show it, and end this command with the job's exit status; ``more``: of `Supervisor`."""
+def _supervise(settings: JobSettings, engine: Engine, options: JobOptions, **more: Any) -> NoReturn:
+    """Run a job, show it, and end this command with the job's exit status; ``more``: of `Supervisor`."""
     screen = console()
     progress = QuietProgress(screen) if options.quiet else LiveProgress(screen)
     expect_job()
-    begins = "" if least in (None, settings.workers) else f"{least} of at most "
+    begins = "" if settings.begins == settings.workers else f"{settings.begins} of at most "
     count = f"{begins}{settings.workers} worker{'s' * (settings.workers != 1)}"
     rule = "" if settings.sync is None else f" under {short(settings.sync)}"
     # Said at once: processes and their imports take seconds until there is more to say.

@@ -356,6 +356,7 @@ def check(
         _check_folder(options.log_dir)
     return JobSettings(
         workers=workers,
+        least=least or workers,
         servers=servers,
         sync=spelling,
         wire=chosen_wire,
@@ -403,7 +404,9 @@ def _check_least(rule: Policy, least: int, most: int) -> None:
     try:
         rule.check(least)
     except ConfigurationError as error:
-        raise ConfigurationError(f"--workers {least}..{most}: the job would begin with {least} workers, and {error}") from None
+        raise ConfigurationError(
+            f"the job would begin with {least} of {most} workers (--workers MIN..MAX, --nnodes MIN:MAX), and {error}"
+        ) from None
 
 
 def followers_of(options: JobOptions) -> tuple[FollowerSpec, ...]:
@@ -454,8 +457,6 @@ def ray_options(options: RunOptions) -> RayOptions | None:
         if lonely:
             raise ConfigurationError(f"--{lonely[0].replace('_', '-')} is for jobs on a Ray cluster: add --on ray, or leave it out")
         return None
-    if len(set(span_of(options.workers))) > 1:
-        raise ConfigurationError(f"--workers {options.workers}: on Ray a job begins with all of its workers; give one number")
     if options.servers_on not in (None, "driver", "nodes"):
         raise ConfigurationError(f"--servers-on {options.servers_on}: must be driver (beside this command) or nodes (on the nodes in turn)")
     tls_of(options.tls, several=True, **options.tls_files)

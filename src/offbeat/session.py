@@ -546,6 +546,8 @@ class Orders:
     """The first signal. It is no order yet: the launcher may want a last checkpoint first."""
     given: Preemption | None = None
     """The order to leave; None: there is none."""
+    shared: bool = True
+    """False in a worker of several processes until each of them can see the order: after the call in which the leader has got it."""
     asked: bool = False
     """True once the script has called `preemption`: from then on it sees an order before it has to leave."""
     seen: bool = False
@@ -569,7 +571,12 @@ class Orders:
     @property
     def had_its_turn(self) -> bool:
         """True if a script that asks has seen the order, or has had the time to."""
-        return self.asked and self.given is not None and (self.seen or self.steps >= UNSEEN_MAX)
+        return self.asked and self.shown is not None and (self.seen or self.steps >= UNSEEN_MAX)
+
+    @property
+    def shown(self) -> Preemption | None:
+        """The order that the script sees; None: there is none yet."""
+        return self.given if self.shared else None
 
 
 orders = Orders()
@@ -589,14 +596,14 @@ def preemption() -> Preemption | None:
 
     Returns:
         The signal and its time. None also in a process without a launcher, before the optimizer exists, in a script that handles SIGTERM
-        itself, where the script is not in the main thread, and in workers of several processes.
+        itself, and where the script is not in the main thread. All processes of a worker see it after the same call of offbeat.
 
     >>> preemption() is None
     True
     """
     orders.asked = "OFFBEAT_WORKER" in os.environ
-    orders.seen = orders.given is not None
-    return orders.given
+    orders.seen = orders.shown is not None
+    return orders.shown
 
 
 current: Session | None = None

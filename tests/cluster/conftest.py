@@ -83,6 +83,16 @@ def three_ray_nodes(beside_nothing: None) -> Iterator[RayCluster]:
 
 
 @pytest.fixture
+def one_ray_node(beside_nothing: None) -> Iterator[RayCluster]:
+    """A Ray cluster of one node with two CPUs."""
+    reason = ray_cluster.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with RayCluster(1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
 def token(tmp_path: Path) -> Path:
     """Make a file with a job's secret."""
     file = tmp_path / "token"

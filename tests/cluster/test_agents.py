@@ -83,7 +83,7 @@ def test_what_is_refused_says_what_to_type(two_hosts: list[Host], start_at: Star
     stranger = start_at(second, *by_hand(first, "--start-timeout=20", "--no-preload"), OFFBEAT_TOKEN_FILE=str(strange))
     ended = alone.ended()
     assert ended.status == 1
-    assert "2 machines were to come within 3 s (--start-timeout), and 1 of 2 agents came" in ended.err and "agent 1 did not" in ended.err
+    assert "2 agents were to come within 3 s (--start-timeout), and 1 of 2 agents came" in ended.err and "agent 1 did not" in ended.err
     refused = stranger.ended()
     assert refused.status in (1, 2)
     lost = start_at(second, "--nnodes=2", "--rdzv-endpoint=10.77.0.200:7100", "--start-timeout=2", "--no-preload", TRAIN).ended()

@@ -20,6 +20,8 @@ from tests.cluster.hosts import until
 from tests.cluster.ray_cluster import RayCluster
 from tests.faults.job import WHOLE_TORCH, Job, name_of, signalled
 
+from offbeat.journal.worker_summary import NO_ROOM
+
 pytestmark = [pytest.mark.usefixtures("beside_nothing"), pytest.mark.faults]
 
 DIGITS = str(Path(__file__).with_name("digits.py"))
@@ -99,6 +101,29 @@ def test_digits_outlive_a_process_an_actor_and_a_node(three_ray_nodes: RayCluste
     assert len(restarts) == 1, "only the end of a process counts against --max-restarts"
     tests = [r["values"]["test_accuracy"] for r in records if r["kind"] == "metrics" and "test_accuracy" in r["values"]]
     assert tests[-1] >= 0.96
+
+
+def test_a_job_begins_with_the_workers_that_have_room_and_grows_and_shrinks_with_the_cluster(
+    one_ray_node: RayCluster, tmp_path: Path, begun: list[Job], enough: Path
+) -> None:
+    cluster, train = one_ray_node, ("--slow", "any=0.02", DIGITS, "--until", str(enough))
+    job = Job(tmp_path, ["--on", "ray", "--ray-address", cluster.address, "--workers", "2..3", "--timeout=5", *train])
+    begun.append(job)
+    folded(job, 0, 1)
+    room = "3 workers with 1 CPU each need 3 CPU; the Ray cluster has 2 CPU (2 of it free) on 1 node: the others join as Ray finds room"
+    assert room in job.printed() and "1 machine with 2 of 3 agents" in job.printed()
+    assert job.record("state_changed", worker=2)["reason"] == NO_ROOM
+    node = cluster.add_node()
+    folded(job, 2, after=job.record("joined", worker=2)["t"])
+    assert len(training(cluster, node)) == 1
+    cluster.remove_node(node)
+    lost = job.record("process", what="lost", number=2)
+    folded(job, 0, 1, after=lost["t"])
+    cluster.add_node()
+    folded(job, 2, after=job.record("joined", worker=2, after=lost["t"])["t"])
+    enough.touch()
+    finished(job)
+    assert [r["number"] for r in job.records() if r["kind"] == "process" and r["what"] in ("lost", "restarted")] == [2, 2]
 
 
 @pytest.mark.night  # as under torchrun; a gradient that only the lost node had ends the job (docs/servers.md)

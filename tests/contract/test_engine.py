@@ -57,7 +57,6 @@ class Bench:
         if kind == "agent":
             self.engine = AgentEngine(
                 seats=1,
-                machines=None,
                 workers=1,
                 start_s=30.0,
                 listen="127.0.0.1",

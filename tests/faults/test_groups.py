@@ -128,6 +128,21 @@ for x in torch.utils.data.DataLoader(Samples(), batch_sampler=optimizer.batch_sa
 """
 
 
+def test_all_processes_of_a_worker_see_the_order_to_leave_after_the_same_step(start: Start, enough: Path, tmp_path: Path) -> None:
+    script = (GROUPED, "--until", str(enough), "--leave", str(tmp_path))
+    job = start("--workers", "2", "--procs-per-worker", "2", "--slow", "any=0.01", *script)
+    job.began(2)
+    job.workers()[1].send_signal(signal.SIGTERM)
+    assert job.record("state_changed", worker=1, state="finished")["reason"] == "it was told to leave"
+    job.goes_on()
+    enough.touch()
+    ended = job.ended()
+    ended.accounted(SIZE)
+    seen = [(tmp_path / f"1-{rank}").read_text() for rank in range(2)]
+    assert seen[0].startswith("SIGTERM ") and seen[0] == seen[1] and not (tmp_path / "0-0").exists()
+    assert "worker 1 exited with status 143: not restarted, it was told to leave" in ended.out
+
+
 def test_the_slow_process_of_a_worker_is_named(start: Start, tmp_path: Path) -> None:
     script, summary = tmp_path / "script.py", tmp_path / "summary.json"
     script.write_text(SLOW_LOADER)

@@ -81,7 +81,7 @@ class FromAgent(Receiver):
     name = "from-agent"
 
     def begin(self) -> None:
-        self.supervised = Supervised(seats=4, machines=self.draw.choice([None, 1]))
+        self.supervised = Supervised(seats=4, least=self.draw.choice([1, 4]))
         self.hub = self.supervised.agent(0, "node0")
         [ours] = self.hub.connections
         assert isinstance(ours.other, MemoryConnection)

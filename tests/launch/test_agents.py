@@ -19,15 +19,12 @@ VERSIONS = ["offbeat 1.0", "torch 2.13.0"]
 class Supervised:
     """An engine with agents that only talk."""
 
-    def __init__(
-        self, *, seats: int = 4, machines: int | None = None, workers: int = 1, encrypted: bool = True, guests: bool = False
-    ) -> None:
+    def __init__(self, *, seats: int = 4, least: int | None = None, workers: int = 1, encrypted: bool = True, guests: bool = False) -> None:
         self._network = MemoryNetwork(shares_memory=False)
         self.hub = MemoryHub(self._network, "secret")
         self.addresses: list[Address] = []
         self.engine = AgentEngine(
             seats=seats,
-            machines=machines,
             workers=workers,
             start_s=60.0,
             listen="127.0.0.1",
@@ -38,7 +35,7 @@ class Supervised:
             publish=self.addresses.append,
             guests=guests,
         )
-        self.engine.begin(JobSettings(workers=seats * workers, timeout_s=10.0), self.hub)
+        self.engine.begin(JobSettings(workers=seats * workers, least=(least or seats) * workers, timeout_s=10.0), self.hub)
 
     def agent(self, seat: int | None, node: str = "node0", **changes: Any) -> MemoryHub:
         """Connect an agent that says hello, and return its hub."""
@@ -82,32 +79,33 @@ def test_agents_that_do_not_fit(changes: dict[str, Any], sentence: str) -> None:
 
 
 def test_a_job_begins_when_enough_machines_are_whole() -> None:
-    supervised = Supervised(machines=2)
+    supervised = Supervised(seats=6, least=4)
+    supervised.agent(4, "node2", local_size=2)
     supervised.agent(0, "node0", local_size=2)
     supervised.agent(2, "node1", local_size=2)
     supervised.agent(1, "node0", local_size=2)
-    assert not supervised.engine.ready_for_servers(), "an agent of node1 is missing"
+    assert not supervised.engine.ready_for_servers(), "node1 and node2 lack an agent each"
     supervised.agent(3, "node1", local_size=2)
     assert supervised.engine.ready_for_servers()
     assert supervised.engine.arrived() == []
 
 
 def test_too_few_machines() -> None:
-    supervised = Supervised(seats=3, machines=2)
+    supervised = Supervised(seats=3, least=2)
     supervised.engine.tick(59.0)
     supervised.agent(1)
     assert not supervised.engine.ready_for_servers()
-    assert supervised.engine.notes() == ["1 of 3 agents came (node0): waiting for agents 0, 2, for at most 60 s (--start-timeout)"]
+    assert supervised.engine.notes() == ["1 of 3 agents came (node0): waiting for 1 more, for at most 60 s (--start-timeout)"]
     supervised.engine.tick(60.0)
     assert not supervised.engine.ready_for_servers()
     assert supervised.engine.failure is not None
     reason, mistake = supervised.engine.failure
-    assert "2 machines were to come within 60 s (--start-timeout), and 1 of 3 agents came (node0): agents 0, 2 did not; start" in reason
+    assert "2 agents were to come within 60 s (--start-timeout), and 1 of 3 agents came (node0): 1 more did not; start" in reason
     assert not mistake
 
 
 def test_who_has_no_number_gets_a_free_one_and_comes_later() -> None:
-    supervised = Supervised(seats=2, machines=1, workers=2)
+    supervised = Supervised(seats=2, least=1, workers=2)
     supervised.agent(0, workers=2)
     assert supervised.engine.ready_for_servers()
     [header] = told(supervised.agent(None, "node1", workers=2))
@@ -116,7 +114,7 @@ def test_who_has_no_number_gets_a_free_one_and_comes_later() -> None:
 
 
 def test_a_silent_agent_takes_the_silent_ones_of_its_machine_along() -> None:
-    supervised = Supervised(machines=2)
+    supervised = Supervised(least=3)
     for seat, node in enumerate(["node0", "node1", "node1"]):
         supervised.agent(seat, node)
     assert supervised.engine.ready_for_servers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,10 @@ def test_numbers_that_are_refused(text: str, words: str) -> None:
 def test_a_rule_that_cannot_begin_with_so_few_is_refused() -> None:
     options = RunOptions(sync="backup(b=3)")
     assert check(options, Program(SCRIPT), 8, least=4).workers == 8
-    with pytest.raises(ConfigurationError, match=r"--workers 2\.\.8: the job would begin with 2 workers, and backup\(b=3\) with 2 workers"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"would begin with 2 of 8 workers \(--workers MIN\.\.MAX, --nnodes MIN:MAX\), and backup\(b=3\) with 2 workers",
+    ):
         check(options, Program(SCRIPT), 8, least=2)
 
 
@@ -56,15 +58,6 @@ def test_joins_that_are_refused(words: list[str], said: str, tmp_path: Path, mon
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     error = CliRunner().invoke(app, ["run", *words]).exception
     assert isinstance(error, ConfigurationError) and str(error) == said
-
-
-def test_the_job_of_another_user_is_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    owner = os.getuid()
-    monkeypatch.setattr("os.getuid", lambda: owner + 1)
-    error = CliRunner().invoke(app, ["run", "--join", str(os.getpid())]).exception
-    assert str(error) == (
-        f"--join {os.getpid()}: this process is another user's (number {owner}); a job takes in workers of its own user only"
-    )
 
 
 class Wire:
@@ -116,13 +109,12 @@ def test_a_seat_is_free_again_once_its_process_has_left() -> None:
     seats.started(WorkerId(1), left)  # type: ignore[arg-type]
     seats.started(WorkerId(2), finished)  # type: ignore[arg-type]
     finished.status = 0
+    seats.left(WorkerId(2), finished=True)
     seats.on_closed(first)  # type: ignore[arg-type]
-    assert left.signals and left.lost and not finished.signals and finished.lost is None and not _open(seats, 1)
-    seats.tick()
+    assert left.signals and left.lost and not _open(seats, 1)
     _said(seats, second, "join", workers=1)
     assert second.sent[-1]["kind"] == "refused", "the process is still there"
-    left.status = 143
-    seats.tick()
+    seats.left(WorkerId(1), finished=False)
     third = Wire()
     _said(seats, third, "join", workers=2)
     assert "only 1 are free" in third.sent[-1]["reason"], "a worker that has finished keeps its seat"
@@ -130,6 +122,30 @@ def test_a_seat_is_free_again_once_its_process_has_left() -> None:
     assert third.sent[-1] == {"kind": "joined", "workers": [1]}
     _said(seats, third, "join", workers=1)
     assert third.closed, "twice over one connection"
+
+
+def test_the_seat_of_a_worker_that_has_ended_for_good_is_free_and_its_joiner_goes_with_the_last_one() -> None:
+    seats, first, second = Seats(1, 3, lambda _: None), Wire(), Wire()
+    _said(seats, first, "join", workers=2)
+    seats.left(WorkerId(1), finished=False)
+    assert not _open(seats, 1) and _open(seats, 2) and len(first.sent) == 1, "the joiner has another worker"
+    _said(seats, second, "join", workers=1)
+    assert second.sent[-1] == {"kind": "joined", "workers": [1]} and _open(seats, 1)
+    seats.left(WorkerId(2), finished=False)
+    assert first.sent[-1] == {"kind": "over", "status": 1, "reason": "its workers have ended before the job"}
+    seats.left(WorkerId(0), finished=False)
+    third = Wire()
+    _said(seats, third, "join", workers=2)
+    assert third.sent[-1] == {"kind": "joined", "workers": [0, 2]}, "the seat of one of the first workers, too"
+
+
+def test_a_joiner_whose_workers_have_finished_waits_for_the_job_and_may_leave() -> None:
+    seats, wire = Seats(1, 2, lambda _: None), Wire()
+    _said(seats, wire, "join", workers=1)
+    seats.left(WorkerId(1), finished=True)
+    assert len(wire.sent) == 1
+    _said(seats, wire, "leave")
+    assert wire.sent[-1] == {"kind": "over", "status": 0, "reason": "its workers have left"}
 
 
 def test_a_job_of_fixed_size_takes_in_nobody() -> None:

@@ -45,7 +45,19 @@ class Process(Child):
 
 
 class Machines(Engine):
-    """An engine of which only `arrived` is called."""
+    """An engine that notes who has left, and says who has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came: list[WorkerId] = []
+        self.gone: list[tuple[WorkerId, bool]] = []
+
+    def arrived(self) -> list[WorkerId]:
+        came, self.came = self.came, []
+        return came
+
+    def left(self, worker: WorkerId, *, finished: bool) -> None:
+        self.gone.append((worker, finished))
 
 
 Machines.__abstractmethods__ = frozenset()
@@ -65,9 +77,10 @@ class Job:
         self.processes: dict[WorkerId, list[Process]] = {}
         self.notes: list[str] = []
         pushed = {"per_worker": [{"worker": worker, "pushes": 1} for worker in range(workers)]}
+        self.machines = Machines()  # type: ignore[abstract]
         self.workers = Workers(
             JobSettings(workers=workers),
-            Machines(),  # type: ignore[abstract]
+            self.machines,
             max_restarts=max_restarts,
             return_s=0.0,
             grace_s=1.0,
@@ -197,3 +210,27 @@ def test_another_error_is_none_of_these() -> None:
     job.lack = errno.ENOEXEC
     with pytest.raises(OSError, match="lack"):
         job.ends(1, -9, joined=True)
+
+
+def test_another_worker_takes_the_seat_of_one_that_has_ended_for_good_and_none_that_of_one_that_has_finished() -> None:
+    job = Job(3, max_restarts=1)
+    job.ends(1, -9, joined=True)
+    job.ends(1, -9, joined=True)
+    job.ends(2, 0, joined=True)
+    assert job.started(1) == 2 and job.machines.gone == [(1, False), (2, True)]
+    job.machines.came = [WorkerId(0), WorkerId(1), WorkerId(2)]
+    job.workers.take_in()
+    assert [job.started(worker) for worker in range(3)] == [1, 3, 1], "worker 0 runs, worker 2 has finished"
+    job.ends(1, -9, joined=True)
+    assert job.started(1) == 4, "it is another worker, with restarts of its own"
+
+
+def test_a_worker_that_leaves_while_its_restart_is_delayed_is_lost_at_once() -> None:
+    job = Job()
+    job.ends(1, 1, joined=False)
+    assert "restarted in" in job.notes[-1]
+    job.processes[WorkerId(1)][-1].lost = "its joiner has ended"
+    job.look()
+    assert job.machines.gone == [(1, False)] and "worker 1 is lost: its joiner has ended" in job.notes[-1]
+    job.after(60.0)
+    assert job.started(1) == 1

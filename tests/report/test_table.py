@@ -29,7 +29,7 @@ from tests.journal.records import (
 from tests.support.printed import printed
 
 from offbeat.journal.summary import Tally
-from offbeat.journal.worker_summary import NOT_COME
+from offbeat.journal.worker_summary import NO_MACHINE
 from offbeat.policies import BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import accuracy, seconds, share, short, state_words
 from offbeat.report.live import LiveProgress
@@ -79,10 +79,10 @@ def test_a_death_is_told(run_job: RunJob) -> None:
 
 def test_a_worker_whose_machine_has_not_come_has_not_died() -> None:
     """With --nnodes=MIN:MAX; it may come at any time."""
-    absent = [{**state(1.0, worker, "dead", incarnation=0), "reason": NOT_COME} for worker in (2, 3)]
+    absent = [{**state(1.0, worker, "dead", incarnation=0), "reason": NO_MACHINE} for worker in (2, 3)]
     records = [{**JOB, "workers": 4}, state(0.5, 0, "alive"), state(0.5, 1, "alive"), *absent]
     summary = Tally.of(records).summary()
-    assert remarks(summary) == "Workers 2 and 3 took no part: no machine came that would start one."
+    assert remarks(summary) == "Workers 2 and 3 took no part: awaited to the end."
     assert [state_words(worker) for worker in summary["per_worker"]] == ["alive", "alive", "awaited", "awaited"]
     came = Tally.of([*records, state(2.0, 2, "alive"), state(2.0, 3, "alive")]).summary()
     assert remarks(came) == "" and [worker["deaths"] for worker in came["per_worker"]] == [0] * 4

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.joining import hold_seats
@@ -34,10 +32,6 @@ def join(options: RunOptions, script: str | None, given: Sequence[str], *, given
     least, most = span_of(options.workers) if given_workers else (1, 1)
     if least != most:
         raise ConfigurationError(f"--join {job} --workers {options.workers}: say how many workers join, one number")
-    if job.isdecimal() and (owner := _owner(job)) not in (None, os.getuid()):
-        raise ConfigurationError(
-            f"--join {job}: this process is another user's (number {owner}); a job takes in workers of its own user only"
-        )
     try:
         entry = chosen(entries(), job)
     except ConfigurationError as error:
@@ -46,10 +40,3 @@ def join(options: RunOptions, script: str | None, given: Sequence[str], *, given
         return hold_seats(entry.address, entry.token, most, f"{entry.script} (pid {entry.pid})")
     except JobError as error:
         raise JobError(f"--join {job}: {error}") from None
-
-
-def _owner(pid: str) -> int | None:
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return None

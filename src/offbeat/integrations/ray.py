@@ -145,7 +145,6 @@ class JobActor:
         pass_on(Tls.of({"OFFBEAT_TLS": tls}))
         engine = AgentEngine(
             seats=settings.workers,
-            machines=None,
             workers=1,
             start_s=start_s,
             listen=host,

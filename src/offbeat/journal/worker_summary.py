@@ -15,8 +15,11 @@ from typing import Any, Final
 from offbeat.journal.arrivals import Record
 
 FATES: Final = ("folded", "carried", "dropped", "rejected")
-NOT_COME: Final = "its machine has not come yet"
-"""Why a worker counts as dead that nobody waits for and that has never been there: this is no death."""
+NO_MACHINE: Final = "its machine has not come yet"
+NO_JOINER: Final = "no command has joined the job for it yet (--join)"
+NO_ROOM: Final = "Ray has found no room for it yet"
+NOT_COME: Final = frozenset({NO_MACHINE, NO_JOINER, NO_ROOM})
+"""Reasons for which an awaited worker counts as dead, which has never been there: this is no death."""
 
 
 def plain(value: float) -> float | str:
@@ -142,7 +145,7 @@ class WorkerTally:
         """Set the worker's new state."""
         state = record["state"]
         # A last word that was still on its way makes the dead one "recovered" for a moment: it dies once.
-        if state == "dead" and self.state not in ("dead", "recovered") and record["reason"] != NOT_COME:
+        if state == "dead" and self.state not in ("dead", "recovered") and record["reason"] not in NOT_COME:
             self.deaths += 1
         self.state, self.reason = state, record["reason"]
         self.incarnation = max(self.incarnation, record["incarnation"])

@@ -37,9 +37,6 @@ NOT_ENCRYPTED = (
 )
 
 
-NO_SEATS = "its workers come with their agents: type the job's own offbeat agent command on the machine that comes (--nnodes MIN:MAX)"
-
-
 def beat_of(timeout_s: Seconds) -> Seconds:
     """Return the seconds between two signs of life that supervisor and agents send each other."""
     return min(LONGEST_BEAT_S, timeout_s / BEATS_PER_TIMEOUT)
@@ -134,12 +131,12 @@ class Agent:
 class AgentEngine(Engine):
     """Have agents start a job's processes.
 
-    If the job has one server, an agent of this machine restarts it: the memory that outlives it is on this machine. Of several servers
-    some are on other machines, and none is restarted.
+    The job begins with the number of workers that its settings say, and takes in others later. If it has one server, an agent of this
+    machine restarts it: the memory that outlives it is on this machine. Of several servers some are on other machines, and none is
+    restarted.
 
     Args:
         seats: the highest number of agents.
-        machines: number of machines that must have come, each with all its agents, before the job begins; None: all seats must be taken.
         workers: number of workers of each agent.
         start_s: seconds to wait for the agents.
         listen: the address at which the supervisor listens.
@@ -157,12 +154,13 @@ class AgentEngine(Engine):
     # worker, and the engine that has started the process replaces it.
 
     workers_elsewhere = True
+    joined_by = "its workers come with their agents: type the job's own offbeat agent command on the machine that comes (--nnodes MIN:MAX)"
+    """Why ``offbeat run --join`` is refused."""
 
     def __init__(
         self,
         *,
         seats: int,
-        machines: int | None,
         workers: int,
         start_s: Seconds,
         listen: str,
@@ -176,7 +174,7 @@ class AgentEngine(Engine):
         servers_here: bool = False,
     ) -> None:
         super().__init__()
-        self._seats, self._machines, self._workers, self._start_s = seats, machines, workers, start_s
+        self._seats, self._workers, self._start_s = seats, workers, start_s
         self._listen, self._port, self._reached = listen, port, reached
         self._versions, self._publish, self._guests = list(versions), publish, guests
         self._servers_here = servers_here
@@ -325,7 +323,7 @@ class AgentEngine(Engine):
         kind = message.header.get("kind")
         if agent is None and kind == JOIN:
             self._refused.append(connection)
-            connection.send({"kind": "refused", "reason": NO_SEATS})
+            connection.send({"kind": "refused", "reason": self.joined_by})
             return True
         if agent is None and kind != HELLO:
             return any(connection is refused for refused in self._refused)
@@ -411,23 +409,28 @@ class AgentEngine(Engine):
     # Machines.
 
     def _enough(self) -> bool:
-        if self._machines is None:
-            return len(self._agents) == self._seats
-        return sum(len(agents) >= agents[0].local_size for agents in self._by_machine()) >= self._machines
+        """Return True if the job can begin: as many agents have come as it needs, not counting machines that lack some of theirs."""
+        complete = sum(len(agents) for agents in self._by_machine() if len(agents) >= agents[0].local_size)
+        return complete >= self._least or len(self._agents) == self._seats
+
+    @property
+    def _least(self) -> int:
+        """The number of agents with which the job begins."""
+        return -(-self._settings.begins // self._workers)
 
     def _too_few(self) -> str:
-        wanted = f"{self._seats} agents" if self._machines is None else f"{self._machines} machines"
         there, missing = self._who_came()
         return (
-            f"{wanted} were to come within {self._start_s:g} s (--start-timeout), and {there}: {missing} did not; "
+            f"{self._least} agents were to come within {self._start_s:g} s (--start-timeout), and {there}: {missing} did not; "
             f"start the same command there, and look whether it reaches this machine"
         )
 
     def _who_came(self) -> tuple[str, str]:
-        """Return two texts: how many agents have come, with their machines' names, and the numbers of the missing ones."""
+        """Return two texts: how many agents have come, with their machines' names, and which, or how many, are missing."""
         missing = [str(seat) for seat in range(self._seats) if seat not in self._agents]
         names = ", ".join(agents[0].node for agents in self._by_machine()) or "no machine"
-        others = f"agent{'s' * (len(missing) != 1)} {', '.join(missing)}"
+        short = self._least - len(self._agents)  # not above 0: those that came are of machines that lack some of theirs
+        others = f"{short} more" if 0 < short < len(missing) else f"agent{'s' * (len(missing) != 1)} {', '.join(missing)}"
         return f"{len(self._agents)} of {self._seats} agents came ({names})", others
 
     def _by_machine(self) -> list[list[Agent]]:

@@ -256,7 +256,9 @@ def taken_over(saved: Checkpoint | None, given: Callable[[str], bool], names: Se
     Raises:
         ConfigurationError: the command line gives another seed, from which the order of samples is drawn.
     """
-    before = {} if saved is None else saved.manifest
+    before = {} if saved is None else dict(saved.manifest)
+    if before.get("least", 0) < before.get("workers", 0) and "least" in before:
+        before["workers"] = f"{before['least']}..{before['workers']}"
     if "seed" in before and given("seed") and seed != before["seed"]:
         raise ConfigurationError(
             f"--seed {seed}: the checkpoint is of a job with seed {before['seed']}, from which the order of samples is drawn; "

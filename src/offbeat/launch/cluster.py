@@ -118,7 +118,6 @@ def engine_of(task: Task, *, workers: int, start_s: Seconds, listen: str, port: 
     reached = next((address for address in addresses_here(task.host) if not is_loopback(address)), "") if task.host else ""
     return AgentEngine(
         seats=task.size,
-        machines=task.machines,
         workers=workers,
         start_s=start_s,
         listen=listen or (loopback() if task.alone else reached or EVERYWHERE),

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from offbeat.journal.worker_summary import NO_MACHINE
 from offbeat.transport.base import Address, Connection, Hub, Message
 from offbeat.types import Seconds, WorkerId
 
@@ -99,6 +100,8 @@ class Engine(ABC):
     def ready_for_workers(self) -> bool:
         """Return True if workers can be started."""
 
+    awaits = NO_MACHINE
+    """The reason for which an awaited worker is not there, one of `NOT_COME`."""
     returns = "it returns with its machine"
     """Text on the return of a worker whose machine is lost."""
 
@@ -160,6 +163,9 @@ class Engine(ABC):
     def arrived(self) -> list[WorkerId]:
         """Return the workers whose machine has come since the last call; to be called after `ready_for_workers` is True."""
         return []
+
+    def left(self, worker: WorkerId, *, finished: bool) -> None:  # noqa: B027 - only engines with joiners give seats away
+        """Note that a worker has ended for good, or is lost. ``finished``: True if its script has ended, so that no other is needed."""
 
     def notes(self) -> list[str]:
         """Return lines for the user since the last call."""

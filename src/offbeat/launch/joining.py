@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
-from offbeat.errors import BY_SIGNAL, ConfigurationError, JobError, ProtocolError
+from offbeat.errors import BY_SIGNAL, FAILED, ConfigurationError, JobError, ProtocolError
 from offbeat.guarded import say
+from offbeat.journal.verdicts import named
 from offbeat.launch.engine import Child
 from offbeat.launch.stop_signals import StopSignals
 from offbeat.runtime.job.messages import WORKERS_MAX
@@ -38,8 +39,8 @@ TO_JOINER: Final = Kinds(
 
 @dataclass(slots=True)
 class _Joiner:
-    workers: list[WorkerId]
-    children: dict[WorkerId, Child] = field(default_factory=dict)
+    workers: dict[WorkerId, Child | None]
+    """The newest process of each of its workers; None: it has not been started."""
     leaves: bool = False
     gone: bool = False
     """True once its connection has ended."""
@@ -56,19 +57,20 @@ class Seats:
 
     def __init__(self, least: int, most: int, note: Callable[[str], None]) -> None:
         self._least, self._most, self._note = least, most, note
-        self._free = set(worker_ids(most)[least:])
+        self._own, self._free = set(worker_ids(most)[:least]), set(worker_ids(most)[least:])
+        self._finished: set[WorkerId] = set()
         self._joiners: dict[Connection, _Joiner] = {}
         self._came: list[WorkerId] = []
         self._over = False
 
     def open(self, worker: WorkerId) -> bool:
         """Return True if a process of this worker may be started."""
-        return worker < self._least or self._joiner_of(worker) is not None
+        return worker in self._own or self._joiner_of(worker) is not None
 
     def started(self, worker: WorkerId, child: Child) -> None:
         """Note a worker's newest process."""
         if (joiner := self._joiner_of(worker)) is not None:
-            joiner.children[worker] = child
+            joiner.workers[worker] = child
 
     def arrived(self) -> list[WorkerId]:
         """Return the workers that have joined since the last call."""
@@ -87,7 +89,7 @@ class Seats:
             if joiner is None:
                 self._take_in(connection, message.header["workers"])
             else:
-                self._order_to_leave(joiner)
+                self._order_to_leave(connection, joiner)
         except ProtocolError as error:
             self._note(f"{error}: its connection is closed")
             connection.close()
@@ -102,16 +104,29 @@ class Seats:
             self._joiners.pop(connection, None)
         elif (joiner := self._joiners.get(connection)) is not None:
             joiner.gone = True
-            self._order_to_leave(joiner)
+            self._order_to_leave(connection, joiner)
 
-    def tick(self) -> None:
-        """Free the seats of joiners whose workers have left. A worker that has ended for good keeps its seat."""
+    def left(self, worker: WorkerId, *, finished: bool) -> None:
+        """Free the seat of a worker that has ended for good, unless its script has ended: then another would find nothing to do."""
+        if finished:
+            self._finished.add(worker)
+        else:
+            self._own.discard(worker)
+            self._free.add(worker)
         for connection, joiner in list(self._joiners.items()):
-            if joiner.leaves and all(child.ended() is not None for child in joiner.children.values()):
-                self._free.update(w for w in joiner.workers if w not in joiner.children or joiner.children[w].lost is not None)
-                del self._joiners[connection]
-                if not joiner.gone:
-                    connection.send({"kind": "over", "status": 0, "reason": "its workers have left"})
+            if worker in joiner.workers:
+                if not finished:
+                    del joiner.workers[worker]
+                self._let_go(connection, joiner)
+
+    def _let_go(self, connection: Connection, joiner: _Joiner) -> None:
+        """End a joiner that has no worker left, or that leaves and has none that runs."""
+        if joiner.workers and not (joiner.leaves and self._finished.issuperset(joiner.workers)):
+            return
+        del self._joiners[connection]
+        if not joiner.gone:
+            end = (0, "its workers have left") if joiner.leaves else (FAILED, "its workers have ended before the job")
+            connection.send({"kind": "over", "status": end[0], "reason": end[1]})
 
     def over(self, status: int, reason: str) -> bool:
         """Tell every joiner of the job's end. Returns True once all have closed their connections."""
@@ -140,28 +155,23 @@ class Seats:
             )
         workers = sorted(self._free)[:wanted]
         self._free.difference_update(workers)
-        self._joiners[connection] = _Joiner(workers)
+        self._joiners[connection] = _Joiner(dict.fromkeys(workers))
         self._came += workers
         self._note(f"{named(workers)} joined")
         connection.send({"kind": "joined", "workers": workers})
 
-    def _order_to_leave(self, joiner: _Joiner) -> None:
+    def _order_to_leave(self, connection: Connection, joiner: _Joiner) -> None:
         if joiner.leaves:
             return
         joiner.leaves = True
-        for child in joiner.children.values():
-            if child.ended() is None:
+        for worker, child in list(joiner.workers.items()):
+            if child is None:
+                del joiner.workers[worker]
+                self._free.add(worker)
+            else:
                 child.lost = "the command that had joined the job has ended"
                 child.signal(signal.SIGTERM)
-
-
-def named(workers: list[WorkerId]) -> str:
-    """Return workers in words, with their verb.
-
-    >>> named([2]), named([2, 3])
-    ('worker 2 has', 'workers 2, 3 have')
-    """
-    return f"worker{'s' * (len(workers) > 1)} {', '.join(map(str, workers))} {'have' if len(workers) > 1 else 'has'}"
+        self._let_go(connection, joiner)
 
 
 def hold_seats(address: Address, token: str, workers: int, job: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from offbeat.journal.worker_summary import NO_JOINER
 from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_variables
 from offbeat.launch.forkserver import POSSIBLE
@@ -15,7 +16,7 @@ from offbeat.launch.starter import Starter
 from offbeat.runtime.job.settings import ROLE, JobSettings
 from offbeat.transport.addresses import loopback
 from offbeat.transport.base import Address, Connection, Hub, Message
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import WorkerId
 
 
 class LocalEngine(Engine):
@@ -25,14 +26,13 @@ class LocalEngine(Engine):
         program: the program of the workers.
         port: port of server 0; 0: the system chooses.
         preload: modules to import once, in a process that workers are forked from.
-        least: number of workers with which the job begins, others may join it; None: all of them.
     """
 
+    awaits = NO_JOINER
     returns = "another may join in its place (--join)"
 
-    def __init__(self, program: Program, *, port: int = 0, preload: Preload = NOTHING, least: int | None = None) -> None:
+    def __init__(self, program: Program, *, port: int = 0, preload: Preload = NOTHING) -> None:
         super().__init__()
-        self._least = least
         self._program, self._port, self._preload = program, port, preload
         self._notes += [] if preload.note is None else [preload.note]
         self._settings: JobSettings
@@ -42,7 +42,7 @@ class LocalEngine(Engine):
 
     def begin(self, settings: JobSettings, hub: Hub) -> Address:
         self._settings = settings
-        self._seats = Seats(self._least or settings.workers, settings.workers, self._notes.append)
+        self._seats = Seats(settings.begins, settings.workers, self._notes.append)
         self._group_port = free_port() if settings.torchrun_env else 0
         self._address = hub.listen()
         self._starter = Starter(self._program, self._preload, common_environment(settings.workers), self._notes.append)
@@ -85,14 +85,14 @@ class LocalEngine(Engine):
     def arrived(self) -> list[WorkerId]:
         return self._seats.arrived()
 
+    def left(self, worker: WorkerId, *, finished: bool) -> None:
+        self._seats.left(worker, finished=finished)
+
     def on_message(self, connection: Connection, message: Message) -> bool:
         return self._seats.on_message(connection, message)
 
     def on_closed(self, connection: Connection, reason: str) -> None:
         self._seats.on_closed(connection)
-
-    def tick(self, now: Seconds) -> None:
-        self._seats.tick()
 
     def over(self, status: int, reason: str) -> bool:
         return self._seats.over(status, reason)

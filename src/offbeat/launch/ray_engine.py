@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.errors import ConfigurationError, JobError, OffbeatError
+from offbeat.journal.worker_summary import NO_ROOM
 from offbeat.launch.agent import Agent as LocalAgent
 from offbeat.launch.agent import Duties, versions
 from offbeat.launch.agents import Agent, AgentEngine
@@ -204,17 +205,18 @@ class RayEngine(AgentEngine):
 
     Args:
         program: the program of the workers.
-        workers: number of workers.
+        workers: the highest number of workers.
         options: the user's options.
         token: the job's token.
         existing: False if the cluster was started for this job, so that all is on this machine.
         preload: modules that each agent imports once.
         grace_s: seconds that a script has to end after SIGTERM to its node.
         port: the supervisor's port; server ``n`` has ``port + 1 + n``; 0: the system chooses.
-
-    Raises:
-        ConfigurationError: a cluster that was started for this job has too few resources.
     """
+
+    awaits = NO_ROOM
+    returns = "Ray places it again once there is room"
+    joined_by = "Ray places its workers: add nodes to its cluster (ray start --address), as many as --workers MIN..MAX lets it use"
 
     def __init__(
         self,
@@ -234,7 +236,6 @@ class RayEngine(AgentEngine):
         reached = "" if is_loopback(here) else here
         super().__init__(
             seats=workers,
-            machines=None,
             workers=1,
             start_s=options.start_s,
             listen=here,
@@ -254,20 +255,24 @@ class RayEngine(AgentEngine):
         """When to call an actor again, by seat."""
         self._said: dict[int, str] = {}
         """The reason, shown to the user, for which an agent could not take part, by seat."""
-        if not existing and room(_nodes(), options.bundle) < workers:
-            raise ConfigurationError(f"{self._lack()}: ask for less (--workers, --cpus-per-worker, --gpus-per-worker)")
 
-    def _lack(self) -> str:
+    def _lack(self, workers: int) -> str:
         import ray
 
-        return lack(self._seats, self._options.bundle, _nodes(), ray.available_resources())
+        return lack(workers, self._options.bundle, _nodes(), ray.available_resources())
 
     # Calls of the supervisor.
 
     def begin(self, settings: JobSettings, hub: Hub) -> Address:
+        fit = room(_nodes(), self._options.bundle)
+        lacks = self._lack(settings.begins if fit < settings.begins else self._seats)
+        if fit < settings.begins and not self._existing:
+            raise ConfigurationError(f"{lacks}: ask for less (--workers, --cpus-per-worker, --gpus-per-worker)")
         address = super().begin(settings, hub)
-        if room(_nodes(), self._options.bundle) < self._seats:
-            self._notes.append(f"{self._lack()}: waiting {self._options.start_s:g} s for more nodes (--start-timeout)")
+        if fit < settings.begins:
+            self._notes.append(f"{lacks}: waiting {self._options.start_s:g} s for more nodes (--start-timeout)")
+        elif fit < self._seats:
+            self._notes.append(f"{lacks}: the others join as Ray finds room")
         return address
 
     def _place_agents(self, supervisor: Address) -> None:
@@ -276,14 +281,17 @@ class RayEngine(AgentEngine):
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         options = self._options
-        group = placement_group([options.bundle] * self._seats, strategy="SPREAD")
+        # The workers with which the job begins are placed together or not at all, so that no two jobs wait for each other's room. Of the
+        # others each one is a request of its own, which an autoscaler sees; a node that is lost puts its actors back among the requests.
+        group = placement_group([options.bundle] * self._least, strategy="SPREAD")
         # Without limits: Ray must restart an actor and repeat its call however often its node is lost.
         actor = ray.remote(num_cpus=options.cpus, num_gpus=options.gpus, max_restarts=-1, max_task_retries=-1)(Babysitter)
         context = ray.get_runtime_context()
         folder = "" if context.runtime_env.get("working_dir") else str(Path.cwd())
         tls = os.environ.get("OFFBEAT_TLS", "")
         for seat in range(self._seats):
-            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=seat)
+            begins = seat < self._least
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=seat) if begins else "SPREAD"
             made = actor.options(name=f"offbeat worker {seat}", scheduling_strategy=strategy).remote()
             duties = Duties(
                 program=self._program,
@@ -334,7 +342,8 @@ class RayEngine(AgentEngine):
 
     def _too_few(self) -> str:
         return (
-            f"{len(self._agents)} of {self._seats} agents have come within {self._start_s:g} s (--start-timeout). {self._lack()}: ask for "
+            f"{len(self._agents)} of {self._least} agents have come within {self._start_s:g} s (--start-timeout). "
+            f"{self._lack(self._settings.begins)}: ask for "
             "less (--workers, --cpus-per-worker, --gpus-per-worker), or add nodes"
         )
 

@@ -81,7 +81,9 @@ class WorkerProcess:
     """True once the user has been shown this death."""
 
     def begin(self, child: Child, now: Seconds) -> None:
-        """Replace the newest process by this one."""
+        """Replace the newest process by this one. After the end of the worker for good it is another worker in the same seat."""
+        if self.status is not None:
+            self.status, self.restarts, self.died_at, self.told = None, 0, None, False
         self.child, self.away, self.failure, self.over, self.ordered = child, None, None, False, False
         self.standing = ProcessStanding(now)
 

@@ -47,6 +47,11 @@ class Task:
     """A text that all tasks of a job share, and no other job of this machine has."""
 
     @property
+    def least(self) -> int:
+        """The number of tasks with which the job begins."""
+        return self.size if self.machines is None else min(self.size, self.machines * self.local_size)
+
+    @property
     def never_again(self) -> str:
         """The engine's name if the engine never restarts a task that has ended; "" otherwise."""
         return self.engine if self.engine in ("Slurm", "Open MPI", "MPI") else ""
@@ -84,7 +89,7 @@ def task_of(
     >>> task.engine, task.rank, task.size, task.local_size, task.store
     ('torchrun', 3, 4, 2, ('node0', 29500))
     >>> task = task_of(nnodes="2:4", endpoint="10.0.0.1", environment={})
-    >>> task.rank, task.size, task.machines, task.host, task.port
+    >>> task.rank, task.size, task.least, task.host, task.port
     (None, 4, 2, '10.0.0.1', 29400)
     """
     least, most = _nodes(nnodes)

@@ -10,7 +10,6 @@ from typing import Any
 from offbeat.core.backoff import Backoff
 from offbeat.core.fleet import TOGETHER_S
 from offbeat.errors import BY_SIGNAL
-from offbeat.journal.worker_summary import NOT_COME
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
 from offbeat.launch.lack import lack_of
@@ -83,7 +82,7 @@ class Workers:
             child = self._spawn(worker)
             self._states[worker] = WorkerProcess(child, standing=ProcessStanding(self._clock.now()))
             if child is None:
-                self._tell("lost", worker=worker, reason=NOT_COME)
+                self._tell("lost", worker=worker, reason=self._engine.awaits)
             else:
                 self._record("worker", worker, "started", child.where)
 
@@ -153,7 +152,7 @@ class Workers:
         """Start the workers whose machines have come, for the first time or again."""
         for worker in self._engine.arrived():
             state = self._states[worker]
-            if state.child is not None or state.status is not None:
+            if state.status == 0 or (state.child is not None and state.status is None):
                 continue
             child = self._spawn(worker)
             if child is not None:
@@ -181,6 +180,7 @@ class Workers:
             self._record("worker", worker, "exited", how)
             if status == 0 or state.too_late or state.standing.was_done(status):
                 state.status = 0
+                self._engine.left(worker, finished=True)
                 self._tell("ended", worker=worker, pid=state.child.pid)
                 if status != 0 or state.too_late or state.over:
                     self._note(f"worker {worker} {how}")
@@ -195,7 +195,11 @@ class Workers:
             )
         self._tell_deaths()
         for worker, how in list(self._later.items()):
-            if self._backoffs[worker].due(self._clock.now()) or self._others_finished(worker):
+            child = self._states[worker].child
+            if child is not None and child.lost is not None:
+                del self._later[worker]
+                self._lose(worker, self._states[worker], child.lost)
+            elif self._backoffs[worker].due(self._clock.now()) or self._others_finished(worker):
                 del self._later[worker]
                 self._start_again(worker, self._states[worker], how)
 
@@ -233,8 +237,7 @@ class Workers:
         )
         self._output.drain()  # so that the process's own output comes before the line on its end
         if why_not is not None:
-            state.status = status
-            self._note(f"worker {worker} {how}: not restarted, {why_not}")
+            self._give_up(worker, state, status, f"{how}: not restarted, {why_not}")
         elif status < 0 or state.standing.said_hello:
             self._backoffs.pop(worker, None)
             self._start_again(worker, state, how)
@@ -252,8 +255,7 @@ class Workers:
                 raise
             if self._in_vain(worker):
                 ended = None if state.child is None else state.child.ended()
-                state.status = -signal.SIGKILL if ended is None else ended
-                self._note(f"worker {worker} {how}: not restarted, {lack}")
+                self._give_up(worker, state, -signal.SIGKILL if ended is None else ended, f"{how}: not restarted, {lack}")
                 return
             if not self._backoffs[worker].failing:
                 self._note(f"worker {worker} {how}: it cannot be restarted yet, and is tried again: {lack}")
@@ -269,6 +271,12 @@ class Workers:
         else:
             self._lose(worker, state, "its machine is gone")
 
+    def _give_up(self, worker: WorkerId, state: WorkerProcess, status: int, why: str) -> None:
+        """Handle the end for good of a worker that has not finished: another may take its seat."""
+        state.status = status
+        self._note(f"worker {worker} {why}")
+        self._engine.left(worker, finished=False)
+
     def _lose(self, worker: WorkerId, state: WorkerProcess, reason: str) -> None:
         """Handle the loss of a worker's machine. The worker may return with the machine, which does not count as a restart."""
         pid = 0 if state.child is None else state.child.pid
@@ -277,6 +285,7 @@ class Workers:
         self._tell("lost", worker=worker, reason=reason, pid=pid)
         self._record("worker", worker, "lost", reason)
         self._note(f"worker {worker} is lost: {reason}; {self._engine.returns}")
+        self._engine.left(worker, finished=False)
 
     def check_hangs(self, *, loading: bool) -> None:
         """Detect processes that hang, and kill them once they have had time to print their stacks.

@@ -103,8 +103,8 @@ def state_words(worker: dict[str, Any]) -> str:
 
 
 def is_awaited(worker: dict[str, Any]) -> bool:
-    """Return True if the worker's machine has not come, and may come at any time."""
-    return bool(worker["state"] == "dead" and worker["reason"] == NOT_COME)
+    """Return True if the worker has not come, and may come at any time."""
+    return bool(worker["state"] == "dead" and worker["reason"] in NOT_COME)
 
 
 def seconds(value: float | None) -> str:

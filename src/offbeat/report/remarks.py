@@ -20,7 +20,7 @@ def remarks(summary: Summary) -> str:
             f"There were {untold:,} more deaths, which have cost less." if untold > 1 else "There was one more death, which has cost less."
         )
     if awaited := [worker["worker"] for worker in summary["per_worker"] if is_awaited(worker)]:
-        said.append(f"{named(awaited, capital=True)} took no part: no machine came that would start one.")
+        said.append(f"{named(awaited, capital=True)} took no part: awaited to the end.")
     said += _exceptions(summary)
     said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
     said += rule_changes(summary)

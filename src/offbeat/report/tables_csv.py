@@ -131,7 +131,7 @@ class Tables:
 
     def _changed(self, record: Record) -> None:
         worker = record["worker"]
-        if record["state"] == "dead" and record["reason"] != NOT_COME:
+        if record["state"] == "dead" and record["reason"] not in NOT_COME:
             self._dead.setdefault(worker, record)
         elif record["state"] == "alive" and (death := self._dead.pop(worker, None)) is not None:
             self._row("deaths", {**death, "back_t": record["t"], "away_s": round(record["t"] - death["t"], 6)})

@@ -128,7 +128,7 @@ class Collector(Sink):
 
     def _changed(self, record: Record) -> None:
         worker = record["worker"]
-        if record["state"] == "dead" and worker not in self._died and record["reason"] != NOT_COME:
+        if record["state"] == "dead" and worker not in self._died and record["reason"] not in NOT_COME:
             self._died[worker] = record["t"]
             if (cause := cause_of(record["reason"])) == "connection":
                 self._unexplained[worker] = record["t"]

@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a folder for the parameters of each worker")
     parser.add_argument("--load", type=Path, help="begin with the state of sharded parameters and their optimizer in this file")
     parser.add_argument("--clumsy", action="store_true", help="the second process makes another call than the first")
+    parser.add_argument("--leave", type=Path, help="end upon an order to leave, and note in this folder after which version it was seen")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     model = wrapped(args.inside)
@@ -84,6 +85,9 @@ def main() -> None:
             if args.clumsy and dist.get_rank() == 1:
                 optimizer.pull()
             optimizer.step()
+            if args.leave is not None and (order := offbeat.preemption()) is not None:
+                (args.leave / f"{optimizer.worker}-{dist.get_rank()}").write_text(f"{order.reason} {optimizer.version}")
+                return
     if args.out is not None and args.inside == "ddp":
         offbeat.save(args.out / "checkpoint.pt", model=model, optimizer=optimizer, sampler=sampler)
     if args.out is not None and args.inside == "fsdp":

@@ -94,6 +94,7 @@ def test_a_call_is_made_when_all_have_made_it() -> None:
         "batch": None,
         "overlap": None,
         "resumes": True,
+        "order": ["SIGTERM", 1.5],
         "reports": [],
     }
     waiting = threading.Thread(target=leader.answer, args=(answer,))

@@ -7,8 +7,7 @@ from statistics import median_low
 from offbeat.core.leases import adds_up
 from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
-from offbeat.journal.worker_summary import NOT_COME
-from offbeat.report.figures import Summary, state_words, waiting_share
+from offbeat.report.figures import Summary, is_awaited, state_words, waiting_share
 from offbeat.report.page.bars import Plain, costs_of, mean_of, more_of, rows_of
 from offbeat.report.page.gather import Gathered
 from offbeat.report.remarks import culprits
@@ -80,7 +79,7 @@ def deaths(gathered: Gathered, summary: Summary) -> Plain:
             )
     rows.sort(key=lambda row: -row["cost_s"])
     count = sum(one["deaths"] for one in summary["per_worker"])
-    absent = sum(one["state"] == "dead" and one["reason"] == NOT_COME for one in summary["per_worker"])
+    absent = sum(is_awaited(one) for one in summary["per_worker"])
     shown = sorted(rows[:20], key=lambda row: row["t"])
     return {"rows": shown, "count": count, "more": max(0, count - len(shown)), "absent": absent}
 

@@ -357,6 +357,7 @@ class CheckpointKeeper:
             "offbeat": __version__,
             "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "workers": settings.workers,
+            "least": settings.begins,
             "servers": settings.servers,
             "sync": settings.sync,
             "wire": settings.wire,

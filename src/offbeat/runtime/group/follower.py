@@ -13,7 +13,7 @@ from offbeat.runtime.group import messages, values
 from offbeat.runtime.group.channel import follower
 from offbeat.runtime.group.state import Entries, ScriptState
 from offbeat.runtime.worker.phase_watch import PhaseWatch
-from offbeat.session import Barrier, LeasedRange, Place, Session, Snapshot
+from offbeat.session import Barrier, LeasedRange, Place, Preemption, Session, Snapshot, orders
 from offbeat.tensors.optimizers import load_settings
 from offbeat.types import Epoch, LeaseId, WorkerId
 
@@ -69,6 +69,7 @@ class FollowerSession(Session):
         self.resumes = answer["resumes"]
         self.before, self.restarted, self.over = answer["before"], answer["restarted"], answer["over"]
         self.ended = self.ended or answer["ended"]
+        orders.given = None if answer["order"] is None else Preemption(*answer["order"])
         for report in answer["reports"]:
             self.note_report(report)
         held = {(pool, lease) for pool, lease in answer["held"]}

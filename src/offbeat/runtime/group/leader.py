@@ -14,7 +14,7 @@ from offbeat.runtime.group.channel import leader
 from offbeat.runtime.group.shadow import Shadow
 from offbeat.runtime.worker.job_session import JobSession
 from offbeat.runtime.worker.phase_watch import Account
-from offbeat.session import Barrier, LeasedRange, Place
+from offbeat.session import Barrier, LeasedRange, Place, orders
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.shm import MemoryBlock
 
@@ -50,6 +50,7 @@ class Leading:
         self._told = 0
         """Number of the session's reports that the followers have received."""
         self._version = -1
+        orders.shared = False
         gradients, self._values = session.memory
         self._channel.answer({"pieces": shadow.pieces}, _mapped(gradients), _mapped(self._values))
         shadow.enter(session.flat, gradients.view, self._values.view)
@@ -110,6 +111,8 @@ class Leading:
         if loads:
             self._shadow.own.take()
             self._version = session.version
+        order = orders.given  # read once: a signal may come in between, and all processes have to see it after the same call
+        orders.shared = order is not None
         news, self._told = session.reports_since(self._told), session.reported
         self._channel.answer(
             {
@@ -126,6 +129,7 @@ class Leading:
                 "overlap": session.overlap,
                 "resumes": session.resumes,
                 "reports": news,
+                "order": list(order) if order is not None else None,
                 "held": [[held.pool, held.lease] for held in session.outstanding],
             },
             *([_mapped(memory)] if moved else []),

@@ -39,6 +39,7 @@ RESULT: Final = fields(
         "restarted": flag,
         "over": maybe(text(1000)),
         "ended": flag,
+        "order": maybe(row(text(100), number())),
         "reports": many(plain()),
         "held": many(row(whole(), whole())),
     }

@@ -274,6 +274,7 @@ _CHECKPOINT: Final = fields(
     {"folder": _path, "every_s": maybe(_seconds), "every_versions": maybe(whole(1)), "keep": whole(1)},
 )
 _MORE_SETTINGS: Final = {
+    "least": whole(0, WORKERS_MAX),
     "checkpoint": maybe(_CHECKPOINT),
     "resume": maybe(_path),
     "sync": maybe(_rule),

@@ -89,6 +89,7 @@ class CommonSettings:
     """What servers and workers both know of a job before its script runs."""
 
     workers: int
+    """The highest number of workers."""
     sync: str | None = None
     """The rule that overrides the script's; None: the script's."""
     wire: WireFormat | None = None
@@ -107,6 +108,8 @@ class CommonSettings:
 class JobSettings(CommonSettings):
     """Everything about a job that is known before its script runs."""
 
+    least: int = 0
+    """Number of workers with which the job begins; others are awaited. 0: it begins with all."""
     servers: int = 1
     progress_timeout_s: Seconds = 1800.0
     """Seconds that a worker's script may neither call the library nor wait in it before its process is killed; 0: for ever."""
@@ -124,6 +127,11 @@ class JobSettings(CommonSettings):
     """The checkpoint from which the job resumes; None: it begins anew."""
     replicas: int = 0
     """1: each server has a standby."""
+
+    @property
+    def begins(self) -> int:
+        """The number of workers with which the job begins."""
+        return self.least or self.workers
 
     @property
     def checkpoints(self) -> bool:

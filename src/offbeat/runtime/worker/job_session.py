@@ -539,7 +539,7 @@ class JobSession(Session):
             self.look()
         finally:
             self.in_step = orders.last_step = False
-            orders.steps += orders.given is not None
+            orders.steps += orders.shown is not None
             self.phases.turn(Phase.OWN)
 
     def look(self) -> None:

@@ -78,15 +78,14 @@ class Siblings:
 
     def told(self, own: JobSession, signal: str) -> None:
         """Report over all sessions that a signal asks the process to end. ``own`` may not have joined yet."""
-        if signal != "SIGINT" and own.group is None:
+        if signal != "SIGINT":
             orders.note(signal)
         for session in self._sessions or [own]:
             session.link.told()
 
     def notice(self, own: JobSession) -> None:
         """Order all sessions to leave; if one is waiting, the process ends at once. ``own`` may not have joined yet."""
-        if own.group is None:
-            orders.note(None)
+        orders.note(None)
         for session in self._sessions or [own]:
             session.link.notice()
 
