@@ -1,4 +1,4 @@
-"""Implement ``offbeat simulate``: check its options, run each rule on the same cluster, and show the results side by side."""
+"""Implement ``offbeat simulate``: run each rule on the same cluster, and show the results side by side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,8 +22,6 @@ from offbeat.sim.run import Result, simulate
 from offbeat.sim.side_by_side import Watch, side_by_side
 from offbeat.sim.training.noise import content
 from offbeat.types import Seconds
-
-T = TypeVar("T")
 
 VERSIONS = 1000
 """The default length of a run, where no limit is given."""
