@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from offbeat.journal.arrivals import Record, host_in
 from offbeat.journal.verdicts import LEAST
+from offbeat.journal.worker_summary import NOT_COME
 from offbeat.report.remarks import verdict_sentence
 from offbeat.types import Seconds
 from offbeat.view.extracts import by_cost, finite, histogram, marks, total, verdict_of
@@ -201,7 +202,7 @@ class JobView:
         again = state == "dead" and worker in self._died
         if state == "dead":
             self._died.add(worker)
-            self._lanes.died(worker, t)
+            self._lanes.died(worker, t, "awaited" if record["reason"] in NOT_COME else "dead")
         elif state != "recovered":
             self._died.discard(worker)
         if state == "alive":
@@ -365,7 +366,7 @@ class JobView:
         return {
             "worker": worker["worker"],
             "host": self._hosts.get(worker["worker"], ""),
-            "doing": worker["doing"] if worker["state"] != "dead" else "dead",
+            "doing": worker["doing"] if worker["state"] != "dead" else "awaited" if worker["reason"] in NOT_COME else "dead",
             "step": own,
             "ratio": own / middle if own is not None and middle else None,
             "longest": longest,

@@ -33,9 +33,10 @@ ORDER: Final = (
     "compute",
     "push",
     "work",
-    "dead",
+    *(AWAY := ("dead", "awaited")),
 )
-"""The kinds of time in the order of a step; entries have their places in it. ``work``: of a step that has not ended in a push."""
+"""The kinds of time in the order of a step; entries have their places in it. ``work``: of a step that has not ended in a push. ``awaited``:
+nobody has come for this worker yet."""
 ENTRY_S: Final[Seconds] = 0.025
 """An entry lasts at least so long: steps that are shorter are brought together."""
 ENTRIES: Final = 60_000
@@ -45,7 +46,7 @@ STEPS: Final = 31
 _PLACE: Final = {name: place for place, name in enumerate(ORDER)}
 _AGREE_S: Final[Seconds] = 0.01
 
-assert {*PHASES} == {*ORDER} - {"work", "dead"}
+assert {*PHASES} == {*ORDER} - {"work", *AWAY}
 
 
 class Entry(NamedTuple):
@@ -77,7 +78,7 @@ class Lane:
     fresh: list[Entry] = field(default_factory=list)
     """Entries that the page has not been sent yet."""
     tail: list[tuple[Seconds, str]] = field(default_factory=list)
-    """What it does since its last push, and since when: ``wait``, ``work`` or ``dead``; empty: it is not there."""
+    """What it does since its last push, and since when: ``wait``, ``work``, ``dead`` or ``awaited``; empty: it is not there."""
     steps: deque[tuple[Seconds, Mapping[str, Seconds]]] = field(default_factory=lambda: deque(maxlen=STEPS))
     """Of its newest pushes: own seconds of a step, and seconds by phase."""
 
@@ -158,15 +159,15 @@ class Lanes:
         lane.steps.append((own, phases))
         return own
 
-    def died(self, number: int, t: Seconds) -> None:
-        """Note that a worker is dead."""
+    def died(self, number: int, t: Seconds, kind: str = "dead") -> None:
+        """Note that a worker is dead, or awaited."""
         lane = self.lane(number)
-        lane.tail = [*lane.tail, (t, "dead")] if not (lane.tail and lane.tail[-1][1] == "dead") else lane.tail
+        lane.tail = [*lane.tail, (t, kind)] if not (lane.tail and lane.tail[-1][1] in AWAY) else lane.tail
 
     def alive(self, number: int, t: Seconds) -> None:
         """Note that a worker has a new process."""
         lane = self.lane(number)
-        if lane.tail and lane.tail[-1][1] == "dead":
+        if lane.tail and lane.tail[-1][1] in AWAY:
             for (since, what), until in zip(lane.tail, [*(later for later, _ in lane.tail[1:]), t], strict=True):
                 self._close(lane)
                 self._add(lane, Entry(since, {_PLACE[what]: max(0.0, until - since)}))

@@ -154,9 +154,9 @@ function stretch(pen, colour, kind, x, wide, high, middle, time) {
   if (kind === "wait") {
     pen.fillStyle = colour("wait");
     pen.fillRect(x, middle - 1.5, Math.max(wide, 0.5), 3);
-  } else if (kind === "dead") {
+  } else if (kind === "dead" || kind === "awaited") {
     hatched(pen, colour, x, high, wide, BAR);
-    label(pen, colour, `dead for ${seconds(time)}`, x, middle, wide);
+    label(pen, colour, `${kind === "dead" ? "dead" : "not come yet,"} for ${seconds(time)}`, x, middle, wide);
   } else if (kind === "work") {
     pen.fillStyle = colour("work");
     pen.globalAlpha = 0.55;
@@ -176,7 +176,7 @@ function told(state, worker, t, now) {
     return `worker ${worker} at ${t.toFixed(1)} s\n${parts.join("\n")}`;
   }
   for (let place = tail.length - 1; place >= 0; place -= 1) {
-    const words = { wait: "waiting for the job", work: "in a step that has not ended", dead: "dead" };
+    const words = { wait: "waiting for the job", work: "in a step that has not ended", dead: "dead", awaited: "has not come yet" };
     if (tail[place][0] <= t && t <= now) return `worker ${worker}: ${words[tail[place][1]]}, since ${tail[place][0].toFixed(1)} s`;
   }
   return `worker ${worker} at ${t.toFixed(1)} s`;
@@ -324,7 +324,7 @@ export function drawSteps(canvas, steps) {
 export function swatch(canvas, kind) {
   const [pen, width] = prepared(canvas, 11);
   if (kind === "wait") stretch(pen, colours(), kind, 0, width, 0, 5.5, 0);
-  else if (kind === "dead") hatched(pen, colours(), 0, 0, width, 11);
+  else if (kind === "dead" || kind === "awaited") hatched(pen, colours(), 0, 0, width, 11);
   else if (kind === "work") (pen.globalAlpha = 0.55), fill(pen, colours(), "work", 0, 2, width, 7);
   else fill(pen, colours(), kind, 0, 0, width, 11);
 }

@@ -9,7 +9,7 @@ const SILENT_MS = 6000;
 const state = new State();
 const byId = (id) => document.getElementById(id);
 const made = (tag, text, name) => Object.assign(document.createElement(tag), { textContent: text ?? "", className: name ?? "" });
-const words = { computing: "working", waiting: "waiting", idle: "without samples", joining: "joining", absent: "away", dead: "dead" };
+const words = { computing: "working", waiting: "waiting", idle: "without samples", joining: "joining", absent: "away", dead: "dead", awaited: "not come yet" };
 let heardAt = performance.now();
 let cursor = null;
 let lanes = null;
@@ -133,7 +133,7 @@ function showWorkers() {
       first.append(button);
       line.append(
         first,
-        cell(state.over && row.doing !== "dead" ? "–" : words[row.doing] ?? row.doing, "left"),
+        cell(state.over && !["dead", "awaited"].includes(row.doing) ? "–" : words[row.doing] ?? row.doing, "left"),
         cell(seconds(row.step)),
         cell(row.ratio === null ? "–" : `${row.ratio.toFixed(1)}x`),
         cell(row.longest === null ? "–" : `${row.longest[0]} ${percent(row.longest[1])}`, "left"),
@@ -219,7 +219,7 @@ function showLanes() {
   const key = kinds.join() + document.documentElement.dataset.theme;
   if (byId("legend").dataset.key === key) return;
   byId("legend").dataset.key = key;
-  const names = { wait: "waiting for the job", work: "in a step, not divided yet", gc: "garbage collection", own: "own code", data: "DataLoader" };
+  const names = { wait: "waiting for the job", work: "in a step, not divided yet", gc: "garbage collection", own: "own code", data: "DataLoader", awaited: "not come yet" };
   byId("legend").replaceChildren(
     ...kinds.map((kind) => {
       const line = made("li");
