@@ -52,13 +52,14 @@ SYSTEMS: Final = {
     "backup(b=1)": "backup(b=1)",
     "backup(b=2)": "backup(b=2)",
     "backup(b=4)": "backup(b=4)",
+    "auto(allow=biased)": "auto(allow=biased)",
     "ssp(staleness=3)": "ssp(staleness=3)",
     "asp": "asp",
     "majority": "majority",
     "solo": "solo",
     "ensemble(steps=8)": "ensemble(steps=8)",
 }
-SAME: Final = {"torchft": "DDP", "bsp": "DDP", "backup(b=1)": "DDP", "backup(b=2)": "DDP"}
+SAME: Final = {"torchft": "DDP", "bsp": "DDP", "backup(b=1)": "DDP", "backup(b=2)": "DDP", "auto(allow=biased)": "DDP"}
 """Systems that have the learning rate of another one, whose steps are the same, or means of nearly as many gradients."""
 RATES: Final[dict[str, dict[str, float]]] = {
     "mnist": {

@@ -117,6 +117,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "report.page",
         "sim",
         "sim.latency",
+        "sim.training",
         "advise",
         "chaos",
         "doctor",

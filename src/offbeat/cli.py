@@ -29,9 +29,8 @@ from offbeat.launch import checkpointing
 from offbeat.launch.agent import Duties
 from offbeat.launch.cluster import SUPERVISES, engine_of, pass_on, take_part, tls_of
 from offbeat.launch.engine import Engine
-from offbeat.launch.followers import FollowerSpec
 from offbeat.launch.group import grouped
-from offbeat.launch.leadership import StoreClient, TorchrunStore, store_client
+from offbeat.launch.leadership import TorchrunStore, store_client
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.outcome import Display, Outcome
@@ -61,7 +60,6 @@ from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import console, job_tables
 from offbeat.runtime.job.settings import JobSettings, take_token
-from offbeat.types import Seconds
 
 app = typer.Typer(
     cls=Commands,
@@ -215,14 +213,10 @@ def _supervise(
     engine: Engine,
     options: JobOptions,
     *,
-    token: str,
-    return_s: Seconds,
-    notice: NoticeCommand | None = None,
-    followers: Sequence[FollowerSpec],
-    store: StoreClient | None,
     least: int | None = None,
+    **more: Any,
 ) -> NoReturn:
-    """Run a job whose processes the engine starts, show it, and end this command with the job's exit status."""
+    """Run a job whose processes the engine starts, show it, and end this command with the job's exit status; ``more``: of `Supervisor`."""
     screen = console()
     progress = QuietProgress(screen) if options.quiet else LiveProgress(screen)
     expect_job()
@@ -235,15 +229,11 @@ def _supervise(
         supervisor = Supervisor(
             settings,
             engine,
-            token=token,
             max_restarts=options.max_restarts,
-            return_s=return_s,
             grace_s=options.grace,
-            notice=notice,
             log_dir=options.log_dir,
-            followers=followers,
-            store=store,
             display=progress,
+            **more,
         )
         outcome = supervisor.run()
     finally:

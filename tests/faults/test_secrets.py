@@ -62,7 +62,7 @@ def left_behind(job: Job, folder: Path, ended: Ended, token: str) -> list[str]:
     texts = {str(path): path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file() and "token-" not in path.name}
     assert {"journal.jsonl", "summary.json"} <= {path.name for path in folder.rglob("*")}
     assert str(folder / "out") in texts and str(folder / "err") in texts
-    assert "the settings are WorkerSettings(worker=" in ended.out + ended.err
+    assert "the settings are WorkerSettings(workers=" in ended.out + ended.err
     return [name for name, text in texts.items() if token in text]
 
 

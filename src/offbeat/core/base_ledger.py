@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,18 @@ class BaseLedger:
     _pending: Mapping[Any, Contribution]
     """Contributions without a fate; by worker, unless the ledger has its own `recalled`."""
     _effects: list[Effect]
+    _active: Mapping[WorkerId, None]
+    _waiting: Mapping[WorkerId, None]
+
+    @property
+    def active(self) -> Collection[WorkerId]:
+        """Return the workers that take part and do not pause: those for which a round, or other workers, may wait."""
+        return self._active.keys()
+
+    @property
+    def waiting(self) -> Collection[WorkerId]:
+        """Return the workers that have pushed, given up or entered, and have not been admitted since."""
+        return self._waiting.keys()
 
     def begin_at(self, version: Version) -> None:
         """Begin with this version, before any worker enters. Without servers each group of ranks counts its steps from 0."""

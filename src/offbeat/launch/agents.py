@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.launch.agent_messages import FROM_AGENT, HELLO
@@ -279,28 +280,12 @@ class AgentEngine(Engine):
         assert supervisor is not None
         return server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached, local=local)
 
-    def start_worker(
-        self,
-        worker: WorkerId,
-        servers: Sequence[Address],
-        token: str,
-        *,
-        standbys: Sequence[Address | None] | None = None,
-        servers_return: bool = False,
-    ) -> Child | None:
+    def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str, **more: Any) -> Child | None:
         agent = self._agents.get(worker // self._workers)
         if agent is None:
             return None
         place = self._place(worker, agent) if self._settings.torchrun_env else None
-        variables = worker_variables(
-            worker,
-            self._settings,
-            token="",
-            servers=servers,
-            place=place,
-            servers_return=servers_return,
-            standbys=standbys,
-        )
+        variables = worker_variables(worker, self._settings, token="", servers=servers, place=place, **more)
         del variables[TOKEN]  # each agent has the token
         return self._start(agent, "worker", worker, variables)
 

@@ -13,11 +13,12 @@ import platform
 import random
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.settings import JobSettings, WorkerSettings
+from offbeat.runtime.job.settings import CommonSettings, JobSettings, WorkerSettings
 from offbeat.transport.addresses import family_of, loopback
 from offbeat.transport.base import Address
 from offbeat.transport.tcp import why_not_listening
@@ -170,17 +171,10 @@ def worker_variables(
         standbys: addresses of the servers' standbys, None for a server without one; None: the job has no standbys.
     """
     settings = WorkerSettings(
+        **{known.name: getattr(job, known.name) for known in fields(CommonSettings)},
         worker=worker,
-        workers=job.workers,
         token=token,
         servers=tuple(servers),
-        seed=job.seed,
-        timeout_s=job.timeout_s,
-        slow=job.slow,
-        sync=job.sync,
-        wire=job.wire,
-        phases=job.phases,
-        batch=job.batch,
         servers_return=servers_return,
         standbys=None if standbys is None else tuple(standbys),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from offbeat.launch.engine import Child, Engine, ServerRole
 from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_variables
@@ -72,23 +73,12 @@ class LocalEngine(Engine):
     def _server_environment(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
         return server_environment(number, self._settings.servers, token=token, supervisor=self._address, port=port, local=local)
 
-    def start_worker(
-        self,
-        worker: WorkerId,
-        servers: Sequence[Address],
-        token: str,
-        *,
-        standbys: Sequence[Address | None] | None = None,
-        servers_return: bool = False,
-    ) -> Child | None:
+    def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str, **more: Any) -> Child | None:
         if not self._seats.open(worker):
             return None
         job = self._settings
         place = Place(0, worker, job.workers, loopback(), self._group_port) if job.torchrun_env else None
-        variables = worker_variables(
-            worker, job, token=token, servers=servers, place=place, servers_return=servers_return, standbys=standbys
-        )
-        child = self._here.start_worker(variables)
+        child = self._here.start_worker(worker_variables(worker, job, token=token, servers=servers, place=place, **more))
         self._seats.started(worker, child)
         return child
 

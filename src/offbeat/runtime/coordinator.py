@@ -14,14 +14,10 @@ from collections.abc import Callable, Mapping
 
 from offbeat.core.events import Heard, Left, Lost, Withdrawn
 from offbeat.errors import JobError, ProtocolError
-from offbeat.journal.file import Journal, PartOfJournal
 from offbeat.runtime.admission import Admission
-from offbeat.runtime.coordination.checkpoint_content import Resumed
-from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.driver import Driver
 from offbeat.runtime.job import messages
-from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.parameter_server.plane import ServerPlane
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.runtime.worker_requests import WorkerRequests
@@ -38,40 +34,13 @@ class LiveCoordinator:
     """Run the `Coordinator` of one optimizer.
 
     Args:
-        settings: the job as the launcher knows it.
-        shards: connections to the other servers, by number.
-        supervisor: connection for status and failures.
-        hub: the listening hub of this process; gives the network interface on which ranks of several hosts meet.
-        survival: of the server.
-        started: the wall-clock time of the start, for the journal's first line.
-        now: the job's clock, in seconds.
-        journal: records events and effects.
-        number: number of the optimizer; each worker's script makes them in the same order.
-        missing: workers whose process ended before this coordinator was made, with the reason.
-        checkpoints, resumed: as in `Driver`.
+        driver: the coordinator and what surrounds it.
+        shards, hub, survival, now: as in `Admission`.
     """
 
-    def __init__(
-        self,
-        settings: JobSettings,
-        shards: Mapping[int, Connection],
-        supervisor: Connection,
-        hub: Hub,
-        survival: Survival,
-        started: str,
-        now: Callable[[], Seconds],
-        journal: Journal | PartOfJournal,
-        number: int = 0,
-        missing: Mapping[WorkerId, str] = {},
-        checkpoints: CheckpointKeeper | None = None,
-        resumed: Resumed | None = None,
-    ) -> None:
-        self._settings = settings
-        self.driver = Driver(settings, supervisor, journal, started, number, checkpoints, resumed)
-        """The coordinator and what surrounds it."""
-        self.driver.peers.missing.update(missing)
-        self._shards = dict(shards)
-        self._admission = Admission(self.driver, self._shards, hub, survival, now)
+    def __init__(self, driver: Driver, shards: Mapping[int, Connection], hub: Hub, survival: Survival, now: Callable[[], Seconds]) -> None:
+        self.driver, self._shards = driver, dict(shards)
+        self._admission = Admission(driver, self._shards, hub, survival, now)
         self._requests = WorkerRequests(self.driver, self._gone)
         self._ticked_at: Seconds = now()
         self.returned = False
@@ -181,7 +150,7 @@ class LiveCoordinator:
         self.driver.follow(now)
         self._requests.answer_deferred(now)
         # If this process was stopped or busy, it has read nothing: the silence of workers proves nothing then.
-        stalled = now - self._ticked_at > max(self._settings.timeout_s / 2, STALLED_S)
+        stalled = now - self._ticked_at > max(self.driver.settings.timeout_s / 2, STALLED_S)
         self._ticked_at = now
         for peer in self.driver.peers:
             if peer.stirred() or (stalled and peer.incarnation > 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Unpack
 
 import torch
 
@@ -13,10 +14,9 @@ from offbeat.runtime.job.wire_choice import check_rule
 from offbeat.runtime.members import part_of
 from offbeat.runtime.parameter_server.worker_side import WorkerSession
 from offbeat.runtime.ranks.worker_side import RankSession
-from offbeat.runtime.worker.job_session import JobSession
+from offbeat.runtime.worker.job_session import JobSession, SessionOptions
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
-from offbeat.transport.base import Hub
 from offbeat.types import WireFormat
 
 
@@ -28,12 +28,9 @@ def session_of(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    stop_on_nonfinite: bool = False,
-    local_only: str | None = None,
-    siblings: list[JobSession] | None = None,
-    hub: Hub | None = None,
     wire: WireFormat = "float32",
     grouped: bool = False,
+    **options: Unpack[SessionOptions],
 ) -> JobSession:
     """Return a session that has not joined yet, for the launcher's rule and wire format, or else the script's (``policy``, ``wire``).
 
@@ -45,15 +42,4 @@ def session_of(
     wire = settings.wire or wire
     check_rule(chosen, wire)
     made = partial(WorkerSession, wire=wire) if isinstance(chosen, ServerRule) else partial(RankSession, part_of=part_of)
-    return made(
-        settings,
-        layout,
-        spec,
-        model,
-        optimizer,
-        stop_on_nonfinite=stop_on_nonfinite,
-        local_only=local_only,
-        siblings=siblings,
-        hub=hub,
-        grouped=grouped,
-    )
+    return made(settings, layout, spec, model, optimizer, grouped=grouped, **options)

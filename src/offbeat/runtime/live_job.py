@@ -23,6 +23,7 @@ from offbeat.runtime.coordination.checkpoint_content import Resumed
 from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
 from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordinator import LiveCoordinator
+from offbeat.runtime.driver import Driver
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings
@@ -37,7 +38,18 @@ PATIENCE_S: Seconds = 0.05
 
 
 class LiveJob:
-    """Run the `Coordinator` of each optimizer. Arguments and errors are those of `LiveCoordinator`; ``writer`` writes checkpoints."""
+    """Run the `Coordinator` of each optimizer.
+
+    Args:
+        settings: the job as the launcher knows it.
+        shards, hub, survival, now: as in `Admission`.
+        supervisor: connection for status and failures.
+        started: the wall-clock time of the start, for the journal's first line.
+        writer: writes checkpoints.
+
+    Raises:
+        ConfigurationError: see `Resumed`.
+    """
 
     def __init__(
         self,
@@ -51,17 +63,15 @@ class LiveJob:
         writer: FileWriter | None = None,
     ) -> None:
         self._tally = Tally()
-        self._settings, self._shards = settings, dict(shards)
-        self._parts = supervisor, hub, survival, started, now
+        self._settings, self._shards, self._supervisor, self._started = settings, dict(shards), supervisor, started
+        self._parts = hub, survival, now
         self.journal = Journal(settings.journal, now=now, listeners=(self._tally.add,), later=True, follow=settings.follow)
         self.checkpoints: CheckpointKeeper | None = None
         """Makes the job's checkpoints; None: there are none."""
         if settings.checkpoint is not None:
             self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self.journal, writer or FileWriter(hub.wake))
         self._resumed = None if settings.resume is None else Resumed(settings.resume)
-        self.first = LiveCoordinator(
-            settings, self._shards, *self._parts, self.journal, checkpoints=self.checkpoints, resumed=self._resumed
-        )
+        self.first = self._new_coordinator(0, self._shards, self.journal)
         self._live = [self.first]
         self._at: WeakKeyDictionary[Connection, LiveCoordinator] = WeakKeyDictionary()
         """By worker's connection: the coordinator of the optimizer that it belongs to."""
@@ -100,20 +110,15 @@ class LiveJob:
             raise ProtocolError(f"number_of_optimizer = {number!r} (expected at most {min(len(self._live), OPTIMIZERS_MAX - 1)})")
         if number == len(self._live):
             connections = {server: Numbered(connection, number) for server, connection in self._shards.items()}
-            journal = PartOfJournal(self.journal, number)
-            made = LiveCoordinator(
-                self._settings,
-                connections,
-                *self._parts,
-                journal,
-                number,
-                self.first.gone(),
-                checkpoints=self.checkpoints,
-                resumed=self._resumed,
-            )
+            made = self._new_coordinator(number, connections, PartOfJournal(self.journal, number))
+            made.driver.peers.missing.update(self.first.gone())
             made.returned = self.first.returned
             self._live.append(made)
         return self._live[number]
+
+    def _new_coordinator(self, number: int, shards: Mapping[int, Connection], journal: Journal | PartOfJournal) -> LiveCoordinator:
+        driver = Driver(self._settings, self._supervisor, journal, self._started, number, self.checkpoints, self._resumed)
+        return LiveCoordinator(driver, shards, *self._parts)
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
         """Handle the end of a connection to a worker or to another server. Raises `JobError` for a server."""
@@ -271,8 +276,7 @@ class LiveJob:
         """Tell the supervisor once if the journal cannot be written any more."""
         if self.journal.failure is not None and self._tally.journal_failure is None:
             self._tally.journal_failure = self.journal.failure
-            supervisor, *_ = self._parts
-            supervisor.send({"kind": "journal_failed", "reason": self.journal.failure})
+            self._supervisor.send({"kind": "journal_failed", "reason": self.journal.failure})
 
     def release_memory(self) -> None:
         """Release the memory that the workers share. The last call, also after a failure."""

@@ -48,7 +48,7 @@ def part_of(
         case "multi_host":
             chosen = rule_of(RoundRule, policy)  # type: ignore[type-abstract]
             call = SequencerCall(link.call_coordinator, link.number_of_optimizer)
-            return MultiHostMember(header, rank, chosen, replica, hear, voided, link.hub, link.interface, call)
+            return MultiHostMember(header, link.hub, link.interface, call, rank, chosen, replica, hear, voided)
         case other:
             known = "gossip, gossip_multi_host, one_host or multi_host"
             raise ProtocolError(f"server 0 sent 'welcome' with backend = {other!r} (expected {known})")

@@ -1,34 +1,27 @@
-"""Implement ``offbeat simulate``: check its options, run each rule on the same cluster, and show the results side by side."""
+"""Implement ``offbeat simulate``: run each rule on the same cluster, and show the results side by side."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 
-from offbeat.core.batch_sizes import BatchOrder
 from offbeat.core.policy import Policy
-from offbeat.errors import ConfigurationError
 from offbeat.files import write_result
-from offbeat.policies import rule
 from offbeat.report.progress import progress_bar
 from offbeat.report.table import comparison, job_tables
 from offbeat.sim.cluster import Cluster, Work
-from offbeat.sim.faults import script
-from offbeat.sim.latency.registry import Law, law
-from offbeat.sim.run import Result, check_rule, simulate
+from offbeat.sim.run import Result, simulate
 from offbeat.sim.side_by_side import Watch, side_by_side
 from offbeat.sim.training.noise import content
 from offbeat.types import Seconds
-
-T = TypeVar("T")
 
 VERSIONS = 1000
 """The default length of a run, where no limit is given."""
@@ -47,81 +40,6 @@ class SimulationOptions(NamedTuple):
     journal: Path | None
     seeds: int
     jobs: int
-
-
-def check(
-    *,
-    sync: Sequence[str],
-    workers: int,
-    servers: int,
-    compute: str | None,
-    per_sample: str | None,
-    delay: str | None,
-    push_delay: str | None,
-    update_s: Seconds,
-    link: str | None,
-    model_size: str | None,
-    hosts: int | None,
-    faults: str | None,
-    timeout_s: Seconds,
-    versions: int | None,
-    time_s: Seconds | None,
-    epochs: int | None,
-    samples: int | None,
-    batch: str | None,
-    gradient: str | None,
-    seed: int,
-    seeds: int,
-    jobs: int,
-    journal: Path | None,
-) -> SimulationOptions:
-    """Check the options of the command line and return them parsed. Nothing is started.
-
-    Raises:
-        ConfigurationError: an option is wrong, or two options contradict each other.
-    """
-    if len(set(sync)) < len(sync):
-        raise ConfigurationError(f"--sync {next(name for name in sync if sync.count(name) > 1)} is given twice")
-    if journal is not None and len(sync) * seeds > 1:
-        given = f"{len(sync)} rules are given; give one --sync" if len(sync) > 1 else f"--seeds asks for {seeds}; leave it out"
-        raise ConfigurationError(f"--journal {journal}: a journal holds one run, but {given}")
-    sizes = BatchOrder() if batch is None else BatchOrder.of(batch, workers)
-    base = sizes.every or (sizes.auto.base if sizes.auto is not None else None) or 1
-    laws: dict[str, str | Law] = {
-        name: _parse(option, law, text)
-        for name, option, text in (
-            ("compute", "--compute", compute),
-            ("per_sample", "--per-sample", per_sample),
-            ("delay", "--delay", delay),
-            ("push_delay", "--push-delay", push_delay),
-        )
-        if text is not None
-    }
-    numbers = (("--workers", workers), ("--servers", servers), ("--hosts", hosts), ("--seeds", seeds), ("--jobs", jobs))
-    for option, number in numbers:
-        if number is not None and number < 1:
-            raise ConfigurationError(f"{option} {number}: must be at least 1")
-    if versions is None and time_s is None and epochs is None:
-        versions = VERSIONS
-    cluster = Cluster(
-        workers=workers,
-        servers=servers,
-        update_s=update_s,
-        link=link,
-        model_size=model_size,
-        hosts=hosts,
-        faults=_parse("--faults", script, faults or ""),
-        timeout_s=timeout_s,
-        seed=seed,
-        **laws,
-    )
-    work = Work(versions=versions, time_s=time_s, epochs=epochs, samples=samples, batch=base, sizes=sizes)
-    cluster.check()
-    rules = tuple((" ".join(spelling.split()), _parse("--sync", rule, spelling)) for spelling in sync)
-    for _, policy in rules:
-        check_rule(policy, cluster, work)
-    _parse("--gradient", content, gradient)
-    return SimulationOptions(rules, cluster, work, gradient, journal, seeds, jobs)
 
 
 def run(simulation: SimulationOptions, screen: Console) -> list[Result]:
@@ -162,11 +80,3 @@ def save(path: Path, results: Sequence[Result]) -> None:
     """Write the summaries as JSON: one object, or a list of objects if several rules were run."""
     summaries = [dict(result.summary) for result in results]
     write_result(path, json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=1) + "\n")
-
-
-def _parse(option: str, parser: Callable[[Any], T], text: Any) -> T:
-    """Parse the value of an option; errors begin with the option's name."""
-    try:
-        return parser(text)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{option}: {error}") from None

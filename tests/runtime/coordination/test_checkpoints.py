@@ -64,7 +64,7 @@ class Saving:
         for result in self.writer.results():
             self.writer.handled(result)
             self.host.on_written(result, now)
-        supervisor = self.host._parts[0]
+        supervisor = self.host._supervisor
         assert isinstance(supervisor, Line)
         return supervisor.got("checkpoint")
 

@@ -1,11 +1,12 @@
 """Make the schedules of a partial allreduce for any number of ranks, as plain data (``schedule.py``): activation, and three ways to sum.
 
 Every rank ends with the same sum, bit for bit: an element is either summed at one rank and copied, or the two ranks that exchange it add
-the same two numbers in the same order. Under ``scale`` each element is divided once, by the rank that has its sum.
+the same two numbers in the same order. Each element is divided once, by the rank that has its sum.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, RankProgram, Schedule, in_order
@@ -72,48 +73,35 @@ def activation(ranks: int) -> Schedule:
     return tuple(schedule)
 
 
-def doubling(ranks: int, numel: int, scale: bool = True) -> Schedule:
+def doubling(ranks: int, numel: int) -> Schedule:
     """Recursive doubling of whole vectors: for small ones. ``2^k`` ranks exchange sums in k steps; the others send theirs to one of those
     first, and get the result last: ``2^k k + 2 (P - 2^k)`` messages of the whole vector, at most ``k + 2`` one after another.
 
     Source: Thakur, Rabenseifner and Gropp 2005, "Optimization of collective communication operations in MPICH", section 4. Departures:
     the ranks from ``2^k`` on are the ones that are folded in.
     """
-    steps = ranks.bit_length() - 1
-    inner = 1 << steps
     whole = ElementRange(0, numel)
-    schedule = []
-    for rank in range(ranks):
-        writer = _Writer(rank)
-        if rank >= inner:
-            schedule.append(_outsider(writer, rank - inner, whole))
-            continue
-        now = _fold_in(writer, rank + inner, ranks, whole)
+
+    def exchange(writer: _Writer, steps: int, now: int) -> list[int]:
         for step in range(steps):
-            peer = rank ^ (1 << step)
+            peer = writer.rank ^ (1 << step)
             sent = writer.send(peer, 1 + step, whole, now, lent=False)
             # The vector must have left before it changes.
             now = writer.receive(peer, 1 + step, whole, Action.ADD, sent)
-        schedule.append(_fold_out(writer, rank + inner, ranks, whole, [writer.scale(whole, now) if scale else now]))
-    return tuple(schedule)
+        return [writer.scale(whole, now)]
+
+    return _folded(ranks, whole, exchange)
 
 
-def halving(ranks: int, numel: int, scale: bool = True) -> Schedule:
+def halving(ranks: int, numel: int) -> Schedule:
     """Reduce-scatter by recursive halving, then allgather by recursive doubling: for large vectors. ``2 k`` steps for ``2^k`` ranks, each
     of which sends ``2 (1 - 2^-k)`` vectors in all; the others are folded in and out as in `doubling`.
 
     Source: Thakur, Rabenseifner and Gropp 2005, section 4 (Rabenseifner's algorithm).
     """
-    steps = ranks.bit_length() - 1
-    inner = 1 << steps
-    whole = ElementRange(0, numel)
-    schedule = []
-    for rank in range(ranks):
-        writer = _Writer(rank)
-        if rank >= inner:
-            schedule.append(_outsider(writer, rank - inner, whole))
-            continue
-        now = _fold_in(writer, rank + inner, ranks, whole)
+
+    def exchange(writer: _Writer, steps: int, now: int) -> list[int]:
+        rank, inner = writer.rank, 1 << steps
         given: list[tuple[int, ElementRange, int]] = []
         low, high = 0, inner
         for step in range(steps):
@@ -127,18 +115,19 @@ def halving(ranks: int, numel: int, scale: bool = True) -> Schedule:
             if mine.numel:
                 now = writer.receive(peer, 1 + step, mine, Action.ADD, now)
         mine = _piece(numel, inner, low, high)
-        have = [writer.scale(mine, now) if scale and mine.numel else now]
+        have = [writer.scale(mine, now) if mine.numel else now]
         for back, (peer, span, sent) in enumerate(reversed(given)):
             if mine.numel:
                 writer.send(peer, 1 + steps + back, mine, *have)
             if span.numel:
                 have.append(writer.receive(peer, 1 + steps + back, span, Action.COPY, sent))
             mine = ElementRange(min(mine.start, span.start), max(mine.stop, span.stop))
-        schedule.append(_fold_out(writer, rank + inner, ranks, whole, have))
-    return tuple(schedule)
+        return have
+
+    return _folded(ranks, ElementRange(0, numel), exchange)
 
 
-def ring(ranks: int, numel: int, scale: bool = True) -> Schedule:
+def ring(ranks: int, numel: int) -> Schedule:
     """Reduce-scatter and allgather round a ring: ``2 (P - 1)`` steps, in each of which every rank sends one piece of P to the next.
 
     Whole vectors are sent ``2 (P - 1) / P`` times by each, the least there can be, for any P.
@@ -162,9 +151,9 @@ def ring(ranks: int, numel: int, scale: bool = True) -> Schedule:
             if span.numel:
                 action = Action.COPY if gathers else Action.ADD
                 last[piece] = writer.receive(previous, step, span, action, last[piece], *([sends[piece]] if piece in sends else []))
-            if step == ranks - 2 and scale and span.numel:
+            if step == ranks - 2 and span.numel:
                 last[piece] = writer.scale(span, last[piece])
-        if ranks == 1 and scale:
+        if ranks == 1:
             last[0] = writer.scale(ElementRange(0, numel))
         schedule.append(writer.finish(*last.values()))
     return tuple(schedule)
@@ -192,19 +181,24 @@ def _piece(numel: int, pieces: int, first: int, stop: int) -> ElementRange:
     return ElementRange(first * numel // pieces, stop * numel // pieces)
 
 
-def _outsider(writer: _Writer, peer: int, whole: ElementRange) -> RankProgram:
-    """The program of a rank that is folded in: its vector goes to the peer, the result comes back."""
-    sent = writer.send(peer, 0, whole)
-    return writer.finish(writer.receive(peer, 0, whole, Action.COPY, sent))
+def _folded(ranks: int, whole: ElementRange, exchange: Callable[[_Writer, int, int], list[int]]) -> Schedule:
+    """Return the schedule in which the first ``2^k`` ranks exchange, and the others are folded in before and out after.
 
-
-def _fold_in(writer: _Writer, other: int, ranks: int, whole: ElementRange) -> int:
-    """Take in the vector of a rank that is folded in here, if there is one; returns what the rest comes after."""
-    return writer.receive(other, 0, whole, Action.ADD) if other < ranks else 0
-
-
-def _fold_out(writer: _Writer, other: int, ranks: int, whole: ElementRange, have: list[int]) -> RankProgram:
-    """Send the result to it."""
-    if other < ranks:
-        writer.send(other, 0, whole, *have)
-    return writer.finish(*have)
+    Args:
+        ranks: how many there are.
+        whole: the vector.
+        exchange: adds the operations of one of ``2^k`` ranks, for k steps, after this operation; returns after which its result is there.
+    """
+    steps = ranks.bit_length() - 1
+    schedule = []
+    for rank in range(ranks):
+        writer, inside, outside = _Writer(rank), rank - (1 << steps), rank + (1 << steps)
+        if inside >= 0:
+            sent = writer.send(inside, 0, whole)
+            have = [writer.receive(inside, 0, whole, Action.COPY, sent)]
+        else:
+            have = exchange(writer, steps, writer.receive(outside, 0, whole, Action.ADD) if outside < ranks else 0)
+            if outside < ranks:
+                writer.send(outside, 0, whole, *have)
+        schedule.append(writer.finish(*have))
+    return tuple(schedule)

@@ -60,6 +60,7 @@ class RoundLedger(BaseLedger):
         self._standings: dict[WorkerId, Standing] = {}
         self._active: dict[WorkerId, None] = {}
         self._waiting: dict[WorkerId, None] = {}
+        """Ranks that have arrived on time in the open round."""
         self._pending: dict[tuple[WorkerId, int], Contribution] = {}
         """By rank and buffer."""
         self._folds: deque[tuple[Version, list[Contribution]]] = deque(maxlen=REMEMBERED if follows else 0)
@@ -69,16 +70,6 @@ class RoundLedger(BaseLedger):
         self._effects: list[Effect] = []
         self.version: Version = 0
         """Number of folded rounds."""
-
-    @property
-    def active(self) -> Collection[WorkerId]:
-        """Ranks for which a round may wait."""
-        return self._active.keys()
-
-    @property
-    def waiting(self) -> Collection[WorkerId]:
-        """Ranks that have arrived on time in the open round."""
-        return self._waiting.keys()
 
     @property
     def unsettled(self) -> Collection[WorkerId]:

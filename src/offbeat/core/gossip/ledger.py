@@ -42,13 +42,7 @@ class GossipLedger(BaseLedger):
         self.version: Version = 0
 
     @property
-    def waiting(self) -> Collection[WorkerId]:
-        """Workers that have pushed and are not admitted yet."""
-        return self._waiting.keys()
-
-    @property
     def active(self) -> Collection[WorkerId]:
-        """Workers for which others may wait."""
         return self.gossip.active
 
     @property

@@ -52,11 +52,6 @@ class Ledger(BaseLedger):
     # The view of the rule.
 
     @property
-    def active(self) -> Collection[WorkerId]:
-        """Return the workers that take part and do not pause."""
-        return self._active.keys()
-
-    @property
     def pending(self) -> Mapping[WorkerId, Contribution]:
         """Return the contributions without a fate, by worker."""
         return self._pending
@@ -65,11 +60,6 @@ class Ledger(BaseLedger):
     def gathered(self) -> Collection[Contribution]:
         """Return the contributions that have been added to their workers' sums."""
         return self._gathered.keys()
-
-    @property
-    def waiting(self) -> Collection[WorkerId]:
-        """Return the workers that have entered, pushed or given up, and have not been admitted since."""
-        return self._waiting.keys()
 
     @property
     def unsettled(self) -> Collection[WorkerId]:

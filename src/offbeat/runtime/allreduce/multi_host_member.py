@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offbeat.core.allreduce.policy import RoundRule
@@ -12,9 +12,7 @@ from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, Sequ
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
 from offbeat.runtime.allreduce.round_member import RoundMember
 from offbeat.runtime.ranks.member import LOOK_S
-from offbeat.runtime.ranks.replica import Replica
 from offbeat.transport.base import Address, Hub
-from offbeat.types import Version, WorkerId
 
 
 class Meeting:
@@ -58,34 +56,20 @@ class MultiHostMember(Meeting, RoundMember):
 
     Args:
         welcome: header of the welcome message.
-        rank: this rank.
-        policy: the job's rule.
-        replica: results are applied to it.
-        hear, voided: as for `RoundMember`.
         hub: of this process; the rounds use hubs of their own, made from it.
         interface: network interface on which these listen.
         call: how to reach the sequencer in server 0.
+        others: as for `RoundMember`.
     """
 
     others_decide = True
     _rounds: MultiHostRounds
     _all_rounds: Sequence[MultiHostRounds] = ()
 
-    def __init__(
-        self,
-        welcome: Mapping[str, Any],
-        rank: WorkerId,
-        policy: RoundRule,
-        replica: Replica,
-        hear: Callable[[], None],
-        voided: Callable[[Version], None],
-        hub: Hub,
-        interface: str,
-        call: SequencerCall,
-    ) -> None:
+    def __init__(self, welcome: Mapping[str, Any], hub: Hub, interface: str, call: SequencerCall, *others: Any) -> None:
         self._ranks, self._slots = welcome["ranks"], welcome["slots"]
         self._hub, self._interface, self._call = hub, interface, call
-        super().__init__(rank, policy, replica, hear, voided)
+        super().__init__(*others)
 
     def attach(self) -> None:
         """Listen on new sockets for the other processes."""

@@ -85,7 +85,6 @@ class MultiHostGroup(Group):
         return [[[peer, list(at[index])] for peer, at in self._contacts.items()] for index in range(len(self._all_rounds))]
 
     def follow(self, start: int) -> list[Entry]:
-        """Return the log from entry ``start`` on."""
         for rounds in self._all_rounds[1:]:
             rounds.log.follow(rounds.log.count)
         return self._rounds.log.follow(start)
@@ -95,11 +94,9 @@ class MultiHostGroup(Group):
         return 0.0
 
     def present(self, rank: WorkerId) -> bool:
-        """Return True if a rank takes part."""
         return self._rounds.present(rank)
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """Enter the ranks that the job begins with. Called once."""
         assert not self._begun, "begin() was called a second time"
         self._begun = True
         self._contacts = {peer: at for peer, at in self._contacts.items() if peer in ranks}
@@ -107,7 +104,6 @@ class MultiHostGroup(Group):
             rounds.begin({peer: at[index].host for peer, at in self._contacts.items()})
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        """Let a rank take part from now on, with the parameters of this version."""
         self._rounds.enter(rank, version)
         for rounds in self._all_rounds[1:]:
             rounds.forget(rank)
@@ -139,12 +135,10 @@ class MultiHostGroup(Group):
         return ()
 
     def pause(self, rank: WorkerId) -> None:
-        """Let no round wait for a rank, which has nothing to compute."""
         if self.present(rank):
             self._rounds.order(rank, "pause")
 
     def resume(self, rank: WorkerId) -> None:
-        """Let rounds wait for a rank again."""
         if self.present(rank):
             self._rounds.order(rank, "resume")
 

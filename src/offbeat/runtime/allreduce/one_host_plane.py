@@ -79,11 +79,9 @@ class OneHostGroup(Group):
         return tuple(rounds.block for rounds in self._all_rounds)
 
     def follow(self, start: int) -> list[Entry]:
-        """Return the log from entry ``start`` on."""
         return self._rounds.follow(start)
 
     def present(self, rank: WorkerId) -> bool:
-        """Return True if a rank takes part."""
         return self._rounds.present(rank)
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
@@ -94,7 +92,6 @@ class OneHostGroup(Group):
                     rounds.enter(rank, 0 if rounds is self._rounds else rounds.done)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        """Let a rank take part from now on, with the parameters of this version."""
         self._rounds.enter(rank, version)
         for rounds in self._all_rounds[1:]:
             rounds.enter(rank, rounds.done)
@@ -116,14 +113,11 @@ class OneHostGroup(Group):
         return ()
 
     def pause(self, rank: WorkerId) -> None:
-        """Let no round wait for a rank, which has nothing to compute."""
         self._rounds.pause(rank)
 
     def resume(self, rank: WorkerId) -> None:
-        """Let rounds wait for a rank again."""
         self._rounds.resume(rank)
 
     def close(self) -> None:
-        """Release the memory at the end of the job."""
         for rounds in self._all_rounds:
             rounds.close()

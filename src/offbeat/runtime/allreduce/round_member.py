@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -96,7 +97,6 @@ class RoundMember(RankMember):
             self._means.admit(rank, ticket[1])
 
     def close(self) -> None:
-        """Release the memory. Called once, and last."""
         self._rounds.close()
         if self._means is not None:
             self._means.close()
@@ -109,23 +109,14 @@ class OneHostMember(RoundMember):
 
     Args:
         memory: the blocks that came with the welcome.
-        rank, policy, replica, hear, voided: as for `RoundMember`.
+        others: as for `RoundMember`.
     """
 
-    def __init__(
-        self,
-        memory: Sequence[SharedMemory],
-        rank: WorkerId,
-        policy: RoundRule,
-        replica: Replica,
-        hear: Callable[[], None],
-        voided: Callable[[Version], None],
-    ) -> None:
+    def __init__(self, memory: Sequence[SharedMemory], *others: Any) -> None:
         self._memory = memory
-        super().__init__(rank, policy, replica, hear, voided)
+        super().__init__(*others)
 
     def attach(self) -> None:
-        """Attach as this rank, replacing any earlier process with the same number."""
         rounds = OneHostRounds.attach(self._memory[0], self._rank, self._policy)
         rounds.meanwhile = self._hear
         self._rounds, self._means = rounds, None
@@ -134,6 +125,5 @@ class OneHostMember(RoundMember):
             self._means = ModelMeans(means, self._rank, every, self._replica, self._hear)
 
     def close(self) -> None:
-        """Release the memory. Called once, and last."""
         super().close()
         self._memory = ()

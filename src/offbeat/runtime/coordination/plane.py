@@ -37,6 +37,7 @@ class Plane(Protocol):
 
     def too_late(self) -> list[WorkerId]:
         """Return the workers found since the last call that cannot join any more."""
+        return []
 
     # Messages and events.
 
@@ -54,6 +55,7 @@ class Plane(Protocol):
         Raises:
             ProtocolError: its sender may not send it.
         """
+        return False
 
     def closed(self, connection: Connection) -> None:
         """Handle the end of a worker's connection."""

@@ -40,7 +40,6 @@ class GossipMember(RankMember):
         super().__init__(rank, replica)
 
     def attach(self) -> None:
-        """Attach as this rank, replacing any earlier process with the same number."""
         self._gossip = self._make()
         self._started = False
         self._gossip.meanwhile = self._hear

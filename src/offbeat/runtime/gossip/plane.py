@@ -77,7 +77,6 @@ class GossipGroup(Group):
         return self._gossip.follow(start)
 
     def present(self, rank: WorkerId) -> bool:
-        """Return True if a rank takes part."""
         return self._gossip.present(rank)
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
@@ -120,11 +119,9 @@ class GossipGroup(Group):
         self._gossip.change(GossipState.pause, rank)
 
     def resume(self, rank: WorkerId) -> None:
-        """Let ranks wait for a rank again."""
         self._gossip.resume(rank)
 
     def close(self) -> None:
-        """Release the memory at the end of the job."""
         self._gossip.block.close()
 
 

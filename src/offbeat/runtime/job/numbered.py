@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from offbeat.transport.base import Buffer, Connection, PartArrived, SharedMemory
+from offbeat.transport.base import Connection, PartArrived
 
 
 class Numbered(Connection):
@@ -24,17 +24,9 @@ class Numbered(Connection):
     def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
         raise AssertionError("bind() on a connection between servers, which carries no memory region")
 
-    def send(
-        self,
-        header: Mapping[str, Any],
-        *,
-        carry: str | None = None,
-        payload: Sequence[Buffer] = (),
-        memory: Sequence[SharedMemory] = (),
-        lent: bool = False,
-    ) -> None:
+    def send(self, header: Mapping[str, Any], **more: Any) -> None:
         """Send as `Connection.send` does, with the optimizer's number in the header."""
-        self._connection.send({**header, "number_of_optimizer": self._number}, carry=carry, payload=payload, memory=memory, lent=lent)
+        self._connection.send({**header, "number_of_optimizer": self._number}, **more)
 
     def send_ahead(self, name: str, start: int, stop: int) -> None:
         raise AssertionError("send_ahead() on a connection between servers, which carries no memory region")

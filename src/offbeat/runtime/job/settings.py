@@ -85,11 +85,10 @@ class CheckpointOrder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobSettings:
-    """Everything about a job that is known before its script runs."""
+class CommonSettings:
+    """What servers and workers both know of a job before its script runs."""
 
     workers: int
-    servers: int = 1
     sync: str | None = None
     """The rule that overrides the script's; None: the script's."""
     wire: WireFormat | None = None
@@ -99,17 +98,24 @@ class JobSettings:
     seed: int = 0
     timeout_s: Seconds = 10.0
     """Silence after which a worker is dead. Workers send a heartbeat ten times as often."""
-    progress_timeout_s: Seconds = 1800.0
-    """Seconds that a worker's script may neither call the library nor wait in it before its process is killed; 0: for ever."""
     phases: bool = True
     """True if workers account for their time by phases."""
+    slow: tuple[InjectedSlowdown, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(CommonSettings):
+    """Everything about a job that is known before its script runs."""
+
+    servers: int = 1
+    progress_timeout_s: Seconds = 1800.0
+    """Seconds that a worker's script may neither call the library nor wait in it before its process is killed; 0: for ever."""
     torchrun_env: bool = True
     """True if workers have torchrun's variables, for the script's own process group."""
     script: str = ""
     journal: str | None = None
     follow: tuple[str, ...] = ()
     """Kinds of journal records that server 0 sends the supervisor, for the processes that follow the job; ``*``: every kind."""
-    slow: tuple[InjectedSlowdown, ...] = ()
     kill: tuple[InjectedKill, ...] = ()
     late: tuple[Late, ...] = ()
     checkpoint: CheckpointOrder | None = None
@@ -142,28 +148,16 @@ class JobSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(CommonSettings):
     """What one worker process finds in its environment."""
 
     worker: WorkerId
-    workers: int
     token: str = field(repr=False)
     servers: tuple[Address, ...]
-    seed: int = 0
-    timeout_s: Seconds = 10.0
-    slow: tuple[InjectedSlowdown, ...] = ()
-    sync: str | None = None
-    """The rule that overrides the script's; None: the script's."""
-    wire: WireFormat | None = None
-    """The wire format that overrides the script's; None: the script's."""
-    batch: str | None = None
-    """The batch sizes that override the script's, see `core.batch_sizes.BatchOrder`; None: the script's."""
     servers_return: bool = False
     """True if a server that dies may come back in a new process."""
     standbys: tuple[Address | None, ...] | None = None
     """Where the standbys of the servers listen, None for each that has none at present; None: the job has no replicas."""
-    phases: bool = True
-    """True if this worker accounts for its time by phases."""
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables that `from_environment` reads."""

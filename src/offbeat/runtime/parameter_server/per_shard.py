@@ -99,11 +99,10 @@ class BlockShard(LiveShard):
     """Hold a shard that folds and publishes by itself, on the coordinator's orders.
 
     Args:
-        number: of the server, and so of the shard.
+        parts, more: as for `LiveShard`.
         late: injected delays of this server's blocks.
         seed: decides which blocks are late.
         now: the job's clock, in seconds.
-        survival, workers: see `LiveShard`.
     """
 
     orders_of_shard = True
@@ -112,21 +111,8 @@ class BlockShard(LiveShard):
     def described_here(self) -> bool:
         return self._policy.averaging is None
 
-    def __init__(
-        self,
-        number: int,
-        layout: Layout,
-        span: Span,
-        spec: OptimizerSpec,
-        policy: ServerRule,
-        *,
-        late: Sequence[Late] = (),
-        seed: int = 0,
-        now: Callable[[], Seconds],
-        survival: Survival = NOBODY,
-        workers: int = 0,
-    ) -> None:
-        super().__init__(number, layout, span, spec, policy, survival=survival, workers=workers)
+    def __init__(self, *parts: Any, late: Sequence[Late] = (), seed: int = 0, now: Callable[[], Seconds], **more: Any) -> None:
+        super().__init__(*parts, **more)
         self._version: Version = 0
         self._sendable: Buffer | None = None
         """A copy of the block that nobody changes; None: none was needed since the block has changed."""

@@ -17,6 +17,7 @@ from offbeat.errors import ConfigurationError, ProtocolError
 from offbeat.runtime.coordination.arrivals import Schedules, ShardArrivals, pushed
 from offbeat.runtime.coordination.notifier import Notifier
 from offbeat.runtime.coordination.peers import Peers
+from offbeat.runtime.coordination.plane import Plane
 from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.parameter_server.dispatch import Dispatcher
@@ -33,7 +34,7 @@ from offbeat.transport.schema import shown
 from offbeat.types import NO_CAUSE, RecordId, Seconds, WorkerId
 
 
-class ServerPlane:
+class ServerPlane(Plane):
     """Hold server 0's shard, and exchange orders and reports with the other shards, which are set up here.
 
     Args:
@@ -124,26 +125,16 @@ class ServerPlane:
         self.shard.tick(now)
 
     def wake_at(self) -> Seconds | None:
-        """Return when to call `follow` next at the latest; None: never."""
         return self.shard.wake_at()
 
     def wake(self, now: Seconds) -> None:
-        """Handle the coordinator's timer."""
         self._perform(self._coordinator.wake(now), now, NO_CAUSE)
-
-    def too_late(self) -> list[WorkerId]:
-        """Return nothing: a worker can join as long as the job runs."""
-        return []
 
     # Messages and events.
 
     def check(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check that a worker's process brings the memory that it must. Raises `ProtocolError` otherwise."""
         self.shard.check_memory(worker, connection, message)
-
-    def on_rounds(self, connection: Connection, message: Message) -> bool:
-        """Return False: there are no rounds among workers."""
-        return False
 
     def closed(self, connection: Connection) -> None:
         """Forget the worker of a connection."""
@@ -251,7 +242,6 @@ class ServerPlane:
             self._complete(header["worker"], header["number"], shard, now)
 
     def gone(self, event: Lost | Left, now: Seconds) -> None:
-        """Handle the end of a worker's process, or its announcement to leave."""
         if isinstance(event, Lost):
             self._arrivals.forget(event.worker)
             self._postponed.pop(event.worker, None)
@@ -289,7 +279,6 @@ class ServerPlane:
     # Effects.
 
     def perform(self, effects: Sequence[Effect]) -> None:
-        """Carry out the coordinator's effects."""
         self._dispatcher.perform(effects)
 
     def pass_on(self, now: Seconds) -> None:

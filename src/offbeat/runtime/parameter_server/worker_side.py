@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -27,13 +27,13 @@ from offbeat.runtime.job.loading import checksum, too_late
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.parameter_server.exchange import Exchange
 from offbeat.runtime.parameter_server.interrupts import Interrupts
-from offbeat.runtime.worker.job_session import JobSession, pushed_fields
+from offbeat.runtime.worker.job_session import JobSession, SessionOptions, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
-from offbeat.transport.base import Hub, Message, SharedMemory
+from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import Epoch, Version, WireFormat
 
 
@@ -41,9 +41,8 @@ class WorkerSession(JobSession):
     """One worker's part in a job of the server family, from `join` on. The owner of its process calls `follow_process` before that.
 
     Args:
-        local_only: why this optimizer cannot step on servers, if so: then only a rule that exchanges parameters will do.
-        siblings, hub: see `JobSession`.
         wire, grouped: see `Exchange`.
+        options: see `SessionOptions`. With ``local_only`` only a rule that exchanges parameters will do.
 
     Raises:
         JobError: a server cannot be reached.
@@ -57,12 +56,9 @@ class WorkerSession(JobSession):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        stop_on_nonfinite: bool = False,
-        local_only: str | None = None,
-        siblings: list[JobSession] | None = None,
-        hub: Hub | None = None,
         wire: WireFormat = "float32",
         grouped: bool = False,
+        **options: Unpack[SessionOptions],
     ) -> None:
         super().__init__(
             settings,
@@ -81,10 +77,7 @@ class WorkerSession(JobSession):
             },
             anywhere=False,
             own_state=lambda: self._exchange.averaging is not None,
-            hub=hub,
-            stop_on_nonfinite=stop_on_nonfinite,
-            local_only=local_only,
-            siblings=siblings,
+            **options,
         )
         self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire, grouped=grouped)
         self.flat.watch = self.watch

@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import torch
 
@@ -31,13 +31,13 @@ from offbeat.runtime.ranks.member import RankMember
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.runtime.worker.job_checkpoints import LOOK_S, PARTS_S
-from offbeat.runtime.worker.job_session import JobSession, pushed_fields
+from offbeat.runtime.worker.job_session import JobSession, SessionOptions, pushed_fields
 from offbeat.runtime.worker.library_calls import library_call
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
-from offbeat.transport.base import Hub, Message, SharedMemory
+from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import Epoch, LeaseId, Version, WorkerId
 
 PartOf: TypeAlias = Callable[
@@ -50,9 +50,9 @@ class RankSession(JobSession):
     """One rank's part in a job without servers, from `join` on. The owner of its process calls `follow_process` before that.
 
     Args:
-        siblings, hub: see `JobSession`.
         grouped: see `Replica`.
         part_of: which part the rank takes, by the rule of the job that has welcomed it.
+        options: see `SessionOptions`.
 
     Raises:
         JobError: the coordinator cannot be reached.
@@ -66,12 +66,9 @@ class RankSession(JobSession):
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        stop_on_nonfinite: bool = False,
-        local_only: str | None = None,
-        siblings: list[JobSession] | None = None,
-        hub: Hub | None = None,
         grouped: bool = False,
         part_of: PartOf,
+        **options: Unpack[SessionOptions],
     ) -> None:
         super().__init__(
             settings,
@@ -90,10 +87,7 @@ class RankSession(JobSession):
             },
             anywhere=True,
             own_state=lambda: False,
-            hub=hub,
-            stop_on_nonfinite=stop_on_nonfinite,
-            local_only=local_only,
-            siblings=siblings,
+            **options,
         )
         self._terms = {"layout": layout.to_wire(), "optimizer": spec.to_wire()}
         self._replica = Replica(layout, model, optimizer, self.worker, self.workers, grouped=grouped)

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -77,6 +77,19 @@ def pushed_fields(push: Pushed) -> dict[str, Any]:
     }
 
 
+class SessionOptions(TypedDict, total=False):
+    """What the owner of a process gives each session, whatever the rule."""
+
+    hub: Hub
+    """The connections of this worker; by default a hub of its own."""
+    siblings: list[JobSession]
+    """The sessions of this process, one for each of its optimizers in the order in which they were made; `JobSession.join` adds itself."""
+    stop_on_nonfinite: bool
+    """True: a gradient that is not finite ends the job. False by default."""
+    local_only: str | None
+    """The reason for which this optimizer cannot step on servers; None, by default: it can."""
+
+
 class JobSession(Session):
     """Take part in a job as one process, from `join` on. The owner of the process calls `follow_process` first.
 
@@ -86,10 +99,7 @@ class JobSession(Session):
         servers: addresses of the servers that it connects to.
         spans, at_once, anywhere: see `WorkerConnection`; this class has the handlers for checkpoints, and for the state of the job.
         own_state: see `JobCheckpoints`.
-        hub: the connections of this worker; None: a hub of its own.
-        siblings: the sessions of this process, one for each of its optimizers in the order in which they were made; `join` adds this one.
-        stop_on_nonfinite: True: a gradient that is not finite ends the job.
-        local_only: the reason for which this optimizer cannot step on servers; None: it can.
+        options: see `SessionOptions`.
 
     Raises:
         JobError: a server cannot be reached.
@@ -110,16 +120,13 @@ class JobSession(Session):
         at_once: Mapping[str, Callable[[Message], None]],
         anywhere: bool,
         own_state: Callable[[], bool],
-        hub: Hub | None,
-        stop_on_nonfinite: bool,
-        local_only: str | None,
-        siblings: list[JobSession] | None,
+        **options: Unpack[SessionOptions],
     ) -> None:
         super().__init__()
         self.worker, self.workers, self.seed = settings.worker, settings.workers, settings.seed
         self._optimizer = optimizer
         link = WorkerConnection(
-            hub if hub is not None else SocketHub(settings.token),
+            options["hub"] if "hub" in options else SocketHub(settings.token),
             settings.worker,
             servers,
             spans,
@@ -139,10 +146,10 @@ class JobSession(Session):
         self.in_step = False
         """True while the script is inside this session's `step`."""
         self.checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=own_state)
-        self._siblings = Siblings([] if siblings is None else siblings)
+        self._siblings = Siblings(options.get("siblings", []))
         self._seen = 0
         """Steps that the session with the sampler had made when this session made its last one."""
-        self._stop_on_nonfinite, self._local_only = stop_on_nonfinite, local_only
+        self._stop_on_nonfinite, self._local_only = options.get("stop_on_nonfinite", False), options.get("local_only")
         self.resumes = False  # the first release sets it: True for a process with which the job begins
         self._loaded: int | None = 0
         """A checksum of the state that the script has loaded since it joined, 0: none; None: the coordinator has received it."""

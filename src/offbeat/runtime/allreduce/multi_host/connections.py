@@ -168,7 +168,7 @@ class PeerConnections:
         connection = self._peers.pop(peer, None)
         if connection is not None:
             self._names.pop(connection, None)
-            connection.place_with(_anywhere)
+            connection.place_with(lambda header, nbytes: None)
             connection.copy_unsent()
             connection.divert()
             self._closing.append(connection)
@@ -328,10 +328,6 @@ class ConnectedRank(ABC):
     def _place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
         """Return where to receive the content of a peer's message; None: anywhere."""
         return None
-
-
-def _anywhere(header: Mapping[str, Any], nbytes: int) -> memoryview | None:
-    return None
 
 
 def _bytes(content: torch.Tensor) -> memoryview:
