@@ -79,7 +79,8 @@ def test_int8_errs_by_half_a_step_of_its_block(name: str, seed: int, power: int)
     line.travel()
     for sent, came in zip(blocks_of(line.layout, line.sent), blocks_of(line.layout, line.came), strict=True):
         largest = float(sent.abs().max())
-        assert float((sent - came).abs().max()) <= max(largest / 254 * (1 + 1e-5), 1.5e-36)
+        # A quotient of up to 127 in float32 is off by 2**-24 of itself: 1.5e-5 of half a step.
+        assert float((sent - came).abs().max()) <= max(largest / 254 * (1 + 4e-5), 1.5e-36)
         assert largest < 1.5e-36 or math.isclose(float(came.abs().max()), largest, rel_tol=1e-6), "the largest value is exact"
 
 
