@@ -97,10 +97,9 @@ def test_what_a_dead_worker_did_before_stays_in_its_lane() -> None:
 
 
 def test_who_has_not_come_yet_is_not_called_dead() -> None:
-    view, tally = view_and_tally(head(), joined(0), died(1, 1.0, "its machine has not come yet"), release(0, 1.0))
+    view = view_of(head(), joined(0), died(1, 1.0, "its machine has not come yet"), release(0, 1.0))
     assert [kind for _, kind in view.lane(1)["tail"]] == ["awaited"]  # type: ignore[index]
-    view.status(tally.summary(brief=True))
-    assert {row["worker"]: row["doing"] for row in view.change()["workers"]["rows"]} == {0: "computing", 1: "awaited"}
+    assert {row["worker"]: row["doing"] for row in view.change()["state"]["workers"]["rows"]} == {0: "computing", 1: "awaited"}
     view.record(joined(1, 9.0))
     assert [phases(entry) for entry in view.lane(1)["entries"]] == [{"awaited": 8000.0}]  # type: ignore[index]
 
