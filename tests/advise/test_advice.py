@@ -21,7 +21,7 @@ from offbeat.sim.recording import recorded
 from offbeat.sim.run import simulate
 
 SLOW = "per_worker(law='lognormal(mean=1, sd=0.1, low=0.5)', factors=(1, 1, 4, 1))"
-FAST = Question(seeds=1, pushes=400)
+FAST = Question(seeds=1, pushes=160)
 
 
 def journal(folder: Path, law: str, sync: str = "bsp", versions: int = 100, **settings: object) -> Path:
@@ -35,7 +35,7 @@ def journal(folder: Path, law: str, sync: str = "bsp", versions: int = 100, **se
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Advice:
     """Advice for a run with a slow worker."""
     path = journal(tmp_path_factory.mktemp("slow"), SLOW)
-    return advice(path, Question(workers=(3, 5), servers=(2,), seeds=2, pushes=400))
+    return advice(path, Question(workers=(3, 5), servers=(2,), seeds=2, pushes=200))
 
 
 def test_a_slow_worker_is_repaired_first_and_a_rule_comes_second(slow: Advice) -> None:

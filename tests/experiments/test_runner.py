@@ -34,27 +34,9 @@ CHECKOUT = Path(__file__).parents[2]
 EXPERIMENTS = runner.find()
 LIMIT_S = 480.0
 """For what hangs: the longest takes 70 to 90 s on two cores, and more where something else runs on them, as other tests do."""
-LONG = {
-    "auto": "ringmaster",
-    "bias": "ringmaster",
-    "dbw_fig2": "dbw_fig1",
-    "dbw_fig3": "dbw_fig1",
-    "eager_fig10": "eager_fig13",
-    "eager_fig11": "eager_fig13",
-    "eager_fig12": "eager_fig13",
-    "eager_fig9": "eager_fig13",
-    "eager_table2": "eager_fig13",
-    "elastic_fig4": "psp_fig4",
-    "ensemble_fig3": "ensemble_fig5",
-    "ensemble_fig4": "ensemble_fig5",
-    "ensemble_table": "ensemble_fig5",
-    "learning_rates": "ringmaster",
-    "psp_fig3": "psp_fig4",
-    "psp_table1": "psp_fig4",
-    "spot_fleet": "ringmaster",
-}
-"""Quick runs of some twenty seconds and more on two cores, each with another one of the same code: CI runs that one, and the mechanism of
-those that have one (test_mutations.py): of the bias, the rules whose weights no other experiment shows."""
+IN_CI = {"eager_fig13", "eager_fig2", "ensemble_fig5", "ringmaster", "zipline_table2"}
+"""The experiments whose quick runs are CI's: of each kind of code one. Of the others, which take some twenty seconds and more, CI runs the
+mechanism where there is one (test_mutations.py)."""
 ONE_SEED = {"eager_fig13"}
 """Experiments whose quick run has two seeds, of which each alone bears out the claims."""
 OWN = {"auto", "bias", "ringmaster"}
@@ -89,7 +71,7 @@ def invoke(*arguments: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
-@pytest.mark.parametrize("name", marked(list(EXPERIMENTS), "eager_fig2", night=[*LONG]))
+@pytest.mark.parametrize("name", marked(list(EXPERIMENTS), "eager_fig2", night=[*EXPERIMENTS.keys() - IN_CI]))
 def test_every_experiment_runs_quickly_and_bears_out_its_claims(name: str, tmp_path: Path) -> None:
     seeds = ("--seeds", "1") if name in ONE_SEED else ()
     done = experiments(name, "--quick", "--check", *seeds, "--out", str(tmp_path))
