@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from rich.console import Console
-from tests.journal.records import abandoned, push, release, round_of_two, two_shards
+from tests.journal.records import abandoned, epoch_ended, push, release, round_of_two, two_shards
 from tests.support.printed import printed
 
 from offbeat.journal.records import job_record
@@ -114,6 +114,11 @@ def test_the_headline_and_the_rows(run_job: RunJob) -> None:
     for width in (60, 80, 120):
         narrow = printed(worker_table(snapshot, rows=2, width=width), width=width)
         assert "…" not in narrow and {"worker", "/push", "waiting", "folded"} <= set(narrow.split())
+
+
+def test_a_job_that_has_resumed_says_how_many_epochs_are_over() -> None:
+    records = [*round_of_two()[:-1], epoch_ended(3.0, 24, 0, 1)]
+    assert "  epoch 25  " in headline(Tally.of(records).summary(), 1.0)
 
 
 def test_local_steps_abandoned_work_and_shards_that_differ_are_shown() -> None:

@@ -143,7 +143,7 @@ def headline(snapshot: Summary, rate: float, *, now: bool = False) -> str:
         return "the workers are starting"
     alive = sum(worker["state"] == "alive" for worker in workers)
     loss = "" if snapshot["loss"] is None else f"  loss {float(snapshot['loss']):.4f}"
-    ended = len(snapshot["epochs"]) + (snapshot["earlier_epochs"] or {"epochs": 0})["epochs"]
+    ended = max((epoch["epoch"] + 1 for epoch in snapshot["epochs"]), default=0)  # also of a job that has resumed
     epochs = f"  epoch {ended:,}" if ended else ""
     others = "".join(f"  and {short(one['sync'])} version {one['version']:,}" for one in snapshot["optimizers"] or ())
     job = f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}{others}"
