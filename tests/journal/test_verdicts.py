@@ -261,5 +261,17 @@ def test_a_death_is_told_in_full() -> None:
     assert "32 samples that it held were dealt out again" in verdict.evidence
 
 
+@pytest.mark.parametrize(("what", "remedy"), [("lost", "its machine is gone; the same command"), ("exited", "see its last output")])
+def test_who_is_dead_with_its_machine_returns_with_a_machine(what: str, remedy: str) -> None:
+    records = barrier([[STEP] * 3] * 20)
+    t, detail = records[-1]["t"], "the connection to node2 has ended"
+    more: list[dict[str, Any]] = [
+        {"kind": "state_changed", "t": t + 0.1, "worker": 2, "state": "dead", "reason": detail},
+        {"kind": "process", "t": t + 0.1, "role": "worker", "number": 2, "what": what, "detail": detail},
+    ]
+    (verdict,) = found([*records, *more])
+    assert "did not come back" in verdict.what and verdict.remedy.startswith(remedy)
+
+
 def test_a_few_folds_say_nothing() -> None:
     assert found(barrier([[STEP, with_more(data=1.0)]] * 4)) == []

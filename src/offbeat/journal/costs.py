@@ -79,6 +79,8 @@ class Death:
     """When a new process got its first parameters; None: none has come."""
     pushed: bool = False
     """A new process has pushed."""
+    lost: bool = False
+    """Its machine is gone with it."""
 
 
 @dataclass(slots=True)
@@ -286,8 +288,12 @@ class Costs:
             self.workers[record["worker"]].slowed = record["detail"] or "a fault of kind slow"
 
     def _process(self, record: Record) -> None:
-        if record["role"] == "worker" and (host := host_in(record["detail"])):
-            self._worker(record["number"]).host = host
+        if record["role"] != "worker":
+            return
+        worker = self._worker(record["number"])
+        worker.host = host_in(record["detail"]) or worker.host
+        if record["what"] == "lost" and worker.deaths and worker.deaths[-1].back is None:
+            worker.deaths[-1].lost = True
 
     @property
     def seconds(self) -> Seconds:

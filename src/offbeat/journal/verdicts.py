@@ -453,6 +453,9 @@ def _death(costs: Costs, number: int, death: Death) -> Verdict:
     came = "did not come back" if death.back is None else f"was back after {short(away_s)}"
     stalled = f"the others waited {short(death.stalled_s)} until the job knew" if death.stalled_s >= 1e-3 else "nobody waited for it"
     given = f"; {death.samples:,} samples that it held were dealt out again" if death.samples else ""
+    remedy = "see its last output (--log-dir); --max-restarts says how often it is started again"
+    if death.lost:
+        remedy = "its machine is gone; the same command, there or on another machine, brings its worker back"
     return Verdict(
         "death",
         (number,),
@@ -462,7 +465,7 @@ def _death(costs: Costs, number: int, death: Death) -> Verdict:
         round(share, 6),
         f"Worker {number} died at {death.t:.1f} s and {came}: {percent(share)} of the job's time",
         f"{stalled}{given}" + (f"; {death.reason}" if death.reason else ""),
-        "" if death.back is not None else "see its last output (--log-dir); --max-restarts says how often it is started again",
+        "" if death.back is not None else remedy,
         round(share, 6),
         "high",
         {"away_s": round(away_s, 6), "stalled_s": round(death.stalled_s, 6), "samples": float(death.samples)},
