@@ -10,8 +10,8 @@ Needs root.
     python -m benchmarks.night --zones us-west-2c.json us-east-1f.json us-east-2a.json --start 2280 --ticks 120 --minutes 120 --out night \\
         -- examples/mnist.py --data ../shared/data/mnist --epochs 1000
 
-*Goodput*: samples whose gradients are in the final parameters, by second of an instance that was paid for, over the same figure of all
-instances undisturbed (``--calm`` seconds, before).
+*Goodput*: samples whose gradients are in the final parameters, over those of a fleet to which changes cost nothing: at each number of
+instances, the rate that the job had from `SETTLED_S` after a change until the next one.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ LOOK_S: Seconds = 0.5
 BECAME = ("folded", "dropped", "rejected", "skipped", "unused", "returned")
 """What has become of the indices of an epoch, in its report."""
 SETTLED_S: Seconds = 60.0
-"""Of a calm job: not counted, since its processes start and `auto` learns."""
+"""After an instance came or went: until then processes start, and `auto` learns."""
 
 SHOOT = """
 import sys
@@ -111,13 +112,21 @@ class Fleet:
         self._notice_s = NOTICE_S * tick_s / options.gap_s
         self._token = secrets.token_hex(16)
         self._head: Zone | None = None
-        self.starts = 0
+        self.started: list[Seconds] = []
+        """When the job was started, and started again."""
+        self.changes: list[tuple[Seconds, int]] = []
+        """When an instance came or went, and how many there were from then on."""
         self.paid_s: Seconds = 0.0
         self.happened: list[str] = []
         self._began = time.monotonic()
 
+    @property
+    def now(self) -> Seconds:
+        """The seconds of the night so far."""
+        return time.monotonic() - self._began
+
     def note(self, text: str) -> None:
-        line = f"{time.monotonic() - self._began:7.1f} s  {text}"
+        line = f"{self.now:7.1f} s  {text}"
         self.happened.append(line)
         print(line, flush=True)
 
@@ -128,9 +137,12 @@ class Fleet:
             tick = int((now - self._began) / self._tick_s)
             for number, zone in enumerate(self._zones):
                 self._follow(number, zone, now, zone.counts[min(tick, len(zone.counts) - 1)])
+            alive = sum(len(zone.lasting) for zone in self._zones)
+            if not self.changes or alive != self.changes[-1][1]:
+                self.changes.append((self.now, alive))
             self._agents()
             if self._head is not None and self._head.instances:
-                watch(now - self._began, self._head.host, self.starts)
+                watch(self.now, self._head.host, len(self.started))
             time.sleep(LOOK_S)
 
     def _follow(self, number: int, zone: Zone, now: float, wanted: int) -> None:
@@ -156,7 +168,9 @@ class Fleet:
         self.paid_s += time.monotonic() - instance.began
 
     def _agents(self) -> None:
-        """Start an agent where there is none; all are started again where the first machine's zone is empty."""
+        """Start an agent where there is none. Once the first machine's zone is empty, and the job has ended, all are started again."""
+        if self._head is not None and self._head.instances and not self._head.lasting:
+            return  # the job writes its last checkpoint
         if self._head is None or not self._head.lasting:
             head = max(self._zones, key=lambda zone: len(zone.lasting))
             if not head.lasting:
@@ -177,19 +191,20 @@ class Fleet:
         first = zone is self._head and not self._listening()
         if instance.agent is not None:
             self.note(f"zone {self._zones.index(zone)}: an agent has ended with status {instance.agent.returncode}, and is started again")
-        self.starts += first
+        if first:
+            self.started.append(self.now)
         out = Path(self._options.out)
         words = [sys.executable, "-m", "offbeat.agent", f"--nnodes=1:{sum(zone.seats for zone in self._zones)}"]
         words += [f"--rdzv-endpoint={self._head.host.address}:{PORT}", "--sync", self._options.sync, "--replicas=1", "--start-timeout=60"]
         words += [f"--checkpoint={out / 'saved'}", f"--every={self._options.every:g}", "--auto-resume", f"--max-restarts={RESTARTS}"]
-        words += [f"--journal={out / f'night-{self.starts}.jsonl'}", f"--summary={out / f'night-{self.starts}.json'}"]
+        words += [f"--journal={out / f'night-{len(self.started)}.jsonl'}", f"--summary={out / f'night-{len(self.started)}.json'}"]
         words += [f"--dashboard={PAGE}", *(("--slow", self._options.slow) if self._options.slow else ()), *self._options.script]
         environment = {"OFFBEAT_TOKEN": self._token, "OMP_NUM_THREADS": "1", procfs.MARK: instance.mark}
-        log = (out / f"agent-{self.starts}-{instance.mark}.log").open("a")
+        log = (out / f"agent-{len(self.started)}-{instance.mark}.log").open("a")
         with log:
             instance.agent = zone.host.popen(words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         if first:
-            self.note(f"start {self.starts} of the job")
+            self.note(f"start {len(self.started)} of the job")
             agent = instance.agent
             until("the supervisor listens", lambda: self._listening() or agent.poll() is not None)
 
@@ -251,14 +266,28 @@ class Start:
             "rules": [change["rule"] for change in summary["rule_changes"]],
             "epochs": len(self.reports),
             "indices": {what: sum(report[what] for report in self.reports) for what in ("indices", *BECAME)},
-            "first fold s": self.folded[0][0] if self.folded else None,
             "problems": self.tally.problems(),
         }
 
-    def steady(self) -> float:
-        """Return the folded samples per second, from `SETTLED_S` after the first fold."""
-        counted = [(t, samples) for t, _, samples in self.folded if t >= self.folded[0][0] + SETTLED_S]
-        return sum(samples for _, samples in counted[1:]) / (counted[-1][0] - counted[0][0])
+
+def goodput(changes: Sequence[tuple[Seconds, int]], folded: Sequence[tuple[Seconds, int]], seconds: Seconds) -> float:
+    """Return the samples that were folded over those that would have been if changes cost nothing, where the night tells.
+
+    >>> goodput([(0.0, 1), (200.0, 2)], [(t, 10) for t in range(20, 400)], seconds=400.0)
+    0.95
+    """
+    whole_s: defaultdict[int, float] = defaultdict(float)
+    calm_s: defaultdict[int, float] = defaultdict(float)
+    calm: Counter[int] = Counter()
+    for (begin, alive), end in zip(changes, [*(t for t, _ in changes[1:]), seconds], strict=True):
+        settled = min(end, begin + SETTLED_S)
+        whole_s[alive] += end - begin
+        calm_s[alive] += end - settled
+        calm[alive] += sum(samples for t, samples in folded if settled <= t < end)
+    known = {alive for alive, at in calm_s.items() if at > 0.0}
+    could = sum(whole_s[alive] * calm[alive] / calm_s[alive] for alive in known)
+    could *= seconds / sum(whole_s[alive] for alive in known)
+    return sum(samples for _, samples in folded) / could
 
 
 def picture(host: Host, folder: Path, start: int, path: Path) -> None:
@@ -289,7 +318,6 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=0, help="the first tick of the traces")
     parser.add_argument("--ticks", type=int, default=120)
     parser.add_argument("--minutes", type=float, default=120.0, help="that these ticks take here")
-    parser.add_argument("--calm", type=float, default=180.0, help="seconds in which all instances are there, before")
     parser.add_argument("--sync", default="auto(allow=biased)")
     parser.add_argument("--slow", default="", help="as offbeat run has it")
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two checkpoints")
@@ -305,32 +333,31 @@ def main() -> None:
     whole = [max(trace["data"]) for trace in traces]
     of = [trace["data"][options.start : options.start + options.ticks] for trace in traces]
     counts = [[-(-seats * count // most) for count in row] for row, seats, most in zip(of, options.seats, whole, strict=True)]
-    workers, root = sum(options.seats), options.out.resolve()
-    results: dict[str, Any] = {"load": os.getloadavg()}
-    speed: dict[str, float] = {}
-    for name, plan, seconds in (("calm", [[seats] for seats in options.seats], options.calm), ("night", counts, 60 * options.minutes)):
-        options.out = root / name
-        options.out.mkdir(parents=True, exist_ok=True)
-        due = [part * seconds for part in options.pictures] if name == "night" else []
+    options.out.mkdir(parents=True, exist_ok=True)
+    seconds = 60 * options.minutes
+    due = [part * seconds for part in options.pictures]
 
-        def watch(now: Seconds, host: Host, start: int, due: list[Seconds] = due) -> None:
-            if due and now >= due[0]:
-                picture(host, options.out, start, options.out / f"page-{int(due.pop(0))}.png")
+    def watch(now: Seconds, host: Host, start: int) -> None:
+        if due and now >= due[0]:
+            picture(host, options.out, start, options.out / f"page-{int(due.pop(0))}.png")
 
-        with zones(options, plan) as made:
-            fleet = Fleet(made, options, seconds / len(plan[0]))
-            fleet.run(seconds, watch)
-            fleet.end()
-        starts = [Start(path) for number in range(1, fleet.starts + 1) if (path := options.out / f"night-{number}.jsonl").exists()]
-        lost_after = [*(start.resumed for start in starts[1:]), math.inf]
-        rows = [start.row(version) for start, version in zip(starts, lost_after, strict=True)]
-        speed[name] = starts[0].steady() / workers if name == "calm" else sum(row["samples"] for row in rows) / fleet.paid_s
-        results[name] = {"starts": rows, "paid_s": fleet.paid_s, "samples_per_instance_s": speed[name], "happened": fleet.happened}
-        print(json.dumps(rows, indent=1), flush=True)
-        save(root / "night.json", [results])
-    results |= {"goodput": speed["night"] / speed["calm"], "load_end": os.getloadavg()}
-    print(f"goodput {results['goodput']:.3f}: {speed['night']:.2f} samples by second of an instance, undisturbed {speed['calm']:.2f}")
-    save(root / "night.json", [results])
+    with zones(options, counts) as made:
+        fleet = Fleet(made, options, seconds / options.ticks)
+        fleet.run(seconds, watch)
+        fleet.end()
+    paths = [options.out / f"night-{number}.jsonl" for number in range(1, len(fleet.started) + 1)]
+    found = [(begun, Start(path)) for begun, path in zip(fleet.started, paths, strict=True) if path.exists()]
+    lost_after = [*(start.resumed for _, start in found[1:]), math.inf]
+    rows = [start.row(version) for (_, start), version in zip(found, lost_after, strict=True)]
+    folded = [
+        (begun + t, samples)
+        for (begun, start), last in zip(found, lost_after, strict=True)
+        for t, version, samples in start.folded
+        if version <= last
+    ]
+    result = {"goodput": goodput(fleet.changes, folded, seconds), "paid_s": fleet.paid_s, "starts": rows, "load": os.getloadavg()}
+    print(json.dumps(result, indent=1), flush=True)
+    save(options.out / "night.json", [{**result, "happened": fleet.happened, "changes": fleet.changes}])
 
 
 if __name__ == "__main__":
