@@ -261,8 +261,8 @@ def test_a_death_is_told_in_full() -> None:
     assert "32 samples that it held were dealt out again" in verdict.evidence
 
 
-@pytest.mark.parametrize(("what", "remedy"), [("lost", "its machine is gone; the same command"), ("exited", "see its last output")])
-def test_who_is_dead_with_its_machine_returns_with_a_machine(what: str, remedy: str) -> None:
+@pytest.mark.parametrize(("what", "remedy"), [("lost", "the agent or command that ran it is gone; the same command"), ("exited", "see its last output")])
+def test_who_is_lost_with_what_ran_it_returns_with_that(what: str, remedy: str) -> None:
     records = barrier([[STEP] * 3] * 20)
     t, detail = records[-1]["t"], "the connection to node2 has ended"
     more: list[dict[str, Any]] = [

@@ -80,7 +80,7 @@ class Death:
     pushed: bool = False
     """A new process has pushed."""
     lost: bool = False
-    """Its machine is gone with it."""
+    """What ran it is gone with it: an agent with its machine, a command that had joined the job, an actor."""
 
 
 @dataclass(slots=True)

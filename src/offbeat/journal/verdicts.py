@@ -455,7 +455,7 @@ def _death(costs: Costs, number: int, death: Death) -> Verdict:
     given = f"; {death.samples:,} samples that it held were dealt out again" if death.samples else ""
     remedy = "see its last output (--log-dir); --max-restarts says how often it is started again"
     if death.lost:
-        remedy = "its machine is gone; the same command, there or on another machine, brings its worker back"
+        remedy = "the agent or command that ran it is gone; the same command, there or elsewhere, brings it back (Ray does so by itself)"
     return Verdict(
         "death",
         (number,),
