@@ -261,7 +261,9 @@ def test_a_death_is_told_in_full() -> None:
     assert "32 samples that it held were dealt out again" in verdict.evidence
 
 
-@pytest.mark.parametrize(("what", "remedy"), [("lost", "the agent or command that ran it is gone; the same command"), ("exited", "see its last output")])
+@pytest.mark.parametrize(
+    ("what", "remedy"), [("lost", "the agent or command that ran it is gone; the same command"), ("exited", "see its last output")]
+)
 def test_who_is_lost_with_what_ran_it_returns_with_that(what: str, remedy: str) -> None:
     records = barrier([[STEP] * 3] * 20)
     t, detail = records[-1]["t"], "the connection to node2 has ended"
