@@ -26,8 +26,9 @@ class RayCluster:
     """
 
     def __init__(self, count: int = 3, cpus: int = 2) -> None:
-        # Without its monitor Ray kills no workers where other tests of this machine use its memory.
-        os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0")
+        # Other tests use this machine too: without its monitor Ray kills no workers where they use its memory, and with their niceness
+        # (Ray's own is 15) its agents are not silent for seconds where they use its cores.
+        os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0", RAY_worker_niceness="0")
         self._options: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": STORE_BYTES}
         self._made = 0
         from ray.cluster_utils import Cluster
