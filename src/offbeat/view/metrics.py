@@ -7,9 +7,9 @@ what is there: it costs this process time, and no other. ``docs/tools.md`` lists
 from __future__ import annotations
 
 import errno
+import os
 import sys
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -44,35 +44,6 @@ Labelled: TypeAlias = tuple[list[str], float]
 """The values of a figure's labels, and its own."""
 
 
-class Histogram:
-    """Counts values by buckets, whose upper bounds are given.
-
-    >>> histogram = Histogram((1.0, 2.0))
-    >>> for value in (0.5, 1.0, 7.0):
-    ...     histogram.add(value)
-    >>> histogram.buckets(), histogram.total
-    ([('1.0', 2), ('2.0', 2), ('+Inf', 3)], 8.5)
-    """
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        """Count one value."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def buckets(self) -> list[tuple[str, int]]:
-        """Return each bound, and how many values are at most as large."""
-        count, found = 0, []
-        for bound, more in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
-            count += more
-            found.append((bound, count))
-        return found
-
-
 class Collector(Sink):
     """Takes what is known of a job, and gives it to ``prometheus_client`` at each scrape. A sink, and a collector of that package.
 
@@ -80,14 +51,23 @@ class Collector(Sink):
     """
 
     def __init__(self) -> None:
-        from prometheus_client import core
+        os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)  # of the user's own processes: the package would add this one's files to it
+        from prometheus_client import Histogram, core, disable_created_metrics
 
+        disable_created_metrics()
         self._core = core
         self._lock = threading.Lock()
         """Scrapes come in threads of the server."""
         self._snapshot: Mapping[str, Any] | None = None
-        self._step, self._round = Histogram(SECONDS), Histogram(SECONDS)
-        self._rejoin, self._staleness = Histogram(REJOIN_SECONDS), Histogram(VERSIONS)
+        self._histograms = self._step, self._round, self._rejoin, self._staleness = [
+            Histogram(f"offbeat_{name}", about, buckets=bounds, registry=None)
+            for name, about, bounds in (
+                ("step_seconds", "Time in which a worker computed a gradient, per local step.", SECONDS),
+                ("round_seconds", "Time between two folds.", SECONDS),
+                ("rejoin_seconds", "Time from a worker's death until it took part again.", REJOIN_SECONDS),
+                ("staleness_versions", "Versions between what a gradient was computed from and the version it went into.", VERSIONS),
+            )
+        ]
         self._unfolded: Counter[str] = Counter()
         """Samples by each fate but folded."""
         self._deaths: Counter[str] = Counter()
@@ -108,13 +88,13 @@ class Collector(Sink):
         with self._lock:
             match record["kind"]:
                 case "pushed" if record.get("alone") or not record.get("shard"):
-                    self._step.add(record["compute_s"] / max(1, record.get("steps", 1)))
+                    self._step.observe(record["compute_s"] / max(1, record.get("steps", 1)))
                 case "fold":
                     if self._folded_at is not None and "shard" not in record:
-                        self._round.add(record["t"] - self._folded_at)
+                        self._round.observe(record["t"] - self._folded_at)
                     self._folded_at = record["t"]
                     for part in record["parts"]:
-                        self._staleness.add(part["staleness"])
+                        self._staleness.observe(part["staleness"])
                 case "settle" if record["fate"] != "folded" and "shard" not in record:
                     self._unfolded[record["fate"]] += record["samples"]
                 case "process" if record["role"] == "worker" and record["number"] in self._unexplained:
@@ -137,7 +117,7 @@ class Collector(Sink):
         elif record["state"] == "alive" and worker in self._died:
             if worker in self._unexplained:
                 self._explain(worker, "connection")
-            self._rejoin.add(record["t"] - self._died.pop(worker))
+            self._rejoin.observe(record["t"] - self._died.pop(worker))
 
     def status(self, snapshot: Mapping[str, Any]) -> None:
         with self._lock:
@@ -160,21 +140,9 @@ class Collector(Sink):
     def collect(self) -> Iterator[Any]:
         """Return the families of metrics as they are now."""
         with self._lock:
-            families = [*self._histograms(), *self._counters(), *([] if self._snapshot is None else self._figures(self._snapshot))]
+            families = [family for histogram in self._histograms for family in histogram.collect()]
+            families += [*self._counters(), *([] if self._snapshot is None else self._figures(self._snapshot))]
         yield from families
-
-    def _histograms(self) -> Iterator[Any]:
-        for name, about, histogram in (
-            ("step_seconds", "Time in which a worker computed a gradient, per local step.", self._step),
-            ("round_seconds", "Time between two folds.", self._round),
-            ("rejoin_seconds", "Time from a worker's death until it took part again.", self._rejoin),
-            (
-                "staleness_versions",
-                "Versions between what a gradient was computed from and the version it went into.",
-                self._staleness,
-            ),
-        ):
-            yield self._core.HistogramMetricFamily(f"offbeat_{name}", about, buckets=histogram.buckets(), sum_value=histogram.total)
 
     def _counters(self) -> Iterator[Any]:
         causes = sorted({*CAUSES.values(), "other"})
