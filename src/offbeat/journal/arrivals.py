@@ -38,8 +38,8 @@ class JournalPush:
     """The shards at which it may still arrive."""
     arrived: int = 0
     """The number of its records so far."""
-    open: set[int | None] = field(default_factory=set)
-    """The shards at which it has arrived and has no fate; None stands for all shards together."""
+    open: dict[int | None, Any] = field(default_factory=dict)
+    """The shards at which it has arrived and has no fate, each with what a reader keeps there; None stands for all shards together."""
     clock: int = 0
     """0: none yet."""
     run: _Run = SURE
@@ -119,7 +119,7 @@ class Sender:
         if self._numbered:
             self.clock += 1
             push.clock, push.run = self.clock, self._run
-        push.open.add(shard)
+        push.open[shard] = None
         self.open[push.clock] = push
 
     def released(self, clock: int) -> None:
@@ -147,7 +147,7 @@ class Sender:
 
     def settle(self, push: JournalPush, shard: int | None, *, fenced: bool) -> None:
         """Close a push that was found, at this shard. A fenced push has used no clock."""
-        push.open.discard(shard)
+        push.open.pop(shard, None)
         if not push.open:
             del self.open[push.clock]
         if fenced and self._numbered:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender
+from offbeat.journal.arrivals import JournalArrivals, Record, Sender
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class Pushes:
     def __init__(self) -> None:
         self._arrivals = JournalArrivals()
         self._senders: defaultdict[int, defaultdict[int, Sender]] = defaultdict(partial(defaultdict, Sender))
-        self._open: dict[JournalPush, dict[int | None, Arrival]] = {}
         self._count = 0
 
     def note(self, record: Record) -> None:
@@ -61,35 +60,29 @@ class Pushes:
         push, shard = self._arrivals.of(record), record.get("shard")
         self._sender(record).pushed(push, shard)
         self._count += 1
-        arrival = Arrival(self._count, push.clock, record)
-        self._open.setdefault(push, {})[shard] = arrival
+        push.open[shard] = arrival = Arrival(self._count, push.clock, record)
         return arrival
 
     def folded(self, record: Record) -> list[Arrival]:
         """Return the arrivals that a ``fold`` record is made of, as far as they are known."""
         shard = record.get("shard")
-        found = (self._find(part["worker"], part["incarnation"], part["clock"], shard) for part in record["parts"])
-        return [arrival for _, arrival in found if arrival is not None]
+        found = (self._sender(part).find(part["clock"], shard) for part in record["parts"])
+        return [push.open[shard] for push in found if push is not None]
 
     def settled(self, record: Record) -> Arrival | None:
         """Return the arrival to which a ``settle`` record gives its fate, and forget it; None: it is not known."""
-        shard = record.get("shard")
-        push, arrival = self._find(record["worker"], record["incarnation"], record["clock"], shard)
-        if push is None or arrival is None:
+        shard, sender = record.get("shard"), self._sender(record)
+        push = sender.find(record["clock"], shard)
+        if push is None:
             return None
-        del self._open[push][shard]
-        if not self._open[push]:
-            del self._open[push]
-        self._sender(record).settle(push, shard, fenced=record["clock"] == 0)
+        arrival: Arrival = push.open[shard]
+        sender.settle(push, shard, fenced=record["clock"] == 0)
         return arrival
 
     def rest(self) -> Iterator[Arrival]:
         """Return the arrivals without a fate, in order."""
-        return iter(sorted((one for arrivals in self._open.values() for one in arrivals.values()), key=lambda one: one.number))
+        pushes = (push for senders in self._senders.values() for sender in senders.values() for push in sender.open.values())
+        return iter(sorted((arrival for push in pushes for arrival in push.open.values()), key=lambda arrival: arrival.number))
 
     def _sender(self, record: Record) -> Sender:
         return self._senders[record["worker"]][record["incarnation"]]
-
-    def _find(self, worker: int, incarnation: int, clock: int, shard: int | None) -> tuple[JournalPush | None, Arrival | None]:
-        push = self._senders[worker][incarnation].find(clock, shard)
-        return push, None if push is None else self._open.get(push, {}).get(shard)
