@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from offbeat.errors import ConfigurationError
 
@@ -25,16 +25,6 @@ GZIP_WINDOW: Final = zlib.MAX_WBITS | 16
 LEVEL: Final = 1
 """Of both: in frames of up to 64 KiB, zstd's higher levels make a journal no smaller, and gzip's cost server 0 more than they save."""
 CHUNK_NBYTES: Final = 1 << 16
-
-
-class _Decompressor(Protocol):
-    """Decompress one frame."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, /) -> bytes: ...
 
 
 def packer(path: Path) -> Pack:
@@ -95,8 +85,7 @@ class Lines:
 
     def _parts(self, chunks: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]:
         """Return what the frames hold, piece by piece, or frame by frame if the file grows, up to the first that is cut or damaged."""
-        frame: _Decompressor = begin()
-        readable, held = True, bytearray()
+        frame, readable, held = begin(), True, bytearray()
         for data in chunks:
             self.nbytes += len(data)
             while data and readable:

@@ -126,7 +126,7 @@ def age(seconds: Seconds) -> str:
     """
     for least, unit, factor in ((172_800, "d", 86_400.0), (7200, "h", 3600.0)):
         if seconds >= least:
-            return f"{seconds / factor:.1f}\u00a0{unit}".replace("\u00a0", " ")
+            return f"{seconds / factor:.1f} {unit}"
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
