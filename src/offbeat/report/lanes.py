@@ -55,7 +55,7 @@ class Lane:
     spans: list[LaneSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     until_s: float = 0.0
-    """The end of the last span. `Turns` tells of a pause twice, when the wait before it ends and as a stretch; the lane adds it once."""
+    """The end of the last span: a pause is a stretch from the push before it on, and what was drawn until it began stays."""
 
     def add(self, start_s: float, stop_s: float, what: str) -> None:
         """Add a span, unless it took no time; ``absent`` is drawn as nothing."""
@@ -138,15 +138,15 @@ class Chart(Watcher):
         """Draw a stretch of time without a push."""
         self.lanes[worker].add(start, stop, doing)
 
-    def halted(self, worker: int, turn: Turn, stop: Seconds) -> None:
-        """Draw what a worker did until it went on, paused or finished."""
+    def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
+        """Draw a wait."""
         self.lanes[worker].add(turn.since, stop, turn.doing)
-
-    waited = halted
 
     def _change(self, number: int, record: Record) -> None:
         kind, turn = record["kind"], self._turns.workers.get(number)
         doing, incarnation = ("absent", 0) if turn is None else (turn.doing, turn.incarnation)
+        if turn is not None and (kind == "paused" or record.get("state") == "finished"):  # neither has a stretch of its own
+            self.lanes[number].add(turn.since, record["t"], doing)
         self._turns.add(record)
         turn = self._turns.workers.get(number)
         if turn is None:  # a process that is no worker's, or a fault of a worker that is drawn anew each time

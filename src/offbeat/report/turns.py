@@ -65,9 +65,6 @@ class Watcher:
     def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
         """Take a wait from ``turn.since`` to ``stop``; ``turn`` says who ended it."""
 
-    def halted(self, worker: int, turn: Turn, stop: Seconds) -> None:
-        """Take a pause or an end of the script at ``stop``; no stretch tells what the worker did from ``turn.since`` on."""
-
 
 @dataclass
 class Turns:
@@ -103,7 +100,6 @@ class Turns:
             turn = self._turn(record["worker"])
             if self.blocks and turn.doing == "waiting":
                 self._close(record["worker"], turn, t)
-            self._halt(record["worker"], turn, t)
             if turn.doing != "dead":
                 turn.doing, turn.since = "idle", t if turn.doing in ("absent", "computing") or self.blocks else turn.since
         elif kind == "state_changed":
@@ -111,7 +107,6 @@ class Turns:
                 self._die(record["worker"], t)
             elif record["state"] == "finished":
                 turn = self._turn(record["worker"])
-                self._halt(record["worker"], turn, t)
                 turn.doing = "absent" if turn.doing != "dead" else turn.doing
         elif kind == "process":
             if record["role"] == "worker" and record["what"] == "killed":
@@ -199,10 +194,6 @@ class Turns:
             return
         self._close(number, turn, t)
         turn.doing, turn.since = "dead", t
-
-    def _halt(self, number: int, turn: Turn, t: Seconds) -> None:
-        for watcher in self.watchers:
-            watcher.halted(number, turn, t)
 
     def _close(self, number: int, turn: Turn, t: Seconds) -> None:
         if turn.doing != "absent" and t > turn.since:
