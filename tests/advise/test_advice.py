@@ -195,10 +195,8 @@ def test_links_that_cannot_be_asked_for(text: str) -> None:
         (["--sync", "baup"], "--sync: there is no synchronization rule 'baup'"),
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--pushes", "3"], "--pushes 3: must be at least 100"),
-        (["--workers", "8..2"], "runs backwards"),
         (["--model-size", "4MB"], "give --link 10gbit too"),
         (["--link", "1gbit"], "--link 1gbit: the journal does not say how large a push is; give --model-size 400MB too"),
-        (["--link", "fast"], "for instance 10gbit"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_simulated(tmp_path: Path, words: list[str], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.journal.records import JOB, fold, push, release, settle, state
 
 from offbeat.chaos.history import History
 from offbeat.chaos.judgement import DOCUMENTED, FINISHED, HANG, LOST, Ended, Verdict, judge
@@ -13,20 +14,11 @@ from offbeat.chaos.schedule import Fault
 
 def records(*, sync: str = "bsp", ok: bool = True, end: bool = True, gap_s: float = 1.0, workers: int = 1) -> list[dict[str, Any]]:
     """The journal of a worker that pushes ten times, with a gap after the fifth."""
-    found: list[dict[str, Any]] = [
-        {"kind": "job", "t": 0.0, "format": 1, "sync": sync, "workers": workers, "servers": 1, "seed": 0},
-        {"kind": "state_changed", "t": 0.5, "worker": 0, "incarnation": 1, "state": "alive", "reason": ""},
-    ]
+    found = [{**JOB, "sync": sync, "workers": workers}, state(0.5, 0, "alive")]
     t = 1.0
     for clock in range(1, 11):
-        who = {"worker": 0, "incarnation": 1}
-        part = {**who, "clock": clock, "weight": 1.0, "staleness": 0}
-        found += [
-            {"kind": "release", "t": t, **who, "version": clock - 1, "clock": clock - 1, "reason": ""},
-            {"kind": "pushed", "t": t + 0.5, **who, "version": clock - 1, "samples": 8, "compute_s": 0.5},
-            {"kind": "fold", "t": t + 0.5, "version": clock, "parts": [part], "reason": ""},
-            {"kind": "settle", "t": t + 0.5, **who, "clock": clock, "fate": "folded", "reason": "", "version": clock, "samples": 8},
-        ]
+        found += [release(t, 0, clock - 1, clock - 1), push(t + 0.5, 0, clock - 1)]
+        found += [fold(t + 0.5, clock, (0, clock, 1.0, 0)), settle(t + 0.5, 0, clock, version=clock)]
         t += gap_s if clock == 5 else 1.0
     report = {"indices": 80, "folded": 80, "dropped": 0, "rejected": 0, "unused": 0}
     found.append({"kind": "epoch_ended", "t": t, "pool": 0, "epoch": 0, "workers": [0], "report": report})

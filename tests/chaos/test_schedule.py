@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiers import examples
 
-from offbeat.chaos.schedule import DEFAULT_KINDS, DUTY, GROUPS, KINDS, LONG, SHORT, SLOW, TARGETS, chances, chosen, planned, schedule
+from offbeat.chaos.schedule import DEFAULT_KINDS, DUTY, GROUPS, KINDS, LONG, SHORT, SLOW, TARGETS, chances, planned, schedule
 from offbeat.errors import ConfigurationError
 
 SOME_KINDS = st.lists(st.sampled_from(KINDS), min_size=1, unique=True)
@@ -94,18 +94,6 @@ def test_a_plan_has_exactly_its_faults_and_what_ends_the_journal_comes_last(seed
 
 def test_by_default_only_workers_are_hit_and_all_of_them_may_return() -> None:
     assert set(chances(DEFAULT_KINDS, ["worker"])) == {"kill:worker", "stop:worker", "slow:worker"}
-
-
-@examples(200)
-@given(st.floats(0.0, 0.999), st.sets(st.integers(0, 9)), st.integers(1, 10))
-def test_whom_a_fault_hits(pick: float, numbers: set[int], total: int) -> None:
-    found = chosen(pick, numbers, total)
-    if not numbers:
-        assert found is None
-    else:
-        assert found in numbers
-        if int(pick * total) in numbers:
-            assert found == int(pick * total)
 
 
 @pytest.mark.parametrize(

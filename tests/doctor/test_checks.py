@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.doctor.machines import FAST, GIB, GOOD, findings, pair
 
-from offbeat.doctor.findings import Finding, lines, tally
+from offbeat.doctor.findings import lines, tally
 from offbeat.doctor.network_checks import check_pair
 from offbeat.doctor.readings import (
     Attempt,
@@ -125,57 +125,41 @@ def test_devices_are_good_where_pytorch_can_use_them() -> None:
     assert without_library["GPU"].remedy == "pip install nvidia-ml-py"
 
 
-def named(found: list[Finding], name: str) -> Finding:
-    return next(one for one in found if one.name == name)
+TWO = Name(name="node2", addresses=("fd00::6", "10.0.0.6"))
+ATTEMPTS = (Attempt(address="fd00::6", took_s=3.0, failure="does not answer"), Attempt(address="10.0.0.6", took_s=0.01))
+UNREACHED = Flow(failure="nobody listens")
+NEAR = replace(FAST, way="TCP", interface="127.0.0.1", there_bytes_per_s=1e6)
+WORSE = (
+    {"name": "cores\x1b[2J", "state": "note", "seen": "half", "remedy": "more"},
+    {"name": "x", "state": "good", "seen": "", "remedy": ""},
+)
+CLOCK, NAME, WAY = "clock of node2:29400", "name node2", "node1 to node2:29400"
+PAIRS: list[tuple[Pair, str, str, str, str]] = [
+    (pair(replace(FAST, clock_s=3.0, clock_error_s=0.1)), CLOCK, "note", "3.00 s ahead of that of node1", "timedatectl"),
+    (pair(replace(FAST, clock_s=-3.0)), CLOCK, "note", "behind", "timedatectl"),
+    (pair(replace(FAST, clock_s=3.0, clock_error_s=3.0)), CLOCK, "good", "within 6 s", ""),
+    (pair(name=Name(name="node2", addresses=("127.0.1.1",))), NAME, "problem", "which is this machine itself", "/etc/hosts"),
+    (pair(name=TWO, attempts=ATTEMPTS), NAME, "note", "waits 3.0 s for it first", "use 10.0.0.6"),
+    (pair(name=TWO, attempts=ATTEMPTS[::-1]), NAME, "note", "fd00::6 does not answer after 3.0 s", "use 10.0.0.6"),
+    (pair(UNREACHED, name=None), WAY, "problem", "nobody listens", "doctor --serve"),
+    (pair(UNREACHED, name=Name(name="node2", failure="not known")), NAME, "problem", "not known", "/etc/hosts"),
+    (Pair(here="", there="", flow=UNREACHED), "processes", "problem", "nobody listens", "loopback"),
+    (pair(replace(FAST, back_bytes_per_s=1e6)), WAY, "note", "10.0.0.5 (eth0, MTU 1500, 10000 Mbit/s): 1.0 GB/s there, 1.0 MB/s back", ""),
+    (Pair(here="", there="", flow=NEAR), "TCP", "note", "1.0 MB/s there", "processor"),
+    (pair(versions=("offbeat 0.2.0", "torch 2.13.0")), "versions of node2:29400", "problem", "offbeat 0.2.0", "same versions"),
+    (pair(findings=WORSE), "node2:29400: cores?[2J", "note", "half", "more"),
+]
 
 
-def test_a_clock_that_is_off_is_a_note_and_its_error_is_counted() -> None:
-    off = named(check_pair(pair(replace(FAST, clock_s=3.0, clock_error_s=0.1)), GOOD, VERSIONS), "clock of node2:29400")
-    assert off.state == "note" and "3.00 s ahead of that of node1" in off.seen and "timedatectl" in off.remedy
-    assert "behind" in named(check_pair(pair(replace(FAST, clock_s=-3.0)), GOOD, VERSIONS), "clock of node2:29400").seen
-    far = named(check_pair(pair(replace(FAST, clock_s=3.0, clock_error_s=3.0)), GOOD, VERSIONS), "clock of node2:29400")
-    assert far.state == "good", "a round trip of 6 s proves no difference of 3 s"
-
-
-def test_a_name_that_leads_back_to_this_machine_is_a_problem() -> None:
-    found = named(check_pair(pair(name=Name(name="node2", addresses=("127.0.1.1",))), GOOD, VERSIONS), "name node2")
-    assert found.state == "problem" and "/etc/hosts" in found.remedy
-
-
-def test_an_address_that_does_not_answer_costs_each_connection_its_timeout() -> None:
-    name = Name(name="node2", addresses=("fd00::6", "10.0.0.6"))
-    attempts = (Attempt(address="fd00::6", took_s=3.0, failure="does not answer"), Attempt(address="10.0.0.6", took_s=0.01))
-    found = named(check_pair(pair(name=name, attempts=attempts), GOOD, VERSIONS), "name node2")
-    assert found.state == "note" and "waits 3.0 s for it first" in found.seen and "use 10.0.0.6" in found.remedy
-    last = named(check_pair(pair(name=name, attempts=attempts[::-1]), GOOD, VERSIONS), "name node2")
-    assert "waits" not in last.seen
-
-
-def test_a_machine_that_cannot_be_reached_is_a_problem_and_is_said_once() -> None:
-    (found,) = check_pair(pair(Flow(failure="nobody listens"), name=None), GOOD, VERSIONS)
-    assert (found.state, found.name) == ("problem", "node1 to node2:29400")
-    (unknown,) = check_pair(pair(Flow(failure="nobody listens"), name=Name(name="node2", failure="not known")), GOOD, VERSIONS)
-    assert unknown.name == "name node2" and unknown.state == "problem"
-    (alone,) = check_pair(Pair(here="", there="", flow=Flow(failure="refused")), GOOD, VERSIONS)
-    assert alone.state == "problem" and "loopback" in alone.remedy
-
-
-def test_a_slow_way_names_the_interface() -> None:
-    found = named(check_pair(pair(replace(FAST, back_bytes_per_s=1e6)), GOOD, VERSIONS), "node1 to node2:29400")
-    assert found.state == "note" and "10.0.0.5 (eth0, MTU 1500, 10000 Mbit/s)" in found.seen and "1.0 MB/s back" in found.seen
-    near = check_pair(Pair(here="", there="", flow=replace(FAST, way="TCP", interface="127.0.0.1", there_bytes_per_s=1e6)), GOOD, VERSIONS)
-    assert near[0].state == "note" and "processor" in near[0].remedy
-
-
-def test_other_versions_are_a_problem_and_the_other_machine_s_findings_are_repeated() -> None:
-    worse = (
-        {"name": "cores\x1b[2J", "state": "note", "seen": "half", "remedy": "more"},
-        {"name": "x", "state": "good", "seen": "", "remedy": ""},
-    )
-    found = check_pair(pair(versions=("offbeat 0.2.0", "torch 2.13.0"), findings=worse), GOOD, VERSIONS)
-    assert named(found, "versions of node2:29400").state == "problem"
-    assert named(found, "node2:29400: cores?[2J").remedy == "more"
-    assert not any(one.name.endswith(": x") for one in found)
+@pytest.mark.parametrize(("seen_pair", "name", "state", "seen", "remedy"), PAIRS)
+def test_a_bad_way_to_another_machine_is_found(seen_pair: Pair, name: str, state: str, seen: str, remedy: str) -> None:
+    found = check_pair(seen_pair, GOOD, VERSIONS)
+    (one,) = [finding for finding in found if finding.name == name]
+    assert (one.state, seen in one.seen, remedy in one.remedy) == (state, True, True), one
+    assert not any(finding.state != "good" for finding in found if finding is not one), "nothing else is wrong with it"
+    assert len(found) == 1 or not seen_pair.flow.failure, "a failure is said once"
+    assert ("waits" in one.seen) == (seen_pair.attempts == ATTEMPTS), "the dead address is tried first"
+    assert not any(finding.name.endswith(": x") for finding in found), "what is good there is not repeated"
 
 
 @pytest.mark.parametrize("width", [10, 48, 80, 120])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from tests.journal.long_job import held
+from tests.journal.records import push, release, settle, state
 from tests.support.retained_objects import grown, sizes
 
 from offbeat.core import leases
@@ -14,7 +15,6 @@ from offbeat.core.leases import Leases
 from offbeat.journal import causes, costs, epoch_reports, summary
 from offbeat.journal.audit import Audit
 from offbeat.journal.file import Journal
-from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
 from offbeat.policies import RULES
 from offbeat.session import REPORTS_KEPT, LocalSession
@@ -88,18 +88,13 @@ def test_a_summary_has_the_newest_epochs_and_the_sums_of_the_others() -> None:
 def test_the_audit_forgets_the_books_of_earlier_incarnations_but_not_an_open_push() -> None:
     audit = Audit()
     for incarnation in range(1, 200):
-        audit.add({"kind": "state_changed", "t": float(incarnation), "worker": 0, "incarnation": incarnation, "state": "alive"})
-        for record in _push(incarnation, settled=incarnation != 3):
+        t, its = incarnation + 0.5, {"incarnation": incarnation}
+        audit.add(state(incarnation, 0, "alive", incarnation))
+        for record in (release(t, 0, **its), push(t, 0, **its), settle(t, 0, 1, "dropped", **its))[: 2 if incarnation == 3 else 3]:
             audit.add(record)
     assert sizes(audit)["Audit._senders[]"] < 8
     audit.add({"kind": "end", "t": 300.0, "ok": True, "reason": "done"})
     assert audit.problems() == ["worker 0, incarnation 3: its push at 3.5 s has no fate"]
-
-
-def _push(incarnation: int, *, settled: bool) -> list[Record]:
-    mine = {"worker": 0, "incarnation": incarnation, "t": incarnation + 0.5, "samples": 8, "version": 0}
-    push = [{**mine, "kind": "release", "clock": 0}, {**mine, "kind": "pushed", "compute_s": 0.1}]
-    return [*push, {**mine, "kind": "settle", "clock": 1, "fate": "dropped"}] if settled else push
 
 
 def test_a_journal_holds_no_record_that_it_has_written(tmp_path: object) -> None:

@@ -100,14 +100,6 @@ def test_the_example_on_the_page_is_a_journal(tmp_path: Path) -> None:
     assert [entry["kind"] for entry in read(tmp_path / "example.jsonl")][::9] == ["job", "end"]
 
 
-def test_frequent_events_are_not_record() -> None:
-    heard: list[Record] = []
-    journal = Journal(None, now=Clock(), listeners=[heard.append])
-    for event in (Heard(0, 1), LeaseWanted(0, 1, 0, 0, 100, 10), Joined(0)):
-        journal.log(event, 0.6)
-    assert [entry["kind"] for entry in heard] == ["joined"]
-
-
 def test_a_journal_that_is_written_later_is_the_same(tmp_path: Path) -> None:
     heard: list[Record] = []
     journals = [Journal(tmp_path / name, now=Clock(), listeners=[heard.append], later=name == "later") for name in ("now", "later")]
@@ -139,7 +131,8 @@ def test_what_is_written_is_read_and_heard(tmp_path: Path) -> None:
     journal = Journal(path, now=Clock(), listeners=[heard.append])
     journal.write(job())
     journal.log(Joined(0), 0.5)
-    journal.log(Heard(0, 1), 0.6)
+    for frequent in (Heard(0, 1), LeaseWanted(0, 1, 0, 0, 100, 10)):
+        journal.log(frequent, 0.6)
     journal.write(metrics_record(0.123456789, 0, 12, {"accuracy": 0.5, "loss": math.inf}))
     journal.write(end_record(1.0, True, "done"))
     journal.close()

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from typing import TypeAlias
 
-import pytest
-from hypothesis import HealthCheck, assume, given
-from hypothesis import strategies as st
 from tests.journal.records import (
     END,
     JOB,
-    Record,
     abandoned,
     epoch_ended,
     fold,
@@ -28,13 +22,8 @@ from tests.journal.records import (
     state,
     two_shards,
 )
-from tests.tiers import examples
 
-from offbeat.core.policy import Policy
 from offbeat.journal.summary import Tally
-from offbeat.policies import ASP, BSP, DSSP, SSP, Backup
-
-RunJob: TypeAlias = Callable[..., list[Record]]
 
 
 def test_one_round_by_hand() -> None:
@@ -56,42 +45,6 @@ def test_what_was_folded_and_went_with_its_host_is_taken_back() -> None:
     assert tally.problems() == []
     assert tally.summary()["fates"] == {"folded": 1, "carried": 0, "dropped": 1, "rejected": 0}
     assert [row["samples"] for row in tally.summary()["per_worker"]] == [8, 0]
-
-
-@pytest.mark.parametrize("policy", [BSP(), ASP(), SSP(staleness=1), DSSP(), Backup(b=1)], ids=lambda policy: str(policy.spelling))
-@pytest.mark.parametrize("kill", [{}, {1: 0.5}, {0: 0.7, 2: 0.9}])
-def test_the_books_of_real_rules_add_up(run_job: RunJob, policy: Policy, kill: dict[int, float]) -> None:
-    records = run_job(policy, [0.1, 0.1, 0.1, 0.25], kill=kill)
-    tally = Tally.of(records)
-    summary = tally.summary()
-    assert tally.problems() == []
-    assert sum(summary["fates"].values()) == summary["pushes"] == sum(entry["kind"] == "pushed" for entry in records)
-    assert summary["version"] == sum(entry["kind"] == "fold" for entry in records)
-    assert [worker["deaths"] for worker in summary["per_worker"]] == [int(number in kill) for number in range(4)]
-    assert [worker["incarnations"] for worker in summary["per_worker"]] == [1 + int(number in kill) for number in range(4)]
-    assert [worker["state"] for worker in summary["per_worker"]] == ["finished"] * 4
-    assert [epoch["indices"] for epoch in summary["epochs"]] == [160] * len(summary["epochs"])
-    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-
-
-@examples(25, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 1000),
-    compute_s=st.lists(st.floats(0.01, 0.3), min_size=2, max_size=5),
-    death=st.none() | st.floats(0.2, 1.5),
-    back_after_s=st.floats(0.01, 2.0),
-)
-def test_any_journal_adds_up_and_any_lost_record_shows(
-    run_job: RunJob, seed: int, compute_s: list[float], death: float | None, back_after_s: float
-) -> None:
-    kill = {} if death is None else {0: death}
-    records = run_job(SSP(staleness=2), compute_s, size=96, epochs=1, seed=seed, kill=kill, back_after_s=back_after_s)
-    assert Tally.of(records).problems() == []
-    books = [index for index, entry in enumerate(records) if entry["kind"] in ("pushed", "settle", "fold")]
-    assume(books)  # all may leave, or die, before their first push
-    # The last fold's absence shows too, as its parts' fates name a version without them.
-    for lost in {books[seed % len(books)], books[-1]}:
-        assert Tally.of(records[:lost] + records[lost + 1 :]).problems() != []
 
 
 def test_metrics_come_from_the_newest_version_and_its_lowest_worker() -> None:

@@ -17,7 +17,9 @@ Phases = Mapping[str, float]
 STEP: Phases = {"data": 0.01, "forward": 0.03, "backward": 0.05, "own": 0.01}
 
 
-def barrier(steps: Sequence[Sequence[Phases]], *, host: Sequence[Mapping[str, float]] = (), busy: float = 1.0) -> list[Record]:
+def barrier(
+    steps: Sequence[Sequence[Phases]], *, host: Sequence[Mapping[str, float]] = (), busy: float = 1.0, cores: float = 64.0
+) -> list[Record]:
     """Return the records of a job under a barrier: for each fold, the phases of each worker's push."""
     workers = len(steps[0])
     t, records = 1.0, [{"kind": "job", "t": 0.0, "workers": workers}]
@@ -29,7 +31,7 @@ def barrier(steps: Sequence[Sequence[Phases]], *, host: Sequence[Mapping[str, fl
             processor = {name: seconds * busy for name, seconds in of_workers[worker].items()}
             push = {"kind": "pushed", "t": at, "worker": worker, "samples": 8, "compute_s": at - t, "phases": of_workers[worker]}
             readings = dict(host[worker]) if host else {}
-            records.append({**push, "processor": processor, "host": readings if number else {**readings, "cores": 64.0}})
+            records.append({**push, "processor": processor, "host": readings if number else {**readings, "cores": cores}})
         t = ends[-1][0]
         records.append({"kind": "fold", "t": t, "version": number + 1, "parts": [{"worker": worker} for worker in range(workers)]})
     return records
@@ -100,10 +102,6 @@ def test_since_when() -> None:
     assert verdict.since_s == pytest.approx(31.0, abs=4.0)
 
 
-def test_all_workers_alike_is_nobody_s_fault() -> None:
-    assert found(barrier([[STEP, STEP, STEP]] * 30)) == []
-
-
 @given(st.lists(st.lists(st.floats(0.098, 0.102), min_size=4, max_size=4), min_size=40, max_size=60))
 def test_small_differences_are_nobody_s_fault(times: list[list[float]]) -> None:
     assert found(barrier([[{"forward": seconds} for seconds in of_workers] for of_workers in times])) == []
@@ -144,10 +142,7 @@ def test_where_no_core_is_left_for_the_servers_a_little_queueing_is_not_told(
     """The worker is late by 7 to 11 %. In the last two cases it or both queue for longer than the servers make them queue."""
     slow = {phase: 1.08 * seconds for phase, seconds in STEP.items()} if other_s else with_more(forward=0.012)
     host = [{"queued_s": other_s}, {"queued_s": queued_s}]
-    records = barrier([[STEP, slow]] * 30, host=host, busy=0.85 if queued_s < 0.03 else 0.5)
-    for record in records:
-        if record.get("host", {}).get("cores"):
-            record["host"]["cores"] = cores
+    records = barrier([[STEP, slow]] * 30, host=host, busy=0.85 if queued_s < 0.03 else 0.5, cores=cores)
     assert [verdict.cause for verdict in found(records)] == said
 
 
@@ -160,45 +155,34 @@ def test_who_is_slowed_on_purpose_is_not_told_to_look_at_the_script() -> None:
     assert unknown.remedy.startswith("look at what the script does")
 
 
-def test_a_neighbour_on_the_core() -> None:
-    slow = with_more(forward=0.06, backward=0.1)
-    (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{}, {"queued_s": 0.15}], busy=0.4))
-    assert (verdict.workers, verdict.cause) == ((1,), "queued")
-
-
 def test_who_works_more_queues_more_on_a_busy_host() -> None:
     slow = with_more(data=0.15, forward=0.01, backward=0.04)
     said = found(barrier([[STEP, slow]] * 30, host=[{"queued_s": 0.06}, {"queued_s": 0.18}], busy=0.4))
     assert (said[0].workers, said[0].cause) == ((1,), "data")
 
 
-@pytest.mark.parametrize(("reading", "cause"), [("memory_stalled_s", "memory"), ("throttled_s", "throttled"), ("stolen_s", "stolen")])
-def test_a_cause_outside_of_the_process(reading: str, cause: str) -> None:
-    slow = with_more(forward=0.06, backward=0.1)
-    (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{}, {reading: 0.15}], busy=0.3))
-    assert (verdict.workers, verdict.cause) == ((1,), cause)
+COMPUTES, LOADS = with_more(forward=0.06, backward=0.1), with_more(data=0.2)
 
 
-@pytest.mark.parametrize(("stalled_s", "pages", "cause"), [(0.01, 200.0, "memory"), (0.0, 200.0, "data"), (0.01, 3.0, "data")])
-def test_pages_that_are_read_back_while_memory_is_short(stalled_s: float, pages: float, cause: str) -> None:
-    slow = with_more(data=0.2)
-    (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{}, {"memory_stalled_s": stalled_s, "major_faults": pages}], busy=0.3))
+@pytest.mark.parametrize(
+    ("slow", "readings", "busy", "cause"),
+    [
+        (COMPUTES, {"queued_s": 0.15}, 0.4, "queued"),
+        *((COMPUTES, {reading: 0.15}, 0.3, reading.split("_")[0]) for reading in ("memory_stalled_s", "throttled_s", "stolen_s")),
+        (COMPUTES, {"gpu_throttled": 1.0, "gpu_mhz": 900.0}, 1.0, "gpu"),
+        (LOADS, {"memory_stalled_s": 0.01, "major_faults": 200.0}, 0.3, "memory"),
+        (LOADS, {"memory_stalled_s": 0.0, "major_faults": 200.0}, 0.3, "data"),
+        (LOADS, {"memory_stalled_s": 0.01, "major_faults": 3.0}, 0.3, "data"),
+    ],
+)
+def test_a_cause_outside_of_the_process(slow: Phases, readings: dict[str, float], busy: float, cause: str) -> None:
+    (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{}, readings], busy=busy))
     assert (verdict.workers, verdict.cause) == ((1,), cause)
     assert ("pages read from the disk" in verdict.evidence) == (cause == "memory")
 
 
-def test_a_hot_gpu() -> None:
-    slow = with_more(forward=0.06, backward=0.1)
-    (verdict,) = found(barrier([[STEP, slow]] * 30, host=[{"gpu_throttled": 0.0}, {"gpu_throttled": 1.0, "gpu_mhz": 900.0}]))
-    assert (verdict.workers, verdict.cause) == ((1,), "gpu")
-
-
 def test_more_workers_than_cores() -> None:
-    records = barrier([[STEP] * 4] * 30, host=[{"queued_s": 0.03}] * 4, busy=0.6)
-    for record in records:
-        if record.get("host", {}).get("cores"):
-            record["host"]["cores"] = 2.0
-    (verdict,) = found(records)
+    (verdict,) = found(barrier([[STEP] * 4] * 30, host=[{"queued_s": 0.03}] * 4, busy=0.6, cores=2.0))
     assert verdict.kind == "oversubscribed"
     assert verdict.what == "Oversubscribed: 4 workers share 2 cores"
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from typing import Any, TypeAlias
 
 from rich.console import Console
-from tests.journal.records import abandoned, epoch_ended, push, release, round_of_two, two_shards
+from tests.journal.conftest import RunJob
+from tests.journal.records import Record, abandoned, epoch_ended, push, release, round_of_two, two_shards
 from tests.support.printed import printed
 
 from offbeat.journal.records import job_record
@@ -16,9 +15,6 @@ from offbeat.policies import SSP
 from offbeat.report.live import PLAIN_EVERY_S, LiveProgress, changes, headline, worker_table
 from offbeat.report.remarks import remarks
 from offbeat.view.happenings import happening
-
-Record: TypeAlias = dict[str, Any]
-RunJob: TypeAlias = Callable[..., list[Record]]
 
 
 def snapshots(records: list[Record], every: int) -> list[Record]:

@@ -169,21 +169,9 @@ def test_whatever_is_in_a_record_the_page_is_made(journal: Path, tmp_path: Path,
         assert CliRunner().invoke(app, ["report", str(path), *option], catch_exceptions=False).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "No such file"),
-        ("", "the file is empty"),
-        ("hello\n", "not a journal"),
-        ('{"kind":"job","t":0,"format":999,"offbeat":"9.0"}\n', "written by offbeat 9.0 in format 999"),
-    ],
-)
-def test_no_journal_at_all(content: str | None, message: str, tmp_path: Path) -> None:
-    path, out = tmp_path / "run.jsonl", tmp_path / "run.html"
-    if content is not None:
-        path.write_text(content)
-    done = CliRunner().invoke(app, ["report", str(path), "--html", str(out)])
-    assert done.exit_code != 0 and message in str(done.exception) and not out.exists()
+def test_no_journal_at_all(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "run.jsonl"), "--html", str(tmp_path / "run.html")])
+    assert done.exit_code != 0 and "No such file" in str(done.exception) and not (tmp_path / "run.html").exists()
 
 
 def test_one_journal_of_several_cannot_be_read(journal: Path, tmp_path: Path) -> None:

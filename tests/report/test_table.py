@@ -8,11 +8,11 @@ import os
 import pty
 import struct
 import termios
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 from rich.table import Table
+from tests.journal.conftest import RunJob
 from tests.journal.records import (
     JOB,
     abandoned,
@@ -35,8 +35,6 @@ from offbeat.report.figures import accuracy, seconds, share, short, state_words
 from offbeat.report.live import LiveProgress
 from offbeat.report.remarks import culprits, remarks
 from offbeat.report.table import comparison, console, job_tables
-
-RunJob: TypeAlias = Callable[..., list[dict[str, Any]]]
 
 
 def table_of(summary: dict[str, Any]) -> Table:

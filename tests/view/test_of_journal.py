@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.view.page_records import steps
@@ -47,23 +46,6 @@ def notes(view: JobView) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_growing_journal_is_read_once_and_to_its_end(name: str, tmp_path: Path) -> None:
-    path = tmp_path / name
-    growing = Growing(path)
-    read: list[Any] = []
-    journal = written(path, RECORDS[:1])
-    for at in range(1, len(RECORDS), 100):
-        for record in RECORDS[at : at + 100]:
-            journal.write(record)
-        if at % 200 == 1:
-            journal.flush()
-        read += growing.read()
-    journal.close()
-    read += growing.read()
-    assert read == json.loads(json.dumps(RECORDS)) and list(growing.read()) == [] and growing.rest is None
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_what_is_not_whole_is_read_once_it_is(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     written(path, RECORDS).close()
@@ -75,7 +57,7 @@ def test_what_is_not_whole_is_read_once_it_is(name: str, tmp_path: Path) -> None
             read += growing.read()
         except ConfigurationError as error:
             pytest.fail(str(error))
-    assert read == json.loads(json.dumps(RECORDS))
+    assert read == json.loads(json.dumps(RECORDS)) and list(growing.read()) == [] and growing.rest is None
 
 
 @pytest.mark.parametrize("name", NAMES)
