@@ -48,6 +48,10 @@ MISTAKES = [
     (("--faults", "kill,sloth", *JOB), "--faults: 'sloth' is not known; it may name kill, stop, term, slow, cut, disk"),
     (("--targets", "all", *JOB), "--targets: 'all' is not known; it may name worker, server, standby, supervisor, agent, forkserver"),
     (("--mix", "worker:3", *JOB), "--mix worker:3: write GROUP=SHARE, for instance worker=50"),
+    (("--mix", "workers=1", *JOB), "--mix: 'workers' is not known; it may name worker, server, freeze, cut, other"),
+    (("--mix", "worker=-1", *JOB), "--mix worker=-1: must be a number of at least 0"),
+    (("--mix", "worker=0", *JOB), "--faults kill,stop,slow --targets worker: with these shares of --mix nothing can happen"),
+    (("--faults", "", *JOB), "--faults  --targets worker: with these shares of --mix nothing can happen"),
     (
         ("--plan", "kill:link=3", *JOB),
         "--plan kill:link=3: write KIND:TARGET=NUMBER, for instance kill:worker=12, cut:link=3 or disk:journal=1",

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 
 from offbeat.chaos.schedule import DEFAULT_KINDS, DUTY, GROUPS, KINDS, LONG, SHORT, SLOW, TARGETS, chances, planned, schedule
-from offbeat.errors import ConfigurationError
 
 SOME_KINDS = st.lists(st.sampled_from(KINDS), min_size=1, unique=True)
 SOME_TARGETS = st.lists(st.sampled_from(TARGETS), min_size=1, unique=True)
@@ -94,19 +93,3 @@ def test_a_plan_has_exactly_its_faults_and_what_ends_the_journal_comes_last(seed
 
 def test_by_default_only_workers_are_hit_and_all_of_them_may_return() -> None:
     assert set(chances(DEFAULT_KINDS, ["worker"])) == {"kill:worker", "stop:worker", "slow:worker"}
-
-
-@pytest.mark.parametrize(
-    ("kinds", "targets", "mix", "sentence"),
-    [
-        (["kil"], ["worker"], GROUPS, "--faults: 'kil' is not known; it may name kill, stop, term, slow, cut, disk"),
-        (["kill"], ["boss"], GROUPS, "--targets: 'boss' is not known; it may name worker, server, standby, supervisor, agent, forkserver"),
-        (["kill"], ["worker"], {"workers": 1.0}, "--mix: 'workers' is not known"),
-        (["kill"], ["worker"], {"worker": -1.0}, "--mix worker=-1: must be a number of at least 0"),
-        (["kill"], ["worker"], {"worker": 0.0}, "--faults kill --targets worker: with these shares of --mix nothing can happen"),
-        ([], ["worker"], GROUPS, "nothing can happen"),
-    ],
-)
-def test_mistakes(kinds: list[str], targets: list[str], mix: dict[str, float], sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=sentence):
-        chances(kinds, targets, mix)

@@ -43,8 +43,8 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def page_of(path: Path, **kept: int) -> str:
-    records, gathered = Records(path, tolerant=True), Gathered(**kept)
+def page_of(path: Path) -> str:
+    records, gathered = Records(path, tolerant=True), Gathered()
     records.feed(gathered.add)
     gathered.end()
     return render(gathered, Source(path.name, records.nbytes, "0" * 64, records.cut))
@@ -189,18 +189,19 @@ def test_what_cannot_be_asked_for(journal: Path) -> None:
         assert done.exit_code != 0 and message in str(done.exception)
 
 
-def test_of_a_long_job_excerpts_are_kept_and_all_is_in_the_levels(journal: Path) -> None:
-    page = page_of(journal, kept=60)
-    head, columns = unpacked(page)
+def test_of_a_long_job_excerpts_are_kept_and_all_is_in_the_levels(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _ = unpacked(page_of(journal))
+    monkeypatch.setattr("offbeat.report.page.steps.PUSHES_KEPT", 60)
+    head, columns = unpacked(page_of(journal))
     assert 0 < len(columns["number"]) <= 60 < head["pushes"] == whole["pushes"] and head["stride"] > 1
     kept = np.floor(columns["arrived"] * head["tick"] / head["window"] + 1e-6) % head["stride"]
     assert (kept == 0).mean() > 0.95, "the page draws the excerpts where they are"
 
 
 @pytest.mark.slow
-def test_memory_and_size_are_bounded_whatever_the_length() -> None:
-    steps, drawn = Steps(kept=20_000), np.random.default_rng(0)
+def test_memory_and_size_are_bounded_whatever_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("offbeat.report.page.steps.PUSHES_KEPT", 20_000)
+    steps, drawn = Steps(), np.random.default_rng(0)
     turn = Turn(incarnation=1)
     names = ("data", "forward", "backward", "own", "gc", "push")
     for number in range(150_000):

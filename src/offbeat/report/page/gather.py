@@ -8,7 +8,7 @@ from typing import Final
 from offbeat.journal.arrivals import Record
 from offbeat.journal.summary import Tally
 from offbeat.report.page.levels import MOST_WORKERS
-from offbeat.report.page.steps import PUSHES_KEPT, Steps
+from offbeat.report.page.steps import Steps
 from offbeat.report.series import Series
 from offbeat.report.turns import Turns, Waits
 
@@ -19,15 +19,11 @@ STALENESS_KEPT: Final = 1_000
 
 
 class Gathered:
-    """What is known of a job after its records have been added, in order.
+    """What is known of a job after its records have been added, in order."""
 
-    Args:
-        kept: the most pushes that are kept singly.
-    """
-
-    def __init__(self, kept: int = PUSHES_KEPT) -> None:
+    def __init__(self) -> None:
         self.tally = Tally()
-        self.steps = Steps(kept)
+        self.steps = Steps()
         self.waits = Waits()
         self.turns = Turns((self.steps, self.waits))
         self.records = 0

@@ -62,7 +62,7 @@ class Names:
 class Steps(Watcher):
     """A watcher of a job that keeps its pushes, and shares of time."""
 
-    def __init__(self, kept: int = PUSHES_KEPT) -> None:
+    def __init__(self) -> None:
         self.levels = Levels()
         self.reasons = Names()
         self.kinds = Names()
@@ -75,7 +75,6 @@ class Steps(Watcher):
         self.window: Seconds = 0.0
         """The length of a window of time; 0: every push is kept."""
         self.stretches: list[tuple[int, str, Seconds, Seconds]] = []
-        self._most = kept
         self._whole = array("q")
         """The pushes, one after the other: of each the numbers of `WHOLE`."""
         self._real = array("d")
@@ -197,7 +196,7 @@ class Steps(Watcher):
         begun, arrived, waited = real.T[:3]
         self.levels.pushes(whole[:, WHOLE.index("worker")], begun, arrived, waited, real[:, len(REAL) :])
         self._new = 0
-        while len(self) > self._most:
+        while len(self) > PUSHES_KEPT:
             self.thin()
 
 
