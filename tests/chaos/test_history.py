@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.journal.records import JOB, fold, state
 from tests.tiers import examples
 
 from offbeat.chaos.history import History
@@ -16,11 +17,8 @@ from offbeat.chaos.schedule import Fault
 
 def history(*folds: float, changes: tuple[tuple[float, int, str], ...] = ()) -> History:
     """A job of two workers with folds at these times, and workers that come and go."""
-    records: list[dict[str, Any]] = [{"kind": "fold", "t": t, "version": place, "parts": []} for place, t in enumerate(folds)]
-    for t, worker, state in changes:
-        records.append({"kind": "state_changed", "t": t, "worker": worker, "incarnation": 1, "state": state, "reason": ""})
-    job = {"kind": "job", "t": 0.0, "sync": "bsp", "workers": 2, "servers": 1}
-    return History.of([job, *sorted(records, key=lambda record: record["t"])])
+    records = [*(fold(t, place) for place, t in enumerate(folds)), *(state(*change) for change in changes)]
+    return History.of([JOB, *sorted(records, key=lambda record: record["t"])])
 
 
 def hit(at: float, until: float | None = None, target: str = "worker") -> Fault:
@@ -72,13 +70,7 @@ def test_replicas() -> None:
     assert (good.compared, good.unequal) == (3, [])
     bad = History.of([checksum(0, 4.0, 17.0), checksum(1, 4.0, 16.0)])
     assert bad.unequal == ["worker 1 has another model of version 4 than others, at 1.0 s"]
-    fold = {"kind": "fold", "t": 0.5, "parts": []}
-    parts = [
-        {**fold, "shard": 0, "version": 4},
-        {**fold, "shard": 1, "version": 4},
-        checksum(0, 4.0, 17.0),
-        {**fold, "shard": 1, "version": 5},
-    ]
+    parts = [fold(0.5, 4, shard=0), fold(0.5, 4, shard=1), checksum(0, 4.0, 17.0), fold(0.5, 5, shard=1)]
     newer = History.of([*parts, checksum(1, 4.0, 16.0)])
     assert (newer.compared, newer.unequal) == (1, []), "worker 1 has version 5 of one part"
     assert History.of([*parts[:3], checksum(1, 4.0, 16.0)]).unequal

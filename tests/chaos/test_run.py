@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.chaos.fake import FakeClock
+from tests.journal.records import END, JOB, push
 
 from offbeat.chaos.run import Run
 from offbeat.chaos.schedule import Fault
@@ -18,9 +19,7 @@ from offbeat.errors import ConfigurationError
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and pidfd are Linux's")
 
-JOB = {"kind": "job", "t": 0.0, "format": 1, "sync": "bsp", "workers": 1, "servers": 1, "seed": 0}
-PUSHED = {"kind": "pushed", "t": 0.5, "worker": 0, "incarnation": 1, "version": 0, "samples": 8, "compute_s": 0.1}
-END = {"kind": "end", "t": 1.0, "ok": True, "reason": "every worker's script has ended"}
+HEAD, PUSHED = JOB | {"workers": 1}, push(0.5, 0)
 WRITE = (
     "import sys, time; open(sys.argv[1], 'w').write(sys.argv[2]); print('offbeat: it ends', file=sys.stderr); time.sleep(int(sys.argv[3]))"
 )
@@ -39,7 +38,7 @@ def words(journal: Path, *records: dict[str, object], stay_s: int = 0) -> list[s
 
 def test_a_job_that_ends(tmp_path: Path) -> None:
     journal = tmp_path / "j.jsonl"
-    ended = run(tmp_path, words(journal, JOB, PUSHED, END), journal).run()
+    ended = run(tmp_path, words(journal, HEAD, PUSHED, END), journal).run()
     assert (ended.status, ended.said, ended.hang, ended.timed, ended.left) == (0, "it ends", None, False, [])
     summary = ended.history.tally.summary()
     assert (summary["reason"], summary["pushes"]) == (END["reason"], 1)
@@ -53,7 +52,7 @@ def test_a_job_that_hangs_is_ended_and_nothing_of_it_is_left(tmp_path: Path) -> 
 
 def test_a_job_is_told_to_end_when_its_time_is_over(tmp_path: Path) -> None:
     journal = tmp_path / "j.jsonl"
-    ended = run(tmp_path, words(journal, JOB, PUSHED, stay_s=1000), journal, time_s=30.0).run()
+    ended = run(tmp_path, words(journal, HEAD, PUSHED, stay_s=1000), journal, time_s=30.0).run()
     assert ended.timed and ended.status == -signal.SIGTERM
 
 
@@ -66,7 +65,7 @@ def test_whatever_happens_the_job_ends(tmp_path: Path) -> None:
         found.extend(process.pid for process in one.machine.processes())
         raise KeyboardInterrupt
 
-    one = run(tmp_path, words(journal, JOB, PUSHED, stay_s=1000), journal, told=interrupt)
+    one = run(tmp_path, words(journal, HEAD, PUSHED, stay_s=1000), journal, told=interrupt)
     with pytest.raises(KeyboardInterrupt):
         one.run([Fault(0, 0.0, "stop", "supervisor", 0.0, 1000.0, 0.5)])
     assert len(found) == 1 and not os.path.exists(f"/proc/{found[0]}")
@@ -74,7 +73,7 @@ def test_whatever_happens_the_job_ends(tmp_path: Path) -> None:
 
 def test_an_old_journal_goes_and_another_file_stays(tmp_path: Path) -> None:
     journal, other = tmp_path / "j.jsonl", tmp_path / "notes.txt"
-    journal.write_text(json.dumps(JOB) + "\n")
+    journal.write_text(json.dumps(HEAD) + "\n")
     other.write_text("not a journal\n")
     run(tmp_path, ["true"], journal).run()
     assert not journal.exists()

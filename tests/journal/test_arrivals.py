@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from tests.journal.records import Record, push
 
 from offbeat.journal.arrivals import JournalArrivals, JournalPush, Sender
 
 
-def arrival(version: int, shard: int, worker: int = 0, incarnation: int = 1) -> dict[str, Any]:
-    return {
-        "kind": "pushed",
-        "t": 1.0,
-        "worker": worker,
-        "incarnation": incarnation,
-        "version": version,
-        "samples": 8,
-        "compute_s": 0.5,
-        "shard": shard,
-        "held": [version, version],
-    }
+def arrival(version: int, shard: int, worker: int = 0, incarnation: int = 1) -> Record:
+    return push(1.0, worker, version, incarnation=incarnation, shard=shard, held=[version, version])
 
 
 def test_the_arrivals_of_one_push_are_one_push_in_whatever_order_they_come() -> None:
@@ -39,10 +28,8 @@ def test_another_worker_incarnation_or_repeated_version_is_another_push() -> Non
 
 
 def test_in_job_scope_each_record_is_a_push() -> None:
-    record = {name: value for name, value in arrival(0, 0).items() if name not in ("shard", "held")}
     arrivals = JournalArrivals()
-    assert arrivals.begins(record)
-    assert arrivals.begins(record)
+    assert [arrivals.begins(push(1.0, 0)) for _ in range(2)] == [True, True]
 
 
 def sender(*clocks: int | None) -> tuple[Sender, list[JournalPush]]:

@@ -26,9 +26,9 @@ def snapshots(records: list[Record], every: int) -> list[Record]:
     return result
 
 
-def screen(*, terminal: bool) -> tuple[Console, io.StringIO]:
+def display(*, terminal: bool = False) -> tuple[LiveProgress, io.StringIO]:
     file = io.StringIO()
-    return Console(file=file, force_terminal=terminal, width=120, height=12, legacy_windows=False), file
+    return LiveProgress(Console(file=file, force_terminal=terminal, width=120, height=12, legacy_windows=False)), file
 
 
 def test_ends_are_told_once_however_rarely_one_looks(run_job: RunJob) -> None:
@@ -60,8 +60,7 @@ def test_a_change_of_the_rule_is_told_when_it_comes_and_below_the_table() -> Non
 
 def test_plain_output_is_a_line_now_and_then(run_job: RunJob) -> None:
     records = run_job(SSP(staleness=2), [0.1, 0.1, 0.1], kill={1: 0.5})
-    console, file = screen(terminal=False)
-    progress = LiveProgress(console)
+    progress, file = display()
     seen = snapshots(records, 10)
     for number, snapshot in enumerate(seen):
         progress.update(snapshot, now=1000.0 + number * 0.25)
@@ -78,16 +77,14 @@ def test_plain_output_is_a_line_now_and_then(run_job: RunJob) -> None:
 
 
 def test_the_last_line_is_not_said_twice() -> None:
-    console, file = screen(terminal=False)
-    progress = LiveProgress(console)
+    progress, file = display()
     progress.update(Tally().summary(), now=1000.0)  # and that is all: the job ends while its workers start
     progress.close()
     assert file.getvalue().count("the workers are starting") == 1
 
 
 def test_a_terminal_shows_the_job_and_each_worker(run_job: RunJob) -> None:
-    console, file = screen(terminal=True)
-    progress = LiveProgress(console)
+    progress, file = display(terminal=True)
     for number, snapshot in enumerate(snapshots(run_job(SSP(staleness=2), [0.1, 0.1, 0.3], kill={1: 0.5}), 20)):
         progress.update(snapshot, now=number * 0.25)
         progress.note("a line of a worker's own")
@@ -135,9 +132,8 @@ def test_where_rows_are_few_those_that_matter_are_shown(run_job: RunJob) -> None
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    console, file = screen(terminal=False)
     job = {"kind": "job", "t": 0.0, "format": 1, "sync": "bsp", "workers": 1, "servers": 1, "seed": 0}
-    progress, snapshot = LiveProgress(console), Tally.of([job]).summary()
+    (progress, file), snapshot = display(), Tally.of([job]).summary()
     for second in range(21):
         progress.update(snapshot | {"samples": 100 * min(second, 10)}, now=float(second))
     assert " 100 samples/s" in file.getvalue()
@@ -146,8 +142,8 @@ def test_the_rate_is_that_of_the_last_seconds() -> None:
 
 def test_the_clock_does_not_run_backwards_and_success_is_no_death(run_job: RunJob) -> None:
     """The job's last event may be older than the last line: processes take a while to end."""
-    console, file = screen(terminal=False)
-    progress, seen = LiveProgress(console), snapshots(run_job(SSP(staleness=2), [0.1, 0.1, 0.1], epochs=1), 10)
+    progress, file = display()
+    seen = snapshots(run_job(SSP(staleness=2), [0.1, 0.1, 0.1], epochs=1), 10)
     for number, snapshot in enumerate(seen):
         progress.update(snapshot, now=1000.0 + 3.0 * number)
     progress.update(seen[-1], now=2000.0)
@@ -158,8 +154,7 @@ def test_the_clock_does_not_run_backwards_and_success_is_no_death(run_job: RunJo
 
 
 def test_a_bar_is_part_of_the_view() -> None:
-    console, file = screen(terminal=True)
-    progress = LiveProgress(console)
+    progress, file = display(terminal=True)
     progress.update(Tally().summary(), now=0.0)
     progress.bar("[worker 0]  20%|##")
     progress.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.journal.records import state
 from tests.view.test_follow import Job
 from tests.view.test_follow import job as job_with
 
@@ -79,9 +80,7 @@ def test_a_closed_connection_is_explained_by_the_end_of_the_process(tmp_path: Pa
     collector = Collector()
 
     def dies(worker: int, t: float) -> None:
-        collector.record(
-            {"kind": "state_changed", "t": t, "worker": worker, "incarnation": 1, "state": "dead", "reason": "connection closed: x"}
-        )
+        collector.record({**state(t, worker, "dead"), "reason": "connection closed: x"})
 
     def deaths(cause: str) -> float:
         return value(shown(collector), f'offbeat_deaths_total{{cause="{cause}"}}')
@@ -90,7 +89,7 @@ def test_a_closed_connection_is_explained_by_the_end_of_the_process(tmp_path: Pa
         dies(worker, 1.0)
     collector.record({"kind": "process", "t": 1.1, "role": "worker", "number": 0, "what": "exited", "detail": "killed by SIGKILL"})
     assert (deaths("killed"), deaths("connection")) == (1, 0)
-    collector.record({"kind": "state_changed", "t": 2.0, "worker": 1, "incarnation": 2, "state": "alive", "reason": "joined"})
+    collector.record(state(2.0, 1, "alive", 2))
     assert (deaths("killed"), deaths("connection")) == (1, 1)
     collector.status({**Tally().summary(), "elapsed_s": 7.0})
     assert (deaths("killed"), deaths("connection")) == (1, 2)

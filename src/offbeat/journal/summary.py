@@ -84,6 +84,9 @@ class Tally:
     >>> tally.add({"kind": "pushed", "t": 1.5, "worker": 0, "incarnation": 1, "version": 0, "samples": 8, "compute_s": 0.9})
     >>> tally.summary()["pushes"], tally.summary()["per_worker"][0]["compute_s"]
     (1, 0.9)
+    >>> tally.add({"kind": "end", "t": 2.0, "ok": True, "reason": "no fate follows"})
+    >>> tally.problems()
+    ['worker 0, incarnation 1: its push at 1.5 s has no fate']
     """
 
     def __init__(self, *, audited: bool = True) -> None:
