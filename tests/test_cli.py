@@ -55,16 +55,6 @@ def test_a_good_command_line(tmp_path: Path) -> None:
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    (
-        {"sync": "sssp(staleness=3)"},
-        r"there is no synchronization rule 'sssp' \(did you mean 'ssp'\?\); the known ones are ",
-    ),
-    ({"sync": "ssp(staleness=-1)"}, r"ssp\(staleness=-1\): staleness must be a whole number, at least 0"),
-    ({"sync": "ssp(slack=1)"}, r"'ssp\(slack=1\)': ssp has no setting 'slack'.*; its settings are staleness"),
-    ({"sync": "ssp"}, r"'ssp': ssp needs its settings spelled out \(staleness\)"),
-    ({"sync": "ssp(3)"}, r"the argument at character 5 has no name"),
-    ({"sync": "ssp(staleness="}, r"cannot read it at character"),
-    ({"sync": "__import__('os').getpid()"}, r"write name or name\(key=value, ...\)"),
     ({"sync": "backup(b=4)"}, r"backup\(b=4\) with 4 workers leaves no gradient to wait for: b must be at most 3"),
     ({"workers": 0}, r"--workers 0: must be at least 1"),
     ({"servers": 0}, r"--servers 0: must be at least 1"),

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -59,7 +59,8 @@ from offbeat.report.figures import short
 from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import console, job_tables
-from offbeat.runtime.job.settings import JobSettings, take_token
+from offbeat.runtime.job.checkpoint_folder import Checkpoint
+from offbeat.runtime.job.settings import CheckpointOrder, JobSettings, take_token
 
 app = typer.Typer(
     cls=Commands,
@@ -68,6 +69,7 @@ app = typer.Typer(
     help="Data-parallel training for PyTorch that keeps going when workers are slow, dead or new.",
 )
 
+T = TypeVar("T", bound=JobOptions)
 OF_JOB = ("servers", "sync", "wire", "batch", "seed")
 """Options that a job which resumes takes from its checkpoint, if the command line does not give them."""
 
@@ -102,8 +104,7 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
     program = Program(script, tuple(context.args), module=module)
     ray = ray_options(options)
     followers = followers_of(options)
-    saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
-    options = replace(options, **checkpointing.taken_over(saved, _given(context), ("workers", *OF_JOB), seed=options.seed))
+    options, saved, order = _resumed(context, options, "workers", *OF_JOB)
     least, most = span_of(options.workers)
     settings = check(
         options,
@@ -111,13 +112,12 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
         most,
         least=least,
         followers=followers,
-        checkpoint=checkpointing.order_of(options.checkpoint, options.every, options.keep, saved),
+        checkpoint=order,
         resume=saved,
         on_driver=ray is not None and not ray.spread_servers,
     )
     imported = chosen(options.preload or [], program, none=options.no_preload)
     program = grouped(program, options.procs_per_worker)
-    token = secrets.token_hex(16)
     _say(checkpointing.begin(options.journal, saved, settings.checkpoint), quiet=options.quiet)
     engine: Engine
     if ray is None:
@@ -129,7 +129,6 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
             program,
             most,
             ray,
-            token=token,
             existing=existing,
             preload=imported,
             grace_s=options.grace,
@@ -139,7 +138,7 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
         settings,
         engine,
         options,
-        token=token,
+        token=secrets.token_hex(16),
         return_s=0.0 if ray is None else ray.start_s,
         notice=_notice(options),
         followers=followers,
@@ -169,9 +168,7 @@ def agent(context: typer.Context, script: Script, module: Module = False, *, opt
         checkpointing.check_folders(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
         checkpointing.check_spelling(options.every, options.keep, any_folder=options.checkpoint is not None or options.resume is not None)
     else:
-        saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
-        order = checkpointing.order_of(options.checkpoint, options.every, options.keep, saved)
-    options = replace(options, **checkpointing.taken_over(saved, _given(context), OF_JOB, seed=options.seed))
+        options, saved, order = _resumed(context, options, *OF_JOB)
     settings = check(options, program, task.size * workers, least=task.least * workers, followers=followers, checkpoint=order, resume=saved)
     imported = chosen(options.preload or [], program, none=options.no_preload)
     program = grouped(program, options.procs_per_worker)
@@ -231,6 +228,13 @@ def _supervise(settings: JobSettings, engine: Engine, options: JobOptions, **mor
     finally:
         only_show("the end of the job", progress.close)
     raise typer.Exit(finish(screen, outcome, options.summary, progress))
+
+
+def _resumed(context: typer.Context, options: T, *names: str) -> tuple[T, Checkpoint | None, CheckpointOrder | None]:
+    """Return the options with those of the checkpoint from which the job resumes, of these names, this checkpoint, and what to write."""
+    saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
+    order = checkpointing.order_of(options.checkpoint, options.every, options.keep, saved)
+    return replace(options, **checkpointing.taken_over(saved, _given(context), names, seed=options.seed)), saved, order
 
 
 def _notice(options: JobOptions) -> NoticeCommand | None:

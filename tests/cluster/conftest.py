@@ -115,6 +115,12 @@ def start_at(tmp_path: Path, token: Path, begun: list[Job]) -> Callable[..., Job
     return begin
 
 
+def folded(job: Job, *workers: int, after: float = -1.0) -> None:
+    """Wait until these workers contribute."""
+    for worker in workers:
+        job.record("settle", after=after, worker=worker, fate="folded")
+
+
 def finished(job: Job) -> None:
     """See that a job finishes, that its journal holds, and that each epoch accounts for every index."""
     ended = job.ended()

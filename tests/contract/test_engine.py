@@ -15,13 +15,12 @@ import psutil
 import pytest
 from tests.launch.waiting import alive, until
 
-from offbeat.launch.agent import versions
 from offbeat.launch.agents import AgentEngine
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.base import Address, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import FIRST_WORKER
@@ -29,17 +28,16 @@ from offbeat.types import FIRST_WORKER
 AGENT = """
 import json, sys
 from offbeat.launch.agent import Agent, Duties
-from offbeat.launch.preload import NOTHING
 from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import read_addresses, take_token
 script, address = sys.argv[1:]
-duties = Duties(program=Program(script), workers=1, seat=0, local_size=1, advertise="", preload=NOTHING, start_s=30.0, grace_s=5.0)
+duties = Duties(program=Program(script), seat=0, start_s=30.0, grace_s=5.0)
 sys.exit(Agent(duties, take_token(), lambda: read_addresses(address)[0]).run())
 """
 TIMEOUT_S = 60.0
 """Longer than the last tests take, during which nobody serves the agent that all others share: it would take the job for dead."""
 FOREVER = "import time; time.sleep(1000)"
-HERE = Address("host", ("127.0.0.1", 1), "")
+WORKER = WorkerSettings(worker=FIRST_WORKER, workers=1, token="", servers=(Address("host", ("127.0.0.1", 1), ""),))
 
 
 class Bench:
@@ -51,32 +49,21 @@ class Bench:
         self._token = secrets.token_hex(16)
         self._hub = SocketHub(self._token)
         self.agent: subprocess.Popen[bytes] | None = None
-        self.addresses: list[Address] = []
         program = Program(str(self.script))
         self.engine: Engine
         if kind == "agent":
-            self.engine = AgentEngine(
-                seats=1,
-                workers=1,
-                start_s=30.0,
-                listen="127.0.0.1",
-                port=0,
-                reached="",
-                encrypted=False,
-                versions=versions(),
-                publish=self.addresses.append,
-            )
+            self.engine = AgentEngine(seats=1, workers=1, start_s=30.0, listen="127.0.0.1", port=0, reached="")
         else:
             self.engine = LocalEngine(program, preload=Preload(("json",)) if kind == "preload" else NOTHING)
         self.now = 0.0
-        self.engine.begin(JobSettings(workers=1, timeout_s=TIMEOUT_S), self._hub)
-        if self.addresses:
+        self.address = self.engine.begin(JobSettings(workers=1, timeout_s=TIMEOUT_S), self._hub, self._token)
+        if kind == "agent":
             self.start_agent()
         self.wait("servers can start", self.engine.ready_for_servers)
         self.wait("workers can start", self.engine.ready_for_workers)
 
     def start_agent(self) -> None:
-        arguments = [sys.executable, "-c", AGENT, str(self.script), json.dumps(self.addresses)]
+        arguments = [sys.executable, "-c", AGENT, str(self.script), json.dumps([self.address])]
         self.agent = subprocess.Popen(arguments, env={**os.environ, "OFFBEAT_TOKEN": self._token})
 
     def wait(self, what: str, ready: Callable[[], object]) -> None:
@@ -93,7 +80,7 @@ class Bench:
 
     def start(self, program: str) -> Child:
         self.script.write_text(program)
-        child = self.engine.start_worker(FIRST_WORKER, [HERE], self._token)
+        child = self.engine.start_worker(WORKER)
         assert child is not None
         return child
 
@@ -210,7 +197,7 @@ def test_a_lost_machine_takes_its_children_along_and_returns(tmp_path: Path) -> 
     bench.wait("the loss", lambda: child.ended() is not None)
     assert child.lost is not None and "has ended" in child.lost and child.ended() == -9
     until("its end, by the kernel", lambda: not alive(child.pid))
-    assert bench.engine.start_worker(FIRST_WORKER, [HERE], "") is None, "its machine is not there"
+    assert bench.engine.start_worker(WORKER) is None, "its machine is not there"
     bench.start_agent()
     bench.wait("its return", lambda: bench.engine.arrived() == [FIRST_WORKER])
     assert bench.ended(bench.start("raise SystemExit(5)")) == 5

@@ -18,8 +18,10 @@ from tests.launch.waiting import alive, ended, printed, until
 
 from offbeat.launch import forkserver as forkservers
 from offbeat.launch.engine import Child
-from offbeat.launch.forkserver import POSSIBLE, Forkserver, fork_or_start
+from offbeat.launch.forkserver import POSSIBLE, Forkserver
+from offbeat.launch.preload import NOTHING
 from offbeat.launch.program import Program
+from offbeat.launch.starter import Starter
 from offbeat.runtime.job.settings import ROLE
 
 pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
@@ -207,7 +209,9 @@ def test_one_that_is_stopped_is_killed_and_a_plain_process_takes_the_place(
     earlier = fork("import sys, time\nprint('decimal' in sys.modules, flush=True)\ntime.sleep(1000 * ('decimal' in sys.modules))")
     forkserver.child.signal(signal.SIGSTOP)
     notes: list[str] = []
-    children = [fork_or_start(forkserver, dict(os.environ), Program(str(script)), notes.append) for _ in range(2)]
+    starter = Starter(Program(str(script)), NOTHING, os.environ, notes.append)
+    starter._branch = forkserver
+    children = [starter.start_worker({}) for _ in range(2)]
     assert [printed(child) for child in children] == [["False"], ["False"]], "they have imported nothing before"
     (note,) = notes
     assert re.fullmatch(r"the process that .*script.py is forked from \(pid \d+\) did not answer within 0.3 s: it is killed .*", note)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from offbeat.errors import ConfigurationError, JobError
-from offbeat.launch.agent import Agent, Duties, versions
+from offbeat.launch.agent import Agent, Duties
 from offbeat.launch.agents import AgentEngine
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.rendezvous import Meeting
@@ -123,9 +123,7 @@ def engine_of(task: Task, *, workers: int, start_s: Seconds, listen: str, port: 
         listen=listen or (loopback() if task.alone else reached or EVERYWHERE),
         port=port or task.port,
         reached=reached,
-        encrypted=Tls.of() is not None,
         never_again=task.never_again,
-        versions=versions(),
         publish=publish,
     )
 
