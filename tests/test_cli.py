@@ -119,7 +119,6 @@ def test_words_that_are_no_options() -> None:
 @pytest.mark.parametrize(
     ("words", "modules"),
     [
-        ([], ["torch._dynamo"]),
         (["--preload", "json", "--preload", "csv"], ["json", "csv", "torch._dynamo"]),
         (["--no-preload", "--preload", "json"], []),
     ],

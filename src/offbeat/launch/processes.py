@@ -174,8 +174,8 @@ def die_with_parent() -> Callable[[], None]:
 def describe(status: int) -> str:
     """Return an exit status in words.
 
-    >>> describe(-9), describe(3), describe(0)
-    ('killed by SIGKILL', 'exited with status 3', 'finished')
+    >>> describe(-9), describe(-99), describe(3), describe(0)
+    ('killed by SIGKILL', 'killed by signal 99', 'exited with status 3', 'finished')
     """
     if status == 0:
         return "finished"
