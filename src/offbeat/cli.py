@@ -60,7 +60,7 @@ from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import console, job_tables
 from offbeat.runtime.job.checkpoint_folder import Checkpoint
-from offbeat.runtime.job.settings import CheckpointOrder, JobSettings, take_token
+from offbeat.runtime.job.settings import JobSettings, take_token
 
 app = typer.Typer(
     cls=Commands,
@@ -104,7 +104,7 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
     program = Program(script, tuple(context.args), module=module)
     ray = ray_options(options)
     followers = followers_of(options)
-    options, saved, order = _resumed(context, options, "workers", *OF_JOB)
+    options, saved = _resumed(context, options, "workers", *OF_JOB)
     least, most = span_of(options.workers)
     settings = check(
         options,
@@ -112,7 +112,7 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
         most,
         least=least,
         followers=followers,
-        checkpoint=order,
+        checkpoint=checkpointing.order_of(options.checkpoint, options.every, options.keep, saved),
         resume=saved,
         on_driver=ray is not None and not ray.spread_servers,
     )
@@ -168,7 +168,8 @@ def agent(context: typer.Context, script: Script, module: Module = False, *, opt
         checkpointing.check_folders(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
         checkpointing.check_spelling(options.every, options.keep, any_folder=options.checkpoint is not None or options.resume is not None)
     else:
-        options, saved, order = _resumed(context, options, *OF_JOB)
+        options, saved = _resumed(context, options, *OF_JOB)
+        order = checkpointing.order_of(options.checkpoint, options.every, options.keep, saved)
     settings = check(options, program, task.size * workers, least=task.least * workers, followers=followers, checkpoint=order, resume=saved)
     imported = chosen(options.preload or [], program, none=options.no_preload)
     program = grouped(program, options.procs_per_worker)
@@ -230,11 +231,10 @@ def _supervise(settings: JobSettings, engine: Engine, options: JobOptions, **mor
     raise typer.Exit(finish(screen, outcome, options.summary, progress))
 
 
-def _resumed(context: typer.Context, options: T, *names: str) -> tuple[T, Checkpoint | None, CheckpointOrder | None]:
-    """Return the options with those of the checkpoint from which the job resumes, of these names, this checkpoint, and what to write."""
+def _resumed(context: typer.Context, options: T, *names: str) -> tuple[T, Checkpoint | None]:
+    """Return the options, those of these names as the job had them whose checkpoint is to be resumed, and this checkpoint."""
     saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
-    order = checkpointing.order_of(options.checkpoint, options.every, options.keep, saved)
-    return replace(options, **checkpointing.taken_over(saved, _given(context), names, seed=options.seed)), saved, order
+    return replace(options, **checkpointing.taken_over(saved, _given(context), names, seed=options.seed)), saved
 
 
 def _notice(options: JobOptions) -> NoticeCommand | None:

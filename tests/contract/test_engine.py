@@ -56,7 +56,8 @@ class Bench:
         else:
             self.engine = LocalEngine(program, preload=Preload(("json",)) if kind == "preload" else NOTHING)
         self.now = 0.0
-        self.address = self.engine.begin(JobSettings(workers=1, timeout_s=TIMEOUT_S), self._hub, self._token)
+        self.notes: list[str] = []
+        self.address = self.engine.begin(JobSettings(workers=1, timeout_s=TIMEOUT_S), self._hub, self._token, self.notes.append)
         if kind == "agent":
             self.start_agent()
         self.wait("servers can start", self.engine.ready_for_servers)
@@ -243,14 +244,8 @@ def test_a_second_agent_for_a_seat_is_refused(tmp_path: Path, capfd: pytest.Capt
     bench.start_agent()
     second = bench.agent
     assert first is not None and second is not None
-    notes: list[str] = []
-
-    def refused() -> bool:
-        notes.extend(bench.engine.notes())
-        return any("refused" in note for note in notes)
-
-    bench.wait("a refusal", refused)
-    assert "has come as number 0, but" in notes[-1]
+    bench.wait("a refusal", lambda: any("refused" in note for note in bench.notes))
+    assert "has come as number 0, but" in bench.notes[-1]
     bench.wait("its end", lambda: second.poll() is not None)
     assert second.returncode == 1 and "ConfigurationError" in capfd.readouterr().err
     assert bench.ended(bench.start("")) == 0, "the first one goes on"

@@ -31,7 +31,8 @@ class Supervised:
             guests=guests,
         )
         job = JobSettings(workers=seats * workers, least=(least or seats) * workers, timeout_s=10.0)
-        self.address = self.engine.begin(job, self.hub, "secret")
+        self.notes: list[str] = []
+        self.address = self.engine.begin(job, self.hub, "secret", self.notes.append)
 
     def agent(self, seat: int | None, node: str = "node0", **changes: Any) -> MemoryHub:
         """Connect an agent that says hello, and return its hub."""
@@ -75,7 +76,7 @@ def test_agents_that_do_not_fit(changes: dict[str, Any], sentence: str) -> None:
     assert header["kind"] == "refused"
     with pytest.raises(ValueError, match=sentence):
         raise ValueError(header["reason"])
-    assert any("refused an agent: node1" in note for note in supervised.engine.notes())
+    assert any("refused an agent: node1" in note for note in supervised.notes)
 
 
 def test_a_job_begins_when_enough_machines_are_whole() -> None:
@@ -95,7 +96,7 @@ def test_too_few_machines() -> None:
     supervised.engine.tick(59.0)
     supervised.agent(1)
     assert not supervised.engine.ready_for_servers()
-    assert supervised.engine.notes() == ["1 of 3 agents came (node0): waiting for 1 more, for at most 60 s (--start-timeout)"]
+    assert supervised.notes == ["1 of 3 agents came (node0): waiting for 1 more, for at most 60 s (--start-timeout)"]
     supervised.engine.tick(60.0)
     assert not supervised.engine.ready_for_servers()
     assert supervised.engine.failure is not None
@@ -155,7 +156,7 @@ def test_clear_text_between_machines_is_said_once(monkeypatch: pytest.MonkeyPatc
     supervised.agent(0, "node0")
     supervised.agent(1, "node1")
     assert supervised.engine.ready_for_servers()
-    assert supervised.engine.notes().count(NOT_ENCRYPTED) == 1
+    assert supervised.notes.count(NOT_ENCRYPTED) == 1
 
 
 def test_servers_begin_on_the_machine_of_the_supervisor_whichever_agent_comes_first() -> None:

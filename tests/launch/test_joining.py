@@ -86,6 +86,7 @@ Seated.__abstractmethods__ = frozenset()
 
 def _seats(least: int, most: int) -> SeatedEngine:
     engine = Seated()  # type: ignore[abstract]
+    engine._note = lambda _: None
     engine._open_seats(least, most)
     return engine
 

@@ -194,11 +194,11 @@ class AgentEngine(Engine):
 
     # Calls of the supervisor.
 
-    def begin(self, settings: JobSettings, hub: Hub, token: str) -> Address:
-        self._settings, self._hub, self._token = settings, hub, token
+    def begin(self, settings: JobSettings, hub: Hub, token: str, note: Callable[[str], None]) -> Address:
+        self._settings, self._hub, self._token, self._note = settings, hub, token, note
         self._address = hub.listen(self._listen, self._port)
         if self._servers_here:
-            self._starter = Starter(SERVER, NOTHING, common_environment(1), self._notes.append)
+            self._starter = Starter(SERVER, NOTHING, common_environment(1), self._note)
             self._starter.begin()
         if self._publish is not None:
             self._publish(self._address)
@@ -210,14 +210,14 @@ class AgentEngine(Engine):
             here = self._by_machine()
             names = ", ".join(agents[0].node for agents in here)
             if len(here) > 1 and Tls.of() is None:
-                self._notes.append(NOT_ENCRYPTED)
-            self._notes.append(f"{len(here)} machine{'s' * (len(here) > 1)} with {len(self._agents)} of {self._seats} agents: {names}")
+                self._note(NOT_ENCRYPTED)
+            self._note(f"{len(here)} machine{'s' * (len(here) > 1)} with {len(self._agents)} of {self._seats} agents: {names}")
         elif not self._begun and self._now >= self._start_s:
             self.failure = self._too_few(), False
         elif not self._begun and self._now >= WAIT_SAID_S and not self._wait_said:
             self._wait_said = True
             there, missing = self._who_came()
-            self._notes.append(f"{there}: waiting for {missing}, for at most {self._start_s:g} s (--start-timeout)")
+            self._note(f"{there}: waiting for {missing}, for at most {self._start_s:g} s (--start-timeout)")
         return self._begun and (self._starter is None or not self._starter.imports())
 
     def ready_for_workers(self) -> bool:
@@ -252,9 +252,7 @@ class AgentEngine(Engine):
         if beside and len(machines) > 1:
             self._apart.add(number)
         elif number in self._apart:
-            self._notes.append(
-                f"{agent.node} is the only machine left: the standby of server {number} is on it as well, and would be lost with it"
-            )
+            self._note(f"{agent.node} is the only machine left: the standby of server {number} is on it as well, and would be lost with it")
         return agent
 
     def start_worker(self, settings: WorkerSettings) -> Child | None:
@@ -314,13 +312,13 @@ class AgentEngine(Engine):
                 self._seat(connection, message)
                 return True
         except ProtocolError as error:
-            self._notes.append(f"{error}: its connection is closed")
+            self._note(f"{error}: its connection is closed")
             if agent is not None:
                 self._lose(agent, str(error))
             connection.close()
             return True
         except ConfigurationError as error:
-            self._notes.append(f"refused an agent: {error}")
+            self._note(f"refused an agent: {error}")
             self._refused.append(connection)
             connection.send({"kind": "refused", "reason": str(error)})
             return True
@@ -338,7 +336,7 @@ class AgentEngine(Engine):
         header = message.header
         if header["kind"] == "leaving":
             agent.leaving = f"the agent of {agent.node} leaves: {header['reason']}"
-            self._notes.append(agent.leaving)
+            self._note(agent.leaving)
         child = agent.children.get(header.get("child", -1))
         if child is None:
             return
@@ -383,7 +381,7 @@ class AgentEngine(Engine):
         connection.send({"kind": "seated", "seat": seat, "timeout_s": self._settings.timeout_s})
         if self._begun:
             self._came.append(seat)
-            self._notes.append(f"{node} has come, number {seat}")
+            self._note(f"{node} has come, number {seat}")
 
     # Machines.
 

@@ -7,7 +7,7 @@ torchrun, Slurm or MPI, each pod of Kubernetes, each actor of Ray, or each machi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from offbeat.core.fleet import Role
@@ -78,22 +78,22 @@ class Engine(ABC):
     """The reason for which the job cannot begin or go on, and True if it is a mistake of the user; None: the job can."""
 
     def __init__(self) -> None:
-        self._notes: list[str] = []
-        """Lines for the user that were not taken yet."""
         self._starter: Starter | None = None
         """Starts processes on this machine; None: before `begin`, or where agents start all."""
         self._settings: JobSettings
         self._token: str
+        self._note: Callable[[str], None]
         self._address: Address
 
     @abstractmethod
-    def begin(self, settings: JobSettings, hub: Hub, token: str) -> Address:
+    def begin(self, settings: JobSettings, hub: Hub, token: str, note: Callable[[str], None]) -> Address:
         """Listen at an address that servers and agents can reach, and prepare to start processes. Returns the address.
 
         Args:
             settings: the job.
             hub: listens.
             token: authenticates the processes of the job to each other.
+            note: shows the user a line.
 
         Raises:
             ConfigurationError: the address is not one of this machine, or its port is taken.
@@ -149,12 +149,6 @@ class Engine(ABC):
         """Start a server's process on this machine. ``variables``: which server it is, from `server_variables`."""
         shared = server_environment(self._settings.servers, token=self._token, supervisor=self._address)
         return starter.start_server({**shared, **variables})
-
-    def notes(self) -> list[str]:
-        """Return lines for the user since the last call."""
-        notes = self._notes[:]
-        self._notes.clear()  # the same list: others append to it
-        return notes
 
     @property
     def helper(self) -> Child | None:

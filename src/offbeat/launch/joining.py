@@ -83,7 +83,7 @@ class SeatedEngine(Engine):
             else:
                 self._order_to_leave(connection, joiner)
         except ProtocolError as error:
-            self._notes.append(f"{error}: its connection is closed")
+            self._note(f"{error}: its connection is closed")
             connection.close()
             self.on_closed(connection, str(error))
         except ConfigurationError as error:
@@ -147,7 +147,7 @@ class SeatedEngine(Engine):
         self._free.difference_update(workers)
         self._joiners[connection] = _Joiner(dict.fromkeys(workers))
         self._came += workers
-        self._notes.append(f"{named(workers)} joined")
+        self._note(f"{named(workers)} joined")
         connection.send({"kind": "joined", "workers": workers})
 
     def _order_to_leave(self, connection: Connection, joiner: _Joiner) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from offbeat.core.fleet import Role
 from offbeat.journal.worker_summary import NO_JOINER
 from offbeat.launch.engine import Child
@@ -31,15 +33,16 @@ class LocalEngine(SeatedEngine):
     def __init__(self, program: Program, *, port: int = 0, preload: Preload = NOTHING) -> None:
         super().__init__()
         self._program, self._port, self._preload = program, port, preload
-        self._notes += [] if preload.note is None else [preload.note]
         self._group_port = 0
 
-    def begin(self, settings: JobSettings, hub: Hub, token: str) -> Address:
-        self._settings, self._token = settings, token
+    def begin(self, settings: JobSettings, hub: Hub, token: str, note: Callable[[str], None]) -> Address:
+        self._settings, self._token, self._note = settings, token, note
+        if self._preload.note is not None:
+            note(self._preload.note)
         self._open_seats(settings.begins, settings.workers)
         self._group_port = free_port() if settings.torchrun_env else 0
         self._address = hub.listen()
-        self._starter = Starter(self._program, self._preload, common_environment(settings.workers), self._notes.append)
+        self._starter = Starter(self._program, self._preload, common_environment(settings.workers), self._note)
         self._starter.begin()
         return self._address
 

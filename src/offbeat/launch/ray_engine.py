@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -258,17 +258,17 @@ class RayEngine(AgentEngine):
 
     # Calls of the supervisor.
 
-    def begin(self, settings: JobSettings, hub: Hub, token: str) -> Address:
+    def begin(self, settings: JobSettings, hub: Hub, token: str, note: Callable[[str], None]) -> Address:
         fit = room(_nodes(), self._options.bundle)
         lacks = self._lack(settings.begins if fit < settings.begins else self._seats)
         if fit < settings.begins and not self._existing:
             raise ConfigurationError(f"{lacks}: ask for less (--workers, --cpus-per-worker, --gpus-per-worker)")
-        address = super().begin(settings, hub, token)
+        address = super().begin(settings, hub, token, note)
         self._place_agents(address)
         if fit < settings.begins:
-            self._notes.append(f"{lacks}: waiting {self._options.start_s:g} s for more nodes (--start-timeout)")
+            self._note(f"{lacks}: waiting {self._options.start_s:g} s for more nodes (--start-timeout)")
         elif fit < self._seats:
-            self._notes.append(f"{lacks}: the others join as Ray finds room")
+            self._note(f"{lacks}: the others join as Ray finds room")
         return address
 
     def _place_agents(self, supervisor: Address) -> None:
@@ -318,7 +318,7 @@ class RayEngine(AgentEngine):
             self.failure = reason, True
         elif reason is not None and self._said.get(seat) != reason:
             self._said[seat] = reason
-            self._notes.append(f"worker {seat} stays away: {reason}")
+            self._note(f"worker {seat} stays away: {reason}")
         self._again[seat] = self._now + AGAIN_S
 
     def close(self) -> None:

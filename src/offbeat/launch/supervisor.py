@@ -184,7 +184,7 @@ class Supervisor:
     def _start(self) -> None:
         if self._store is not None:
             self._store.begin()
-        self._watchers.publish(self._engine.begin(self._settings, self._hub, self._token))
+        self._watchers.publish(self._engine.begin(self._settings, self._hub, self._token, self._display.note))
         if (helper := self._engine.helper) is not None:
             self._output.attach("forkserver", 0, helper)
         for ready, begin in (
@@ -202,17 +202,11 @@ class Supervisor:
         while not ready():
             self._serve(POLL_S)
             self._servers.check(self._listens)
-            self._note_engine()
+            self._failure = self._failure or self._engine.failure
             if self._failure is not None or self._told.number is not None:
                 return False
-        self._note_engine()
-        return self._failure is None
-
-    def _note_engine(self) -> None:
-        """Show the engine's lines, and take its failure as the job's."""
-        for note in self._engine.notes():
-            self._display.note(note)
         self._failure = self._failure or self._engine.failure
+        return self._failure is None
 
     def _spawn(self, worker: WorkerId) -> Child | None:
         standbys = self._servers.standbys_at()
@@ -283,7 +277,7 @@ class Supervisor:
                 self._engine.on_closed(connection, item.reason)
                 self._servers.on_closed(connection)
         self._engine.tick(self._clock.now())
-        self._note_engine()
+        self._failure = self._failure or self._engine.failure
         self._output.drain()
         self._followers.tick()
         self._watchers.tick()
