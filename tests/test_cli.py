@@ -194,19 +194,6 @@ def test_help_shows_no_marks_of_the_markup_it_is_written_in(command: str) -> Non
     assert all(len(line) <= 80 for line in result.output.splitlines())
 
 
-def test_reports_of_what_is_no_journal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    for content, sentence in ((None, "cannot read the journal"), ("hello\n", "not a journal")):
-        if content is not None:
-            path.write_text(content)
-        monkeypatch.setattr(sys, "argv", ["offbeat", "report", str(path)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("offbeat: ") and sentence in line
-
-
 def test_a_report(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     journal = Journal(path, now=lambda: 0.0)

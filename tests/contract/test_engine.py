@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.waiting import alive, until
+from tests.launch.waiting import alive, output, until
 
 from offbeat.launch.agents import AgentEngine
 from offbeat.launch.engine import Child, Engine
@@ -85,18 +85,9 @@ class Bench:
         assert child is not None
         return child
 
-    def printed(self, child: Child) -> tuple[bytes, bytes]:
+    def printed(self, child: Child) -> list[bytes]:
         """Return all that a process prints to stdout and to stderr until its end."""
-        pieces: list[tuple[bool, bytes]] = []
-
-        def over() -> bool:
-            child.ended()
-            pieces.extend(child.read())
-            return child.drained
-
-        self.wait("its end", over)
-        out, err = (b"".join(data for error, data in pieces if error == wanted) for wanted in (False, True))
-        return out, err
+        return output(child, self.wait)
 
     def ended(self, child: Child) -> int:
         self.printed(child)
@@ -183,9 +174,9 @@ def test_a_child_that_ends_leaves_no_grandchild(bench: Bench, tmp_path: Path) ->
 def test_children_are_told_apart(bench: Bench) -> None:
     first = bench.start("print(1)")
     bench.wait("the first", lambda: first.pid)
-    assert bench.printed(first) == (b"1\n", b"")
+    assert bench.printed(first) == [b"1\n", b""]
     second = bench.start("print(2)")
-    assert bench.printed(second) == (b"2\n", b"")
+    assert bench.printed(second) == [b"2\n", b""]
     assert first.pid != second.pid
 
 

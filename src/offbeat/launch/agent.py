@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -154,7 +153,11 @@ class Agent:
                 self._serve()
                 self._end_children()
             self._hub.close()
-            return self._over[0] if self._supervisor is None else self._await_supervisor(self._supervisor)
+            if self._supervisor is None:
+                return self._over[0]
+            while (status := self._supervisor.wait(POLL_S)) is None:
+                pass
+            return status if status >= 0 else BY_SIGNAL - status
         finally:
             self._end_children()
             self._starter.close()
@@ -163,11 +166,6 @@ class Agent:
                 self._duties.notice.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _await_supervisor(self, supervisor: LocalChild) -> int:
-        while (status := supervisor.ended()) is None:
-            time.sleep(POLL_S)
-        return status if status >= 0 else BY_SIGNAL - status
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._told.note(number)

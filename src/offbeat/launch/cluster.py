@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 
 from offbeat.errors import ConfigurationError, JobError
@@ -135,9 +134,6 @@ def _reported(reading: int, supervisor: LocalChild) -> Address | None:
         text += block
     if text:
         return read_addresses(text.decode())[0]
-    deadline = time.monotonic() + 5.0
-    while supervisor.ended() is None:
-        if time.monotonic() > deadline:
-            raise JobError("the supervisor's process has closed its pipe without an address")
-        time.sleep(0.05)
+    if supervisor.wait(5.0) is None:
+        raise JobError("the supervisor's process has closed its pipe without an address")
     return None
