@@ -55,16 +55,6 @@ def test_a_good_command_line(tmp_path: Path) -> None:
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    (
-        {"sync": "sssp(staleness=3)"},
-        r"there is no synchronization rule 'sssp' \(did you mean 'ssp'\?\); the known ones are ",
-    ),
-    ({"sync": "ssp(staleness=-1)"}, r"ssp\(staleness=-1\): staleness must be a whole number, at least 0"),
-    ({"sync": "ssp(slack=1)"}, r"'ssp\(slack=1\)': ssp has no setting 'slack'.*; its settings are staleness"),
-    ({"sync": "ssp"}, r"'ssp': ssp needs its settings spelled out \(staleness\)"),
-    ({"sync": "ssp(3)"}, r"the argument at character 5 has no name"),
-    ({"sync": "ssp(staleness="}, r"cannot read it at character"),
-    ({"sync": "__import__('os').getpid()"}, r"write name or name\(key=value, ...\)"),
     ({"sync": "backup(b=4)"}, r"backup\(b=4\) with 4 workers leaves no gradient to wait for: b must be at most 3"),
     ({"workers": 0}, r"--workers 0: must be at least 1"),
     ({"servers": 0}, r"--servers 0: must be at least 1"),
@@ -129,7 +119,6 @@ def test_words_that_are_no_options() -> None:
 @pytest.mark.parametrize(
     ("words", "modules"),
     [
-        ([], ["torch._dynamo"]),
         (["--preload", "json", "--preload", "csv"], ["json", "csv", "torch._dynamo"]),
         (["--no-preload", "--preload", "json"], []),
     ],
@@ -203,19 +192,6 @@ def test_help_shows_no_marks_of_the_markup_it_is_written_in(command: str) -> Non
     result = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"})
     assert result.exit_code == 0 and "\\" not in result.output
     assert all(len(line) <= 80 for line in result.output.splitlines())
-
-
-def test_reports_of_what_is_no_journal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    for content, sentence in ((None, "cannot read the journal"), ("hello\n", "not a journal")):
-        if content is not None:
-            path.write_text(content)
-        monkeypatch.setattr(sys, "argv", ["offbeat", "report", str(path)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("offbeat: ") and sentence in line
 
 
 def test_a_report(tmp_path: Path) -> None:

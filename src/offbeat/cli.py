@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -59,6 +59,7 @@ from offbeat.report.figures import short
 from offbeat.report.live import LiveProgress
 from offbeat.report.quiet import QuietProgress
 from offbeat.report.table import console, job_tables
+from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import JobSettings, take_token
 
 app = typer.Typer(
@@ -68,6 +69,7 @@ app = typer.Typer(
     help="Data-parallel training for PyTorch that keeps going when workers are slow, dead or new.",
 )
 
+T = TypeVar("T", bound=JobOptions)
 OF_JOB = ("servers", "sync", "wire", "batch", "seed")
 """Options that a job which resumes takes from its checkpoint, if the command line does not give them."""
 
@@ -102,8 +104,7 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
     program = Program(script, tuple(context.args), module=module)
     ray = ray_options(options)
     followers = followers_of(options)
-    saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
-    options = replace(options, **checkpointing.taken_over(saved, _given(context), ("workers", *OF_JOB), seed=options.seed))
+    options, saved = _resumed(context, options, "workers", *OF_JOB)
     least, most = span_of(options.workers)
     settings = check(
         options,
@@ -117,7 +118,6 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
     )
     imported = chosen(options.preload or [], program, none=options.no_preload)
     program = grouped(program, options.procs_per_worker)
-    token = secrets.token_hex(16)
     _say(checkpointing.begin(options.journal, saved, settings.checkpoint), quiet=options.quiet)
     engine: Engine
     if ray is None:
@@ -129,7 +129,6 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
             program,
             most,
             ray,
-            token=token,
             existing=existing,
             preload=imported,
             grace_s=options.grace,
@@ -139,7 +138,7 @@ def run(context: typer.Context, script: RunScript = None, module: Module = False
         settings,
         engine,
         options,
-        token=token,
+        token=secrets.token_hex(16),
         return_s=0.0 if ray is None else ray.start_s,
         notice=_notice(options),
         followers=followers,
@@ -169,9 +168,8 @@ def agent(context: typer.Context, script: Script, module: Module = False, *, opt
         checkpointing.check_folders(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
         checkpointing.check_spelling(options.every, options.keep, any_folder=options.checkpoint is not None or options.resume is not None)
     else:
-        saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
+        options, saved = _resumed(context, options, *OF_JOB)
         order = checkpointing.order_of(options.checkpoint, options.every, options.keep, saved)
-    options = replace(options, **checkpointing.taken_over(saved, _given(context), OF_JOB, seed=options.seed))
     settings = check(options, program, task.size * workers, least=task.least * workers, followers=followers, checkpoint=order, resume=saved)
     imported = chosen(options.preload or [], program, none=options.no_preload)
     program = grouped(program, options.procs_per_worker)
@@ -231,6 +229,12 @@ def _supervise(settings: JobSettings, engine: Engine, options: JobOptions, **mor
     finally:
         only_show("the end of the job", progress.close)
     raise typer.Exit(finish(screen, outcome, options.summary, progress))
+
+
+def _resumed(context: typer.Context, options: T, *names: str) -> tuple[T, Checkpoint | None]:
+    """Return the options, those of these names as the job had them whose checkpoint is to be resumed, and this checkpoint."""
+    saved = checkpointing.found(options.resume, auto=options.auto_resume, checkpoint=options.checkpoint)
+    return replace(options, **checkpointing.taken_over(saved, _given(context), names, seed=options.seed)), saved
 
 
 def _notice(options: JobOptions) -> NoticeCommand | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -72,23 +73,25 @@ def three_slurm_nodes(beside_nothing: None, tmp_path: Path) -> Iterator[Slurm]:
         yield made
 
 
+@contextlib.contextmanager
+def _ray(nodes: int) -> Iterator[RayCluster]:
+    if (reason := ray_cluster.why_not()) is not None:
+        pytest.skip(reason)
+    with RayCluster(nodes) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def three_ray_nodes(beside_nothing: None) -> Iterator[RayCluster]:
     """A Ray cluster of three nodes with two CPUs each."""
-    reason = ray_cluster.why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with RayCluster() as cluster:
+    with _ray(3) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def one_ray_node(beside_nothing: None) -> Iterator[RayCluster]:
     """A Ray cluster of one node with two CPUs."""
-    reason = ray_cluster.why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    with RayCluster(1) as cluster:
+    with _ray(1) as cluster:
         yield cluster
 
 
@@ -113,6 +116,12 @@ def start_at(tmp_path: Path, token: Path, begun: list[Job]) -> Callable[..., Job
         return begun[-1]
 
     return begin
+
+
+def folded(job: Job, *workers: int, after: float = -1.0) -> None:
+    """Wait until these workers contribute."""
+    for worker in workers:
+        job.record("settle", after=after, worker=worker, fate="folded")
 
 
 def finished(job: Job) -> None:

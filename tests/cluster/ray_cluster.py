@@ -18,7 +18,7 @@ def why_not() -> str | None:
 
 
 class RayCluster:
-    """Three nodes, the first one with Ray's head: ``with RayCluster() as cluster: ...``; the test is connected to it.
+    """Some nodes, the first one with Ray's head: ``with RayCluster() as cluster: ...``; the test is connected to it.
 
     Args:
         count: of nodes.

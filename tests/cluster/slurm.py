@@ -31,7 +31,7 @@ def why_not() -> str | None:
 
 
 class Slurm:
-    """A cluster: ``with Slurm(tmp_path) as slurm: slurm.srun("-N3", "hostname")``.
+    """A cluster: ``with Slurm(tmp_path) as slurm: slurm.run("srun", "-N3", "hostname")``.
 
     Args:
         folder: for its files.
@@ -126,10 +126,6 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
     def run(self, *command: str, timeout: float = DEADLINE_S, env: Mapping[str, str] | None = None) -> str:
         """Run a command where users type them. Returns what it prints; fails if its status is not 0."""
         return self.control.run(*command, timeout=timeout, env=self._env(env))
-
-    def srun(self, *arguments: str, **options: Any) -> str:
-        """Run ``srun`` to its end, see `run`."""
-        return self.run("srun", *arguments, **options)
 
     def sbatch(self, script: str, *arguments: str, **options: Any) -> int:
         """Submit a job script. Returns the job's number."""

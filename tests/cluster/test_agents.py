@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import finished
+from tests.cluster.conftest import finished, folded
 from tests.cluster.hosts import Host
 from tests.faults.job import TRAIN, Job
 from tests.faults.resuming import until_checkpoint
@@ -17,10 +17,6 @@ Start = Callable[..., Job]
 
 def by_hand(host: Host, *more: str, nnodes: str = "2") -> list[str]:
     return [f"--nnodes={nnodes}", f"--rdzv-endpoint={host.address}:7100", *more, TRAIN]
-
-
-def folded(job: Job, worker: int, after: float = -1.0) -> None:
-    job.record("settle", after=after, worker=worker, fate="folded")
 
 
 def test_a_cut_cable_costs_the_others_the_timeout_and_the_machine_returns(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
@@ -67,8 +63,7 @@ def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_each_lost_machine
     job = start_at(first, *words, "--until", str(enough))
     other = start_at(second, *words, "--until", str(enough))
     assert job.record("job")["resumed"] > 0
-    folded(job, 0)
-    folded(job, 1)
+    folded(job, 0, 1)
     enough.touch()
     finished(job)
     assert other.ended().status == 0
@@ -108,8 +103,7 @@ def test_hosts_without_ipv4(two_ipv6_hosts: list[Host], start_at: Start, enough:
     words = ("--no-preload", *options.split(), TRAIN, "--until", str(enough))
     job = start_at(first, "--nnodes=2", f"--rdzv-endpoint=[{first.address}]:7100", *words)
     other = start_at(second, "--nnodes=2", f"--rdzv-endpoint={first.name}:7100", *words)
-    for worker in range(2):
-        folded(job, worker)
+    folded(job, 0, 1)
     enough.touch()
     finished(job)
     assert other.ended().status == 0

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import finished
+from tests.cluster.conftest import finished, folded
 from tests.cluster.hosts import Host
-from tests.cluster.test_agents import folded
 from tests.faults.job import Job
 
 Start = Callable[..., Job]
@@ -26,8 +25,7 @@ def test_digits_outlive_a_killed_rank(two_hosts: list[Host], start_at: Start, en
     other = start_at(second, *words, DIGITS, "--until", str(enough))
     killed = job.record("process", what="exited", number=3)
     assert killed["detail"] == "killed by SIGKILL"
-    for worker in range(3):
-        folded(job, worker, after=killed["t"])
+    folded(job, 0, 1, 2, after=killed["t"])
     back = job.record("joined", worker=3, after=killed["t"])
     folded(job, 3, after=back["t"])
     enough.touch()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import finished
+from tests.cluster.conftest import finished, folded
 from tests.cluster.hosts import Host
-from tests.cluster.test_agents import by_hand, folded
+from tests.cluster.test_agents import by_hand
 from tests.faults.job import Job
 
 from offbeat.journal.records import Record
@@ -26,8 +26,7 @@ def test_the_machine_of_a_server_is_lost_and_its_standby_leads(two_hosts: list[H
     words = by_hand(first, "--timeout=3", "--servers=2", "--replicas=1", "--no-preload")
     job = start_at(first, *words, "--until", str(enough))
     start_at(second, *words, "--until", str(enough))
-    folded(job, 0)
-    folded(job, 1)
+    folded(job, 0, 1)
     second.kill_everything()
     led = taken_over(job, 1)
     gone = job.record("process", role="standby", number=0, what="exited")
@@ -54,8 +53,7 @@ def test_the_machine_of_a_leader_is_cut_off_and_its_former_leader_does_not_lead_
     words = by_hand(first, "--timeout=3", "--servers=2", "--replicas=1", "--no-preload")
     job = start_at(first, *words, "--until", str(enough))
     other = start_at(second, *words, "--until", str(enough))
-    folded(job, 0)
-    folded(job, 1)
+    folded(job, 0, 1)
     second.link_down()
     led = taken_over(job, 1)
     folded(job, 0, after=led["t"])

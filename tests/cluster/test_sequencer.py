@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cluster.conftest import finished
+from tests.cluster.conftest import finished, folded
 from tests.cluster.hosts import Host
-from tests.cluster.test_agents import by_hand, folded
+from tests.cluster.test_agents import by_hand
 from tests.cluster.test_replicas import taken_over
 from tests.cluster.torchrun import PORT, torchrun
 from tests.faults.job import TRAIN, Job
@@ -35,8 +35,7 @@ def test_the_rounds_go_on_with_another_process_of_server_0(two_hosts: list[Host]
     before = job.servers()[0]
     before.kill()
     back = job.record("process", role="server", what="restarted")
-    for worker in (0, 1):
-        folded(job, worker, after=back["t"])
+    folded(job, 0, 1, after=back["t"])
     assert job.servers()[0].pid != before.pid
     enough.touch()
     finished(job)
@@ -52,8 +51,7 @@ def test_the_host_of_the_sequencer_is_lost_and_torchruns_store_knows_who_leads(
     words = ["--sync=full", "--replicas=1", "--timeout=3", TRAIN, "--until", str(enough)]
     job = start_at(first, *words, command=torchrun(two_hosts, 0))
     start_at(second, *words, command=torchrun(two_hosts, 1))
-    folded(job, 0)
-    folded(job, 1)
+    folded(job, 0, 1)
     job.servers()[0].kill()
     led = taken_over(job, 0)
     follows = job.record("process", role="standby", number=0, what="follows", after=led["t"])

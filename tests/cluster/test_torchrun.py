@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.cluster.conftest import finished
+from tests.cluster.conftest import finished, folded
 from tests.cluster.hosts import Host
 from tests.cluster.torchrun import torchrun
 from tests.faults.job import Job, signalled
@@ -20,12 +20,6 @@ DIGITS = str(Path(__file__).with_name("digits.py"))
 WORKERS = range(4)
 SECOND = (2, 3)
 """The workers of the second host."""
-
-
-def folded(job: Job, *workers: int, after: float = -1.0) -> None:
-    """Wait until these workers contribute."""
-    for worker in workers:
-        job.record("settle", after=after, worker=worker, fate="folded")
 
 
 def a_worker_on(host: Host) -> psutil.Process:

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.launch.waiting import alive, until
+from tests.launch.waiting import alive, output, until
 
-from offbeat.launch.agent import versions
 from offbeat.launch.agents import AgentEngine
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.local import LocalEngine
 from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.base import Address, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import FIRST_WORKER
@@ -29,17 +28,16 @@ from offbeat.types import FIRST_WORKER
 AGENT = """
 import json, sys
 from offbeat.launch.agent import Agent, Duties
-from offbeat.launch.preload import NOTHING
 from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import read_addresses, take_token
 script, address = sys.argv[1:]
-duties = Duties(program=Program(script), workers=1, seat=0, local_size=1, advertise="", preload=NOTHING, start_s=30.0, grace_s=5.0)
+duties = Duties(program=Program(script), seat=0, start_s=30.0, grace_s=5.0)
 sys.exit(Agent(duties, take_token(), lambda: read_addresses(address)[0]).run())
 """
 TIMEOUT_S = 60.0
 """Longer than the last tests take, during which nobody serves the agent that all others share: it would take the job for dead."""
 FOREVER = "import time; time.sleep(1000)"
-HERE = Address("host", ("127.0.0.1", 1), "")
+WORKER = WorkerSettings(worker=FIRST_WORKER, workers=1, token="", servers=(Address("host", ("127.0.0.1", 1), ""),))
 
 
 class Bench:
@@ -51,32 +49,22 @@ class Bench:
         self._token = secrets.token_hex(16)
         self._hub = SocketHub(self._token)
         self.agent: subprocess.Popen[bytes] | None = None
-        self.addresses: list[Address] = []
         program = Program(str(self.script))
         self.engine: Engine
         if kind == "agent":
-            self.engine = AgentEngine(
-                seats=1,
-                workers=1,
-                start_s=30.0,
-                listen="127.0.0.1",
-                port=0,
-                reached="",
-                encrypted=False,
-                versions=versions(),
-                publish=self.addresses.append,
-            )
+            self.engine = AgentEngine(seats=1, workers=1, start_s=30.0, listen="127.0.0.1", port=0, reached="")
         else:
             self.engine = LocalEngine(program, preload=Preload(("json",)) if kind == "preload" else NOTHING)
         self.now = 0.0
-        self.engine.begin(JobSettings(workers=1, timeout_s=TIMEOUT_S), self._hub)
-        if self.addresses:
+        self.notes: list[str] = []
+        self.address = self.engine.begin(JobSettings(workers=1, timeout_s=TIMEOUT_S), self._hub, self._token, self.notes.append)
+        if kind == "agent":
             self.start_agent()
         self.wait("servers can start", self.engine.ready_for_servers)
         self.wait("workers can start", self.engine.ready_for_workers)
 
     def start_agent(self) -> None:
-        arguments = [sys.executable, "-c", AGENT, str(self.script), json.dumps(self.addresses)]
+        arguments = [sys.executable, "-c", AGENT, str(self.script), json.dumps([self.address])]
         self.agent = subprocess.Popen(arguments, env={**os.environ, "OFFBEAT_TOKEN": self._token})
 
     def wait(self, what: str, ready: Callable[[], object]) -> None:
@@ -93,22 +81,13 @@ class Bench:
 
     def start(self, program: str) -> Child:
         self.script.write_text(program)
-        child = self.engine.start_worker(FIRST_WORKER, [HERE], self._token)
+        child = self.engine.start_worker(WORKER)
         assert child is not None
         return child
 
-    def printed(self, child: Child) -> tuple[bytes, bytes]:
+    def printed(self, child: Child) -> list[bytes]:
         """Return all that a process prints to stdout and to stderr until its end."""
-        pieces: list[tuple[bool, bytes]] = []
-
-        def over() -> bool:
-            child.ended()
-            pieces.extend(child.read())
-            return child.drained
-
-        self.wait("its end", over)
-        out, err = (b"".join(data for error, data in pieces if error == wanted) for wanted in (False, True))
-        return out, err
+        return output(child, self.wait)
 
     def ended(self, child: Child) -> int:
         self.printed(child)
@@ -195,9 +174,9 @@ def test_a_child_that_ends_leaves_no_grandchild(bench: Bench, tmp_path: Path) ->
 def test_children_are_told_apart(bench: Bench) -> None:
     first = bench.start("print(1)")
     bench.wait("the first", lambda: first.pid)
-    assert bench.printed(first) == (b"1\n", b"")
+    assert bench.printed(first) == [b"1\n", b""]
     second = bench.start("print(2)")
-    assert bench.printed(second) == (b"2\n", b"")
+    assert bench.printed(second) == [b"2\n", b""]
     assert first.pid != second.pid
 
 
@@ -210,7 +189,7 @@ def test_a_lost_machine_takes_its_children_along_and_returns(tmp_path: Path) -> 
     bench.wait("the loss", lambda: child.ended() is not None)
     assert child.lost is not None and "has ended" in child.lost and child.ended() == -9
     until("its end, by the kernel", lambda: not alive(child.pid))
-    assert bench.engine.start_worker(FIRST_WORKER, [HERE], "") is None, "its machine is not there"
+    assert bench.engine.start_worker(WORKER) is None, "its machine is not there"
     bench.start_agent()
     bench.wait("its return", lambda: bench.engine.arrived() == [FIRST_WORKER])
     assert bench.ended(bench.start("raise SystemExit(5)")) == 5
@@ -256,14 +235,8 @@ def test_a_second_agent_for_a_seat_is_refused(tmp_path: Path, capfd: pytest.Capt
     bench.start_agent()
     second = bench.agent
     assert first is not None and second is not None
-    notes: list[str] = []
-
-    def refused() -> bool:
-        notes.extend(bench.engine.notes())
-        return any("refused" in note for note in notes)
-
-    bench.wait("a refusal", refused)
-    assert "has come as number 0, but" in notes[-1]
+    bench.wait("a refusal", lambda: any("refused" in note for note in bench.notes))
+    assert "has come as number 0, but" in bench.notes[-1]
     bench.wait("its end", lambda: second.poll() is not None)
     assert second.returncode == 1 and "ConfigurationError" in capfd.readouterr().err
     assert bench.ended(bench.start("")) == 0, "the first one goes on"

@@ -16,7 +16,6 @@ from offbeat.errors import ConfigurationError
 from offbeat.launch.agent import Agent, Duties
 from offbeat.launch.agents import RemoteChild
 from offbeat.launch.hangs import ProcessStanding
-from offbeat.launch.preload import NOTHING
 from offbeat.launch.program import Program
 from offbeat.launch.restarts import WorkerProcess
 from offbeat.launch.supervisor import Supervisor
@@ -87,9 +86,9 @@ class FromAgent(Receiver):
         assert isinstance(ours.other, MemoryConnection)
         self.line = ours.other
         self.supervised.engine.ready_for_servers()
-        self.supervised.engine.start_server(0, "") if self.draw.random() < 0.7 else None
+        self.supervised.engine.start_server(0, "leader", None, None) if self.draw.random() < 0.7 else None
         if self.draw.random() < 0.3:
-            other = self.hub.connect(self.supervised.addresses[0])
+            other = self.hub.connect(self.supervised.address)
             assert isinstance(other, MemoryConnection) and other.other is not None
             self.line = other.other
 
@@ -98,8 +97,8 @@ class FromAgent(Receiver):
         engine.on_message(self.line, message)
         engine.tick(1.0)
         engine.ready_for_servers()
-        for note in engine.notes():
-            assert note
+        assert all(self.supervised.notes)
+        self.supervised.notes.clear()
         self.hub.inbox.clear()
         return Outcome.REFUSED if self.line.closed else Outcome.TAKEN
 
@@ -111,7 +110,7 @@ class ToAgent(Receiver):
 
     def begin(self) -> None:
         program = Program("train.py", ())
-        duties = Duties(program=program, workers=2, seat=None, local_size=1, advertise="", preload=NOTHING, start_s=1.0, grace_s=1.0)
+        duties = Duties(program=program, workers=2, seat=None, start_s=1.0, grace_s=1.0)
         self.agent = Agent(duties, "token", lambda: None)
         self.agent._hub = MemoryHub(MemoryNetwork(), "token")  # type: ignore[assignment]
         self.agent._connection = self.line = Mute("the supervisor")

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from offbeat.launch.agent import Agent, Duties
-from offbeat.launch.preload import NOTHING
 from offbeat.launch.program import Program
 from offbeat.transport.base import Message
 
 
 def test_an_order_to_leave_reaches_a_worker_that_has_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for the imports of the process from which it is forked. Once there, it would train on after Ctrl-C."""
-    duties = Duties(program=Program("train.py"), workers=1, seat=0, local_size=1, advertise="", preload=NOTHING, start_s=1.0, grace_s=1.0)
+    duties = Duties(program=Program("train.py"), seat=0, start_s=1.0, grace_s=1.0)
     agent, told = Agent(duties, "token", lambda: None), list[tuple[str, Any]]()
     monkeypatch.setattr(agent, "_tell", lambda kind, payload=(), **header: told.append((kind, header)))
     agent._waiting[3] = {"role": "worker", "number": 0}

@@ -8,21 +8,19 @@ from typing import Any
 import pytest
 from tests.support.memory_network import MemoryHub, MemoryNetwork
 
+from offbeat.launch.agent_messages import versions
 from offbeat.launch.agents import NOT_ENCRYPTED, AgentEngine
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.base import Address, Message
 from offbeat.types import WorkerId
-
-VERSIONS = ["offbeat 1.0", "torch 2.13.0"]
 
 
 class Supervised:
     """An engine with agents that only talk."""
 
-    def __init__(self, *, seats: int = 4, least: int | None = None, workers: int = 1, encrypted: bool = True, guests: bool = False) -> None:
+    def __init__(self, *, seats: int = 4, least: int | None = None, workers: int = 1, guests: bool = False) -> None:
         self._network = MemoryNetwork(shares_memory=False)
         self.hub = MemoryHub(self._network, "secret")
-        self.addresses: list[Address] = []
         self.engine = AgentEngine(
             seats=seats,
             workers=workers,
@@ -30,18 +28,17 @@ class Supervised:
             listen="127.0.0.1",
             port=0,
             reached="",
-            encrypted=encrypted,
-            versions=VERSIONS,
-            publish=self.addresses.append,
             guests=guests,
         )
-        self.engine.begin(JobSettings(workers=seats * workers, least=(least or seats) * workers, timeout_s=10.0), self.hub)
+        job = JobSettings(workers=seats * workers, least=(least or seats) * workers, timeout_s=10.0)
+        self.notes: list[str] = []
+        self.address = self.engine.begin(job, self.hub, "secret", self.notes.append)
 
     def agent(self, seat: int | None, node: str = "node0", **changes: Any) -> MemoryHub:
         """Connect an agent that says hello, and return its hub."""
         hub = MemoryHub(self._network, "secret")
         hello = {"kind": "agent", "seat": seat, "node": node, "host": node, "local_size": 1, "workers": 1, "port": 1, "address": ""}
-        hub.connect(self.addresses[0]).send({**hello, "versions": VERSIONS, **changes})
+        hub.connect(self.address).send({**hello, "versions": versions(), **changes})
         self.serve()
         return hub
 
@@ -51,6 +48,10 @@ class Supervised:
                 assert self.engine.on_message(connection, item)
             else:
                 self.engine.on_closed(connection, item.reason)
+
+
+def worker(number: int, *, servers_return: bool = False) -> WorkerSettings:
+    return WorkerSettings(worker=WorkerId(number), workers=4, token="secret", servers=(), servers_return=servers_return)
 
 
 def told(hub: MemoryHub) -> list[Mapping[str, Any]]:
@@ -64,7 +65,7 @@ def kinds(headers: Sequence[Mapping[str, Any]]) -> list[str]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"versions": ["offbeat 1.0", "torch 2.6.0"]}, "node1 has torch 2.6.0, the supervisor's machine torch 2.13.0: install the same"),
+        ({"versions": [*versions()[:1], "torch 0.1"]}, f"node1 has torch 0.1, the supervisor's machine {versions()[1]}: install the same"),
         ({"workers": 2}, "node1 would start 2 workers an agent, this job has 1 .--nproc-per-node."),
         ({"seat": 4}, "node1 finds no free seat: the job has 4, and all are taken .--nnodes."),
     ],
@@ -75,7 +76,7 @@ def test_agents_that_do_not_fit(changes: dict[str, Any], sentence: str) -> None:
     assert header["kind"] == "refused"
     with pytest.raises(ValueError, match=sentence):
         raise ValueError(header["reason"])
-    assert any("refused an agent: node1" in note for note in supervised.engine.notes())
+    assert any("refused an agent: node1" in note for note in supervised.notes)
 
 
 def test_a_job_begins_when_enough_machines_are_whole() -> None:
@@ -95,7 +96,7 @@ def test_too_few_machines() -> None:
     supervised.engine.tick(59.0)
     supervised.agent(1)
     assert not supervised.engine.ready_for_servers()
-    assert supervised.engine.notes() == ["1 of 3 agents came (node0): waiting for 1 more, for at most 60 s (--start-timeout)"]
+    assert supervised.notes == ["1 of 3 agents came (node0): waiting for 1 more, for at most 60 s (--start-timeout)"]
     supervised.engine.tick(60.0)
     assert not supervised.engine.ready_for_servers()
     assert supervised.engine.failure is not None
@@ -118,14 +119,14 @@ def test_a_silent_agent_takes_the_silent_ones_of_its_machine_along() -> None:
     for seat, node in enumerate(["node0", "node1", "node1"]):
         supervised.agent(seat, node)
     assert supervised.engine.ready_for_servers()
-    children = [supervised.engine.start_worker(WorkerId(worker), [], "") for worker in range(3)]
+    children = [supervised.engine.start_worker(worker(number)) for number in range(3)]
     supervised.engine.tick(9.0)
     supervised.agent(3, "node0")
     assert [child is not None and child.lost is None for child in children] == [True] * 3
     supervised.engine.tick(10.0)
     reasons = [child.lost for child in children if child is not None]
     assert all(reason is not None and "nothing came from" in reason for reason in reasons)
-    assert supervised.engine.start_worker(WorkerId(3), [], "") is not None, "the one that was heard is there"
+    assert supervised.engine.start_worker(worker(3)) is not None, "the one that was heard is there"
 
 
 def test_a_guest_is_not_lost_for_its_silence_but_for_the_end_of_its_connection_or_a_successor() -> None:
@@ -133,7 +134,7 @@ def test_a_guest_is_not_lost_for_its_silence_but_for_the_end_of_its_connection_o
     supervised = Supervised(seats=2, guests=True)
     hubs = [supervised.agent(seat, f"node{seat}") for seat in range(2)]
     assert supervised.engine.ready_for_servers()
-    children = [supervised.engine.start_worker(WorkerId(worker), [], "") for worker in range(2)]
+    children = [supervised.engine.start_worker(worker(number)) for number in range(2)]
 
     def lost() -> list[str | None]:
         return [child.lost for child in children if child is not None]
@@ -149,12 +150,13 @@ def test_a_guest_is_not_lost_for_its_silence_but_for_the_end_of_its_connection_o
     assert supervised.engine.arrived() == [WorkerId(1)]
 
 
-def test_clear_text_between_machines_is_said_once() -> None:
-    supervised = Supervised(seats=2, encrypted=False)
+def test_clear_text_between_machines_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OFFBEAT_TLS", raising=False)
+    supervised = Supervised(seats=2)
     supervised.agent(0, "node0")
     supervised.agent(1, "node1")
     assert supervised.engine.ready_for_servers()
-    assert supervised.engine.notes().count(NOT_ENCRYPTED) == 1
+    assert supervised.notes.count(NOT_ENCRYPTED) == 1
 
 
 def test_servers_begin_on_the_machine_of_the_supervisor_whichever_agent_comes_first() -> None:
@@ -163,7 +165,7 @@ def test_servers_begin_on_the_machine_of_the_supervisor_whichever_agent_comes_fi
     other = supervised.agent(None, "node1")
     own = supervised.agent(None, "node0", host=supervised.hub.host)
     for number, (hub, idle) in enumerate([(own, other), (other, own), (own, other)]):
-        supervised.engine.start_server(number, "secret")
+        supervised.engine.start_server(number, "leader", None, None)
         assert kinds(told(hub))[-1] == "start"
         assert "start" not in kinds(told(idle))
 
@@ -173,8 +175,8 @@ def test_the_only_server_is_started_again_where_it_was_while_an_agent_is_there()
     other = supervised.agent(0, "node1")
     own = supervised.agent(1, "node0", host=supervised.hub.host)
     assert supervised.engine.servers_return(1)
-    supervised.engine.start_worker(WorkerId(0), [], "secret", servers_return=True)
-    assert supervised.engine.restart_server(0, "secret", Address("node0", ("10.0.0.1", 7777), "offbeat-3f")) is not None
+    supervised.engine.start_worker(worker(0, servers_return=True))
+    assert supervised.engine.start_server(0, "again", None, Address("node0", ("10.0.0.1", 7777), "offbeat-3f")) is not None
     [start] = [header for header in told(own) if header["kind"] == "start"]
     variables = dict(zip(start["variables"][::2], start["variables"][1::2], strict=True))
     assert (variables["OFFBEAT_LISTEN"], variables["OFFBEAT_PORT"], variables["OFFBEAT_LOCAL"]) == ("10.0.0.1", "7777", "offbeat-3f")
@@ -182,7 +184,7 @@ def test_the_only_server_is_started_again_where_it_was_while_an_agent_is_there()
     assert "OFFBEAT_SERVERS_RETURN" in start["variables"][::2], "workers wait for it"
     own.close()
     supervised.serve()
-    assert supervised.engine.restart_server(0, "secret", None) is None, "what it has left is in the memory of this machine"
+    assert supervised.engine.start_server(0, "again", None, None) is None, "what it has left is in the memory of this machine"
 
 
 def test_several_servers_do_not_return() -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from offbeat.launch.environment import Place, common_environment, server_environment, worker_variables
+from offbeat.launch.environment import Place, common_environment, server_environment, server_variables, worker_settings, worker_variables
 from offbeat.runtime.job.settings import InjectedSlowdown, JobSettings, WorkerSettings, read_addresses
 from offbeat.transport.base import Address
 from offbeat.types import WorkerId
@@ -30,12 +30,13 @@ print(faults(10))
 
 
 def of_worker(job: JobSettings = JOB, place: Place | None = None, **user: str) -> dict[str, str]:
-    variables = worker_variables(WorkerId(1), job, token="t", servers=(HERE, THERE), place=place)
-    return {**common_environment(job.workers, {**USER, **user}), **variables}
+    settings = worker_settings(job, worker=WorkerId(1), token="t", servers=(HERE, THERE))
+    return {**common_environment(job.workers, {**USER, **user}), **worker_variables(settings, place)}
 
 
 def of_server(**user: str) -> dict[str, str]:
-    return server_environment(2, JOB.servers, token="t", supervisor=HERE, port=99, user={**USER, **user})
+    shared = server_environment(JOB.servers, token="t", supervisor=HERE, user={**USER, **user})
+    return {**shared, **server_variables(2, "leader", JOB, port=99)}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.contract import test_engine
-from tests.contract.test_engine import HERE, Bench
+from tests.contract.test_engine import WORKER, Bench
 
 from offbeat.types import FIRST_WORKER
 
@@ -29,7 +29,7 @@ def test_a_guest_is_started_lost_replaced_and_finishes(tmp_path: Path, monkeypat
     monkeypatch.setattr(test_engine, "AGENT", GUEST)
     bench = Bench("agent", tmp_path)
     assert bench.engine.arrived() == [] and bench.agent is not None
-    child = bench.engine.start_worker(FIRST_WORKER, [HERE], "")
+    child = bench.engine.start_worker(WORKER)
     assert child is not None
     bench.wait("its number", lambda: child.pid)
     assert child.pid == bench.agent.pid, "it is its own child"
@@ -39,7 +39,7 @@ def test_a_guest_is_started_lost_replaced_and_finishes(tmp_path: Path, monkeypat
 
     bench.start_agent()
     bench.wait("its return", lambda: bench.engine.arrived() == [FIRST_WORKER])
-    again = bench.engine.start_worker(FIRST_WORKER, [HERE], "")
+    again = bench.engine.start_worker(WORKER)
     assert again is not None
     bench.wait("its number", lambda: again.pid)
     bench.script.with_name(bench.script.name + ".end").touch()

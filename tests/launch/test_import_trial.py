@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tests.launch.waiting import alive, ended, printed, until
 
-from offbeat.launch.forkserver import POSSIBLE, Forkserver, left_to_workers
+from offbeat.launch.forkserver import POSSIBLE, Forkserver
 from offbeat.launch.processes import start
 from offbeat.launch.program import Program
 
@@ -60,7 +60,6 @@ def test_each_harm_is_left_out_and_named(script: Path) -> None:
     forkserver = Forkserver(program, ["decimal"], os.environ, found)
     until("its imports", forkserver.settled)
     assert forkserver.left_out == {name: why for name, (_, why) in HARMFUL.items()}
-    assert "seeding: it seeds the random numbers" in str(left_to_workers(forkserver))
     child = forkserver.fork(os.environ, program)
     assert child is not None
     assert printed(child) == [str(sorted(HARMLESS)), "here 1 True"]
@@ -72,7 +71,7 @@ def test_one_whose_imports_do_no_harm_has_nothing_to_say(script: Path) -> None:
     program = Program(str(script))
     forkserver = Forkserver(program, ["json"], os.environ, found=["decimal:Decimal", "drawing"])
     until("its imports", forkserver.settled)
-    assert left_to_workers(forkserver) is None
+    assert forkserver.left_out == {}
     (serving,) = psutil.Process(forkserver.child.pid).children()
     child = forkserver.fork(os.environ, program)
     assert child is not None and psutil.Process(child.pid).ppid() == serving.pid

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fuzz.receiver import Mute
 from typer.testing import CliRunner
 
 from offbeat.cli import app
 from offbeat.errors import ConfigurationError
-from offbeat.launch.joining import Seats
+from offbeat.launch.joining import SeatedEngine
 from offbeat.launch.program import Program
 from offbeat.options import RunOptions, check, span_of
 from offbeat.transport.base import Message
@@ -60,22 +61,6 @@ def test_joins_that_are_refused(words: list[str], said: str, tmp_path: Path, mon
     assert isinstance(error, ConfigurationError) and str(error) == said
 
 
-class Wire:
-    """A joiner's connection."""
-
-    peer = "a joiner"
-
-    def __init__(self) -> None:
-        self.sent: list[dict[str, Any]] = []
-        self.closed = False
-
-    def send(self, header: dict[str, Any]) -> None:
-        self.sent.append(header)
-
-    def close(self) -> None:
-        self.closed = True
-
-
 class Process:
     """A worker's process."""
 
@@ -92,30 +77,44 @@ class Process:
         self.signals.append(number)
 
 
-def _said(seats: Seats, wire: Wire, kind: str, **fields: Any) -> None:
-    assert seats.on_message(wire, Message({"kind": kind, **fields}, memoryview(b""), ()))  # type: ignore[arg-type]
+class Seated(SeatedEngine):
+    """An engine that starts nothing."""
 
 
-def _open(seats: Seats, worker: int) -> bool:
-    return seats.open(WorkerId(worker))
+Seated.__abstractmethods__ = frozenset()
+
+
+def _seats(least: int, most: int) -> SeatedEngine:
+    engine = Seated()  # type: ignore[abstract]
+    engine._note = lambda _: None
+    engine._open_seats(least, most)
+    return engine
+
+
+def _said(seats: SeatedEngine, wire: Mute, kind: str, **fields: Any) -> None:
+    assert seats.on_message(wire, Message({"kind": kind, **fields}, memoryview(b""), ()))
+
+
+def _open(seats: SeatedEngine, worker: int) -> bool:
+    return seats._is_open(WorkerId(worker))
 
 
 def test_a_seat_is_free_again_once_its_process_has_left() -> None:
-    seats, first, second = Seats(1, 3, lambda _: None), Wire(), Wire()
+    seats, first, second = _seats(1, 3), Mute("a joiner"), Mute("a joiner")
     assert _open(seats, 0) and not _open(seats, 1)
     _said(seats, first, "join", workers=2)
     assert first.sent == [{"kind": "joined", "workers": [1, 2]}] and seats.arrived() == [1, 2] and _open(seats, 2)
     left, finished = Process(), Process()
-    seats.started(WorkerId(1), left)  # type: ignore[arg-type]
-    seats.started(WorkerId(2), finished)  # type: ignore[arg-type]
+    seats._started(WorkerId(1), left)  # type: ignore[arg-type]
+    seats._started(WorkerId(2), finished)  # type: ignore[arg-type]
     finished.status = 0
     seats.left(WorkerId(2), finished=True)
-    seats.on_closed(first)  # type: ignore[arg-type]
+    seats.on_closed(first, "")
     assert left.signals and left.lost and not _open(seats, 1)
     _said(seats, second, "join", workers=1)
     assert second.sent[-1]["kind"] == "refused", "the process is still there"
     seats.left(WorkerId(1), finished=False)
-    third = Wire()
+    third = Mute("a joiner")
     _said(seats, third, "join", workers=2)
     assert "only 1 are free" in third.sent[-1]["reason"], "a worker that has finished keeps its seat"
     _said(seats, third, "join", workers=1)
@@ -125,7 +124,7 @@ def test_a_seat_is_free_again_once_its_process_has_left() -> None:
 
 
 def test_the_seat_of_a_worker_that_has_ended_for_good_is_free_and_its_joiner_goes_with_the_last_one() -> None:
-    seats, first, second = Seats(1, 3, lambda _: None), Wire(), Wire()
+    seats, first, second = _seats(1, 3), Mute("a joiner"), Mute("a joiner")
     _said(seats, first, "join", workers=2)
     seats.left(WorkerId(1), finished=False)
     assert not _open(seats, 1) and _open(seats, 2) and len(first.sent) == 1, "the joiner has another worker"
@@ -134,13 +133,13 @@ def test_the_seat_of_a_worker_that_has_ended_for_good_is_free_and_its_joiner_goe
     seats.left(WorkerId(2), finished=False)
     assert first.sent[-1] == {"kind": "over", "status": 1, "reason": "its workers have ended before the job"}
     seats.left(WorkerId(0), finished=False)
-    third = Wire()
+    third = Mute("a joiner")
     _said(seats, third, "join", workers=2)
     assert third.sent[-1] == {"kind": "joined", "workers": [0, 2]}, "the seat of one of the first workers, too"
 
 
 def test_a_joiner_whose_workers_have_finished_waits_for_the_job_and_may_leave() -> None:
-    seats, wire = Seats(1, 2, lambda _: None), Wire()
+    seats, wire = _seats(1, 2), Mute("a joiner")
     _said(seats, wire, "join", workers=1)
     seats.left(WorkerId(1), finished=True)
     assert len(wire.sent) == 1
@@ -149,16 +148,16 @@ def test_a_joiner_whose_workers_have_finished_waits_for_the_job_and_may_leave() 
 
 
 def test_a_job_of_fixed_size_takes_in_nobody() -> None:
-    wire = Wire()
-    _said(Seats(2, 2, lambda _: None), wire, "join", workers=1)
+    wire = Mute("a joiner")
+    _said(_seats(2, 2), wire, "join", workers=1)
     reason = "this job has a fixed number of workers, 2: start it with --workers 2..3 to let others join"
     assert wire.sent == [{"kind": "refused", "reason": reason}]
 
 
 def test_a_joiner_whose_job_is_over_hears_its_status() -> None:
-    seats, wire = Seats(1, 2, lambda _: None), Wire()
+    seats, wire = _seats(1, 2), Mute("a joiner")
     _said(seats, wire, "join", workers=1)
     assert not seats.over(0, "done") and not seats.over(0, "done")
     assert [one["kind"] for one in wire.sent] == ["joined", "over"]
-    seats.on_closed(wire)  # type: ignore[arg-type]
+    seats.on_closed(wire, "")
     assert seats.over(0, "done")

@@ -10,19 +10,9 @@ import sys
 import pytest
 from tests.launch.waiting import DEADLINE_S, alive, ended, until
 
-from offbeat.launch.processes import describe, start
+from offbeat.launch.processes import start
 
 FOREVER = "sleep 1000"
-
-
-def test_words() -> None:
-    assert [describe(status) for status in (0, 1, -15, -64)] == [
-        "finished",
-        "exited with status 1",
-        "killed by SIGTERM",
-        f"killed by {signal.Signals(64).name}",
-    ]
-    assert describe(-99) == "killed by signal 99"
 
 
 def test_an_ended_childs_number_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:

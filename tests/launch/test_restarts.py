@@ -23,29 +23,23 @@ USED_UP = "--max-restarts 3 is used up"
 
 
 @pytest.mark.parametrize(
-    ("status", "pushed", "restarts", "why"),
+    ("status", "pushed", "restarts", "final", "why"),
     [
-        (-9, False, 0, None),
-        (-9, True, 2, None),
-        (-9, True, 3, USED_UP),
-        (-11, False, 3, USED_UP),
-        (1, True, 0, None),
-        (1, True, 3, USED_UP),
-        (1, False, 0, AGAIN),
-        (3, False, 3, AGAIN),
-        (-15, True, 0, LEAVE),
-        (143, True, 0, LEAVE),
-        (143, False, 0, LEAVE),
+        (-9, False, 0, False, None),
+        (-9, True, 2, True, None),  # it was killed, and raised nothing
+        (-9, True, 3, False, USED_UP),
+        (1, True, 0, False, None),
+        (1, True, 3, False, USED_UP),
+        (1, True, 0, True, "it made a call that offbeat refuses, and would make it again"),
+        (3, False, 3, False, AGAIN),
+        (-15, True, 0, False, LEAVE),
+        (143, False, 0, False, LEAVE),
     ],
 )
-def test_who_is_restarted(status: int, pushed: bool, restarts: int, why: str | None) -> None:
-    assert why_not_restarted(status, pushed=pushed, restarts=restarts, max_restarts=3) == why
-
-
-def test_a_refused_call_is_final() -> None:
-    why = why_not_restarted(1, pushed=True, restarts=0, max_restarts=3, final=True)
-    assert why == "it made a call that offbeat refuses, and would make it again"
-    assert why_not_restarted(-9, pushed=True, restarts=0, max_restarts=3, final=True) is None, "it was killed, and raised nothing"
+def test_who_is_restarted(status: int, pushed: bool, restarts: int, final: bool, why: str | None) -> None:
+    assert why_not_restarted(status, pushed=pushed, restarts=restarts, max_restarts=3, final=final) == why
+    if why == USED_UP:
+        assert why_not_restarted(status, pushed=pushed, restarts=0, max_restarts=0) == "--max-restarts is 0"
 
 
 def test_a_bug_is_the_same_exception_at_the_same_line() -> None:
@@ -74,10 +68,6 @@ def test_where_a_script_failed() -> None:
     with pytest.raises(ConfigurationError) as refused:
         raise ConfigurationError("impossible")
     assert failing(1, refused.value, pushed=True)["final"]
-
-
-def test_no_restarts_wanted() -> None:
-    assert why_not_restarted(-9, pushed=True, restarts=0, max_restarts=0) == "--max-restarts is 0"
 
 
 @pytest.mark.parametrize(

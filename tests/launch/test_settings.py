@@ -20,7 +20,6 @@ from offbeat.runtime.job.settings import (
     Late,
     ReplayedTrace,
     WorkerSettings,
-    read_addresses,
 )
 from offbeat.transport.base import Address
 from offbeat.types import WIRE_FORMATS, WorkerId
@@ -100,10 +99,6 @@ def test_half_an_environment() -> None:
 
 def test_the_token_stays_out_of_sight() -> None:
     assert "secret" not in repr(WorkerSettings(worker=WorkerId(0), workers=1, token="secret", servers=()))
-
-
-def test_addresses_keep_their_parts() -> None:
-    assert read_addresses('[["host", ["::1", 80], "name"]]') == (Address("host", ("::1", 80), "name"),)
 
 
 SEEN = """

@@ -47,6 +47,15 @@ def test_workers_have_the_imports_of_both_and_nothing_is_left_at_the_end(starter
     assert not any(map(alive, pids)) and notes == []
 
 
+def test_what_each_worker_imports_for_itself_is_said_with_the_reason(tmp_path: Path, notes: list[str]) -> None:
+    (tmp_path / "seeding.py").write_text("import random\nrandom.seed(0)")
+    starter = Starter(Program(str(tmp_path / "script.py")), Preload(("json",), ("seeding",)), os.environ, notes.append)
+    until("the imports", starter.ready_for_workers)
+    starter.close()
+    [note] = notes
+    assert note.startswith("not imported once for all workers, so that a restarted worker imports it again: seeding: it seeds the random")
+
+
 def test_if_the_process_that_imports_dies_each_worker_imports_for_itself(starter: Starter, notes: list[str]) -> None:
     assert starter.base is not None
     os.kill(starter.base.pid, signal.SIGKILL)

@@ -105,13 +105,6 @@ def test_tasks_of_one_machine_agree_on_a_new_token(tmp_path: Path) -> None:
     assert Meeting(ALONE, folder=folder).token(None) != found[0], "the next job has another"
 
 
-def test_a_folder_that_is_open_to_others_is_not_trusted(tmp_path: Path) -> None:
-    folder = tmp_path / "open"
-    folder.mkdir(mode=0o755)
-    with pytest.raises(ConfigurationError, match="belongs to another user or is open to others"):
-        Meeting(ALONE, folder=folder).token(None)
-
-
 def test_a_folder_that_is_a_link_is_not_trusted(tmp_path: Path) -> None:
     """Whoever made the link can turn it to another folder after it was looked at."""
     (tmp_path / "mine").mkdir(mode=0o700)

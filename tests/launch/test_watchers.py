@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fuzz.receiver import Mute
 from tests.top.made import summary
 
 from offbeat.errors import ConfigurationError
@@ -20,22 +22,16 @@ from offbeat.transport.tcp import process_identity
 WATCH, STACKS = {"kind": "watch"}, {"kind": "stacks", "worker": 1}
 
 
-class Peer:
+class Peer(Mute):
     """The supervisor's end of a connection."""
 
-    peer = "a watcher"
-
     def __init__(self) -> None:
-        self.sent: list[dict[str, Any]] = []
-        self.closed = False
+        super().__init__("a watcher")
 
-    def send(self, header: dict[str, Any]) -> None:
+    def send(self, header: Mapping[str, Any], **_: Any) -> None:
         assert not self.closed
         TO_WATCHER.check(header, "the supervisor", 0, 0)
-        self.sent.append(header)
-
-    def close(self) -> None:
-        self.closed = True
+        super().send(header)
 
 
 class Job:
@@ -55,7 +51,7 @@ class Job:
         return self.why_not
 
     def on(self, peer: Peer, header: dict[str, Any], payload: bytes = b"") -> bool:
-        return self.watchers.on_message(peer, Message(header, memoryview(payload), ()))  # type: ignore[arg-type]
+        return self.watchers.on_message(peer, Message(header, memoryview(payload), ()))
 
     def after(self, seconds: float) -> None:
         self.time += seconds
@@ -101,7 +97,7 @@ def test_who_floods_or_sends_nonsense_loses_the_connection(job: Job, flood: dict
 
 def test_messages_of_others_are_not_a_watchers(job: Job) -> None:
     assert not job.on(Peer(), {"kind": "listening"}) and not job.on(Peer(), STACKS) and not job.on(Peer(), {})
-    assert not job.watchers.on_closed(Peer())  # type: ignore[arg-type]
+    assert not job.watchers.on_closed(Peer())
     peer = Peer()
     assert job.on(peer, WATCH, payload=b"x" * 100) and peer.closed, "a watcher sends no payload"
 
@@ -118,7 +114,7 @@ def test_one_more_is_refused_unless_another_has_been_quiet(job: Job) -> None:
         job.on(peer, WATCH)
     fresh = Peer()
     assert job.on(fresh, WATCH) and not fresh.closed and [peer.closed for peer in peers] == [True] + [False] * (WATCHERS_MAX - 1)
-    assert job.watchers.on_closed(fresh) and not job.watchers.on_closed(fresh)  # type: ignore[arg-type]
+    assert job.watchers.on_closed(fresh) and not job.watchers.on_closed(fresh)
 
 
 def test_stacks_are_asked_for_once_for_all_who_want_them(job: Job) -> None:

@@ -37,8 +37,8 @@ def ended(child: Child) -> int:
     return status
 
 
-def printed(child: Child) -> list[str]:
-    """All lines that a captured process prints until its end, those of stderr last."""
+def output(child: Child, wait: Callable[[str, Callable[[], object]], None] = until) -> list[bytes]:
+    """All that a captured process prints to stdout, and to stderr, until its end. ``wait``: serves whoever is between, meanwhile."""
     pieces: list[tuple[bool, bytes]] = []
 
     def over() -> bool:
@@ -46,5 +46,10 @@ def printed(child: Child) -> list[str]:
         pieces.extend(child.read())
         return child.drained
 
-    until("its end", over)
-    return [line for wanted in (False, True) for line in b"".join(data for error, data in pieces if error == wanted).decode().splitlines()]
+    wait("its end", over)
+    return [b"".join(data for error, data in pieces if error == wanted) for wanted in (False, True)]
+
+
+def printed(child: Child) -> list[str]:
+    """All lines that a captured process prints until its end, those of stderr last."""
+    return [line for data in output(child) for line in data.decode().splitlines()]

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 from tests.sim.stepped import MOST_STEPS, SteppedJob, Timings
-from tests.sim.stepped_network import TOKEN, SteppedHub, SteppedNetwork
+from tests.sim.stepped_network import SteppedHub, SteppedNetwork
 from tests.sim.stub_process import StubProcess
 
 from offbeat.journal.records import Record
@@ -133,16 +133,13 @@ class WithFleet(SteppedJob):
         engine = SimpleNamespace(
             workers_elsewhere=False,
             servers_return=lambda servers: True,
-            start_server=lambda number, token, role: start(number, False, 0),
-            restart_server=lambda number, token, earlier: start(number, False, earlier.tcp[1]),
-            start_standby=lambda number, token, leader, leader_at: start(number, True, 0),
+            start_server=lambda number, role, leader, at: start(number, role == "standby", at.tcp[1] if role == "again" else 0),
             ready_for_servers=lambda: True,
         )
         output = SimpleNamespace(attach=lambda role, number, child: None, drain=lambda: None)
         return ServerFleet(
             self._settings(),
             cast(Engine, engine),
-            token=TOKEN,
             max_restarts=MOST_STEPS,
             now=self._now,
             output=cast(Output, output),

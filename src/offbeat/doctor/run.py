@@ -23,7 +23,7 @@ from offbeat.doctor.peer import Peer
 from offbeat.doctor.readings import Machine, Pair
 from offbeat.errors import FAILED, ConfigurationError
 from offbeat.guarded import say
-from offbeat.launch.agent import versions
+from offbeat.launch.agent_messages import versions
 from offbeat.launch.tasks import PORT
 from offbeat.launch.token import MAKE_ONE
 from offbeat.transport.addresses import WILDCARDS, spelled

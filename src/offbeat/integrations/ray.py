@@ -12,7 +12,6 @@ from typing import Any
 from offbeat import session as sessions
 from offbeat.guarded import only_show, say
 from offbeat.integrations.loops import MissingExtraError
-from offbeat.launch.agent import versions
 from offbeat.launch.agents import AgentEngine
 from offbeat.launch.cluster import pass_on
 from offbeat.launch.environment import free_port
@@ -150,9 +149,6 @@ class JobActor:
             listen=host,
             port=port,
             reached="" if is_loopback(host) else host,
-            encrypted=True,
-            versions=versions(),
-            publish=lambda address: None,
             guests=True,
             servers_here=True,
         )

@@ -8,10 +8,8 @@ processes, since the supervisor counts them as dead, and connects again.
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -20,13 +18,13 @@ from typing import Any
 from offbeat.core.backoff import Backoff
 from offbeat.errors import BY_SIGNAL, ConfigurationError, JobError, ProtocolError
 from offbeat.guarded import pass_on, say
-from offbeat.launch.agent_messages import HELLO, TO_AGENT
+from offbeat.launch.agent_messages import HELLO, TO_AGENT, versions
 from offbeat.launch.agents import WAIT_SAID_S, beat_of
 from offbeat.launch.environment import common_environment, free_port, server_environment
 from offbeat.launch.hangs import LivedClock
 from offbeat.launch.lack import lack_of
 from offbeat.launch.notice import NoticeCommand
-from offbeat.launch.preload import Preload
+from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
 from offbeat.launch.starter import Starter
@@ -46,12 +44,6 @@ GONE_S: Seconds = 5.0
 UNHEARD_MAX = 16
 """Most messages with output that the supervisor has not acknowledged; further output waits in its pipe."""
 BEFORE_SEAT_TIMEOUT_S: Seconds = 10.0
-
-
-def versions() -> list[str]:
-    """Return the versions of software that must be equal on all machines of a job, as texts."""
-    torch = importlib.metadata.version("torch").partition("+")[0]
-    return [f"offbeat {importlib.metadata.version('offbeat')}", f"torch {torch}"]
 
 
 def hello(hub: SocketHub, seat: int | None, address: str, local_size: int = 1, workers: int = 1) -> dict[str, Any]:
@@ -94,11 +86,11 @@ class Duties:
     """
 
     program: Program
-    workers: int
+    workers: int = 1
     seat: int | None
-    local_size: int
-    advertise: str
-    preload: Preload
+    local_size: int = 1
+    advertise: str = ""
+    preload: Preload = NOTHING
     start_s: Seconds
     grace_s: Seconds
     notice: NoticeCommand | None = None
@@ -161,7 +153,11 @@ class Agent:
                 self._serve()
                 self._end_children()
             self._hub.close()
-            return self._over[0] if self._supervisor is None else self._await_supervisor(self._supervisor)
+            if self._supervisor is None:
+                return self._over[0]
+            while (status := self._supervisor.wait(POLL_S)) is None:
+                pass
+            return status if status >= 0 else BY_SIGNAL - status
         finally:
             self._end_children()
             self._starter.close()
@@ -170,11 +166,6 @@ class Agent:
                 self._duties.notice.close()
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _await_supervisor(self, supervisor: LocalChild) -> int:
-        while (status := supervisor.ended()) is None:
-            time.sleep(POLL_S)
-        return status if status >= 0 else BY_SIGNAL - status
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._told.note(number)
@@ -360,12 +351,9 @@ class Agent:
         flat = header["variables"]
         variables = {**dict(zip(flat[::2], flat[1::2], strict=True)), TOKEN: self._token}
         if header["role"] == "server":
-            return self._starter.start_server({**self._server_environment(), **variables})
+            assert self._address is not None
+            return self._starter.start_server({**server_environment(1, token=self._token, supervisor=self._address), **variables})
         return self._starter.start_worker(variables)
-
-    def _server_environment(self) -> dict[str, str]:
-        assert self._address is not None
-        return server_environment(0, 1, token=self._token, supervisor=self._address, port=0)
 
     def _pass_on(self) -> None:
         """Send the supervisor the processes' output and ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any, Final
 
 from offbeat.launch.environment import TORCHRUN
@@ -27,6 +28,12 @@ def _variables(value: Any) -> None:
 def _at(index: int, unfit: Unfit) -> Unfit:
     unfit.path.insert(0, str(index))
     return unfit
+
+
+def versions() -> list[str]:
+    """Return the versions of software that must be equal on all machines of a job, as texts."""
+    torch = importlib.metadata.version("torch").partition("+")[0]
+    return [f"offbeat {importlib.metadata.version('offbeat')}", f"torch {torch}"]
 
 
 HELLO: Final = "agent"

@@ -9,20 +9,22 @@ its processes itself, and may come back. Another agent may also come for the sam
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
+from offbeat.core.fleet import Role
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.launch.agent_messages import FROM_AGENT, HELLO
-from offbeat.launch.engine import Child, Engine, ServerRole
-from offbeat.launch.environment import Place, common_environment, server_environment, worker_variables
+from offbeat.launch.agent_messages import FROM_AGENT, HELLO, versions
+from offbeat.launch.engine import Child, Engine
+from offbeat.launch.environment import Place, common_environment, server_variables, worker_variables
 from offbeat.launch.joining import JOIN
 from offbeat.launch.preload import NOTHING
 from offbeat.launch.starter import SERVER, Starter
-from offbeat.runtime.job.settings import ROLE, TOKEN, JobSettings
+from offbeat.runtime.job.settings import TOKEN, JobSettings, WorkerSettings
 from offbeat.transport.addresses import is_loopback, loopback
 from offbeat.transport.base import Address, Connection, Hub, Message
+from offbeat.transport.tls import Tls
 from offbeat.types import Seconds, WorkerId, worker_ids
 
 BEATS_PER_TIMEOUT = 10
@@ -142,10 +144,8 @@ class AgentEngine(Engine):
         listen: the address at which the supervisor listens.
         port: the supervisor's port; server ``n`` has ``port + 1 + n``; 0: the system chooses.
         reached: the address at which other machines reach this one; "": unknown, or there are no others.
-        encrypted: True if connections between machines are encrypted.
         never_again: the name of the engine that has started the agents, if it never restarts one; "": it does, or the user can.
-        versions: versions of software that all machines must have, as texts.
-        publish: called with the supervisor's address once it listens.
+        publish: called with the supervisor's address once it listens; None: nobody waits for it.
         guests: True if each agent is a thread of its worker's process. Then no agent is lost for its silence.
         servers_here: True if the servers are children of this process; False: agents start them. Standbys are the agents' in any case.
     """
@@ -166,19 +166,15 @@ class AgentEngine(Engine):
         listen: str,
         port: int,
         reached: str,
-        encrypted: bool,
         never_again: str = "",
-        versions: Sequence[str],
-        publish: Callable[[Address], None],
+        publish: Callable[[Address], None] | None = None,
         guests: bool = False,
         servers_here: bool = False,
     ) -> None:
         super().__init__()
         self._seats, self._workers, self._start_s = seats, workers, start_s
         self._listen, self._port, self._reached = listen, port, reached
-        self._versions, self._publish, self._guests = list(versions), publish, guests
-        self._servers_here = servers_here
-        self._settings: JobSettings
+        self._publish, self._guests, self._servers_here = publish, guests, servers_here
         self._hub: Hub
         if never_again:
             self.returns = f"{never_again} does not start it again: it returns only if its machine was cut off"
@@ -186,7 +182,6 @@ class AgentEngine(Engine):
         """Agents that are there, by seat."""
         self._refused: list[Connection] = []
         self._came: list[int] = []
-        self._encrypted = encrypted
         self._numbers = 0
         self._now: Seconds = 0.0
         self._beat_at: Seconds = 0.0
@@ -199,29 +194,30 @@ class AgentEngine(Engine):
 
     # Calls of the supervisor.
 
-    def begin(self, settings: JobSettings, hub: Hub) -> Address:
-        self._settings, self._hub = settings, hub
-        address = hub.listen(self._listen, self._port)
+    def begin(self, settings: JobSettings, hub: Hub, token: str, note: Callable[[str], None]) -> Address:
+        self._settings, self._hub, self._token, self._note = settings, hub, token, note
+        self._address = hub.listen(self._listen, self._port)
         if self._servers_here:
-            self._starter = Starter(SERVER, NOTHING, common_environment(1), self._notes.append)
+            self._starter = Starter(SERVER, NOTHING, common_environment(1), self._note)
             self._starter.begin()
-        self._publish(address)
-        return address
+        if self._publish is not None:
+            self._publish(self._address)
+        return self._address
 
     def ready_for_servers(self) -> bool:
         if not self._begun and self._enough():
             self._begun = True
             here = self._by_machine()
             names = ", ".join(agents[0].node for agents in here)
-            if len(here) > 1 and not self._encrypted:
-                self._notes.append(NOT_ENCRYPTED)
-            self._notes.append(f"{len(here)} machine{'s' * (len(here) > 1)} with {len(self._agents)} of {self._seats} agents: {names}")
+            if len(here) > 1 and Tls.of() is None:
+                self._note(NOT_ENCRYPTED)
+            self._note(f"{len(here)} machine{'s' * (len(here) > 1)} with {len(self._agents)} of {self._seats} agents: {names}")
         elif not self._begun and self._now >= self._start_s:
             self.failure = self._too_few(), False
         elif not self._begun and self._now >= WAIT_SAID_S and not self._wait_said:
             self._wait_said = True
             there, missing = self._who_came()
-            self._notes.append(f"{there}: waiting for {missing}, for at most {self._start_s:g} s (--start-timeout)")
+            self._note(f"{there}: waiting for {missing}, for at most {self._start_s:g} s (--start-timeout)")
         return self._begun and (self._starter is None or not self._starter.imports())
 
     def ready_for_workers(self) -> bool:
@@ -230,60 +226,41 @@ class AgentEngine(Engine):
     def servers_return(self, servers: int) -> bool:
         return servers == 1  # several servers are on several machines, and the supervisor holds memory of its own machine alone
 
-    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
-        if self._starter is not None:
-            return self._start_here(self._starter, number, token, role, self._ports_of(number)[0])
-        machines = self._machines_of_servers()
-        return self._start_server(machines[number % len(machines)][0], number, role, self._ports_of(number)[0])
+    def start_server(self, number: int, role: Role, leader: Child | None, leader_at: Address | None) -> Child | None:
+        first, second = (self._port + 1 + number, self._port + 1 + number + self._settings.servers) if self._port else (0, 0)
+        listen, port, local = "", first, ""
+        if role == "again" and leader_at is not None:
+            (listen, port), local = leader_at.tcp, leader_at.local
+        elif role == "standby" and (leader_at is None or leader_at.tcp[1] != second):
+            port = second
+        variables = partial(server_variables, number, role, self._settings, port=port, local=local)
+        if self._starter is not None and role != "standby":
+            return self._start_here(self._starter, variables(listen=self._reached))
+        agent = self._machine_of_server(number, role, leader)
+        return None if agent is None else self._start(agent, "server", number, variables(listen=listen or self._address_of(agent)))
 
-    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
-        (host, port), local = (("", self._ports_of(number)[0]), "") if earlier is None else earlier[1:]
-        if self._starter is not None:
-            return self._start_here(self._starter, number, token, "", port, local)
-        agent = next((agents[0] for agents in self._by_machine() if agents[0].host == self._hub.host), None)
-        return None if agent is None else self._start_server(agent, number, "", port, listen=host, local=local)
-
-    def start_standby(self, number: int, token: str, leader: Child, leader_at: Address | None) -> Child | None:
-        machines = self._machines_of_servers()
-        if not machines:
+    def _machine_of_server(self, number: int, role: Role, leader: Child | None) -> Agent | None:
+        """Return an agent of the machine on which a server's process is to be; None: there is none."""
+        # The supervisor's own machine is the first, since its loss ends the job anyway.
+        machines = sorted(self._by_machine(), key=lambda agents: agents[0].host != self._hub.host)
+        if not machines or (role == "again" and machines[0][0].host != self._hub.host):
             return None
+        if role != "standby":
+            return machines[0 if role == "again" else number % len(machines)][0]
         beside = [at for at, agents in enumerate(machines) if any(leader in agent.children.values() for agent in agents)]
         agent = machines[(beside[0] + 1 if beside else number) % len(machines)][0]
         if beside and len(machines) > 1:
             self._apart.add(number)
         elif number in self._apart:
-            self._notes.append(
-                f"{agent.node} is the only machine left: the standby of server {number} is on it as well, and would be lost with it"
-            )
-        first, second = self._ports_of(number)
-        return self._start_server(agent, number, "standby", first if leader_at is not None and leader_at.tcp[1] == second else second)
+            self._note(f"{agent.node} is the only machine left: the standby of server {number} is on it as well, and would be lost with it")
+        return agent
 
-    def _machines_of_servers(self) -> list[list[Agent]]:
-        """Return the agents by machine, the supervisor's own machine first, since its loss ends the job anyway."""
-        return sorted(self._by_machine(), key=lambda agents: agents[0].host != self._hub.host)
-
-    def _ports_of(self, number: int) -> tuple[int, int]:
-        """Return the ports of the two processes of a server; 0: the system chooses."""
-        return (self._port + 1 + number, self._port + 1 + number + self._settings.servers) if self._port else (0, 0)
-
-    def _start_server(self, agent: Agent, number: int, role: ServerRole, port: int, *, listen: str = "", local: str = "") -> Child:
-        variables = {"OFFBEAT_SERVER": str(number), "OFFBEAT_PORT": str(port), ROLE: role, "OFFBEAT_LOCAL": local}
-        return self._start(agent, "server", number, {**variables, "OFFBEAT_LISTEN": listen or self._address_of(agent)})
-
-    def _start_here(self, starter: Starter, number: int, token: str, role: ServerRole, port: int, local: str = "") -> Child:
-        return starter.start_server({**self._environment_here(number, token, port, local), ROLE: role})
-
-    def _environment_here(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
-        supervisor, servers = self._hub.address, self._settings.servers
-        assert supervisor is not None
-        return server_environment(number, servers, token=token, supervisor=supervisor, port=port, listen=self._reached, local=local)
-
-    def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str, **more: Any) -> Child | None:
+    def start_worker(self, settings: WorkerSettings) -> Child | None:
+        worker = settings.worker
         agent = self._agents.get(worker // self._workers)
         if agent is None:
             return None
-        place = self._place(worker, agent) if self._settings.torchrun_env else None
-        variables = worker_variables(worker, self._settings, token="", servers=servers, place=place, **more)
+        variables = worker_variables(settings, self._place(worker, agent) if self._settings.torchrun_env else None)
         del variables[TOKEN]  # each agent has the token
         return self._start(agent, "worker", worker, variables)
 
@@ -335,13 +312,13 @@ class AgentEngine(Engine):
                 self._seat(connection, message)
                 return True
         except ProtocolError as error:
-            self._notes.append(f"{error}: its connection is closed")
+            self._note(f"{error}: its connection is closed")
             if agent is not None:
                 self._lose(agent, str(error))
             connection.close()
             return True
         except ConfigurationError as error:
-            self._notes.append(f"refused an agent: {error}")
+            self._note(f"refused an agent: {error}")
             self._refused.append(connection)
             connection.send({"kind": "refused", "reason": str(error)})
             return True
@@ -359,7 +336,7 @@ class AgentEngine(Engine):
         header = message.header
         if header["kind"] == "leaving":
             agent.leaving = f"the agent of {agent.node} leaves: {header['reason']}"
-            self._notes.append(agent.leaving)
+            self._note(agent.leaving)
         child = agent.children.get(header.get("child", -1))
         if child is None:
             return
@@ -377,8 +354,8 @@ class AgentEngine(Engine):
         """Give an agent a seat. Raises `ConfigurationError` if there is none for it."""
         header = message.header
         node, seat = header["node"], header["seat"]
-        if header["versions"] != self._versions:
-            pairs = zip(header["versions"], self._versions, strict=False)
+        if header["versions"] != (own := versions()):
+            pairs = zip(header["versions"], own, strict=False)
             theirs, ours = next(pair for pair in [*pairs, ("other software", "")] if pair[0] != pair[1])
             raise ConfigurationError(f"{node} has {theirs}, the supervisor's machine {ours}: install the same on all machines")
         if header["workers"] != self._workers:
@@ -404,7 +381,7 @@ class AgentEngine(Engine):
         connection.send({"kind": "seated", "seat": seat, "timeout_s": self._settings.timeout_s})
         if self._begun:
             self._came.append(seat)
-            self._notes.append(f"{node} has come, number {seat}")
+            self._note(f"{node} has come, number {seat}")
 
     # Machines.
 

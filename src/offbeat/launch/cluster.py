@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 
 from offbeat.errors import ConfigurationError, JobError
-from offbeat.launch.agent import Agent, Duties, versions
+from offbeat.launch.agent import Agent, Duties
 from offbeat.launch.agents import AgentEngine
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.rendezvous import Meeting
@@ -123,9 +122,7 @@ def engine_of(task: Task, *, workers: int, start_s: Seconds, listen: str, port: 
         listen=listen or (loopback() if task.alone else reached or EVERYWHERE),
         port=port or task.port,
         reached=reached,
-        encrypted=Tls.of() is not None,
         never_again=task.never_again,
-        versions=versions(),
         publish=publish,
     )
 
@@ -137,9 +134,6 @@ def _reported(reading: int, supervisor: LocalChild) -> Address | None:
         text += block
     if text:
         return read_addresses(text.decode())[0]
-    deadline = time.monotonic() + 5.0
-    while supervisor.ended() is None:
-        if time.monotonic() > deadline:
-            raise JobError("the supervisor's process has closed its pipe without an address")
-        time.sleep(0.05)
+    if supervisor.wait(5.0) is None:
+        raise JobError("the supervisor's process has closed its pipe without an address")
     return None

@@ -7,19 +7,18 @@ torchrun, Slurm or MPI, each pod of Kubernetes, each actor of Ray, or each machi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
+from offbeat.core.fleet import Role
 from offbeat.journal.worker_summary import NO_MACHINE
+from offbeat.launch.environment import server_environment
 from offbeat.transport.base import Address, Connection, Hub, Message
 from offbeat.types import Seconds, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.launch.starter import Starter
-    from offbeat.runtime.job.settings import JobSettings
-
-
-ServerRole: TypeAlias = Literal["", "leader", "standby"]
+    from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 
 
 class Child(ABC):
@@ -79,14 +78,22 @@ class Engine(ABC):
     """The reason for which the job cannot begin or go on, and True if it is a mistake of the user; None: the job can."""
 
     def __init__(self) -> None:
-        self._notes: list[str] = []
-        """Lines for the user that were not taken yet."""
         self._starter: Starter | None = None
         """Starts processes on this machine; None: before `begin`, or where agents start all."""
+        self._settings: JobSettings
+        self._token: str
+        self._note: Callable[[str], None]
+        self._address: Address
 
     @abstractmethod
-    def begin(self, settings: JobSettings, hub: Hub) -> Address:
+    def begin(self, settings: JobSettings, hub: Hub, token: str, note: Callable[[str], None]) -> Address:
         """Listen at an address that servers and agents can reach, and prepare to start processes. Returns the address.
+
+        Args:
+            settings: the job.
+            hub: listens.
+            token: authenticates the processes of the job to each other.
+            note: shows the user a line.
 
         Raises:
             ConfigurationError: the address is not one of this machine, or its port is taken.
@@ -113,52 +120,23 @@ class Engine(ABC):
         """Return True if a server of a job with so many servers can be restarted after its death: all are on this machine."""
 
     @abstractmethod
-    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
-        """Start a server's process; ``role``: "leader" or "standby", "" in a job without standbys."""
-
-    def start_standby(self, number: int, token: str, leader: Child, leader_at: Address | None) -> Child | None:
-        """Start a server's standby, if possible on another machine than the leader; None: there is no machine for it.
+    def start_server(self, number: int, role: Role, leader: Child | None, leader_at: Address | None) -> Child | None:
+        """Start a process of a server.
 
         Args:
             number: the server.
-            token: authenticates the processes of the job to each other.
-            leader: the process that leads the server.
+            role: "leader": the server's first process; "again": the next one, on this machine, where a process without a standby has died;
+                "standby": a standby, if possible on another machine than the leader.
+            leader: the process that leads the server, or did; None: there is none yet.
             leader_at: the leader's address; None: not known yet.
-        """
-        return self.start_server(number, token, "standby")
-
-    @abstractmethod
-    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child | None:
-        """Restart a server whose process has died, on this machine.
-
-        Args:
-            number: the server.
-            token: authenticates the processes of the job to each other.
-            earlier: the address of the process that has died; None: it was not known yet.
 
         Returns:
-            The process; None: no agent is left here that could start one.
+            The process; None: no machine is left that could start it.
         """
 
     @abstractmethod
-    def start_worker(
-        self,
-        worker: WorkerId,
-        servers: Sequence[Address],
-        token: str,
-        *,
-        standbys: Sequence[Address | None] | None = None,
-        servers_return: bool = False,
-    ) -> Child | None:
-        """Start a worker's process; None: its machine is not there.
-
-        Args:
-            worker: the worker.
-            servers: the servers' addresses.
-            token: authenticates the processes of the job to each other.
-            standbys: addresses of the servers' standbys, None for a server without one; None: the job has no standbys.
-            servers_return: True if a server that dies may be restarted on its machine.
-        """
+    def start_worker(self, settings: WorkerSettings) -> Child | None:
+        """Start a worker's process; None: its machine is not there. ``settings``: what the process knows of the job."""
 
     def arrived(self) -> list[WorkerId]:
         """Return the workers whose machine has come since the last call; to be called after `ready_for_workers` is True."""
@@ -167,11 +145,10 @@ class Engine(ABC):
     def left(self, worker: WorkerId, *, finished: bool) -> None:  # noqa: B027 - only engines with joiners give seats away
         """Note that a worker has ended for good, or is lost. ``finished``: True if its script has ended, so that no other is needed."""
 
-    def notes(self) -> list[str]:
-        """Return lines for the user since the last call."""
-        notes = self._notes[:]
-        self._notes.clear()  # the same list: others append to it
-        return notes
+    def _start_here(self, starter: Starter, variables: Mapping[str, str]) -> Child:
+        """Start a server's process on this machine. ``variables``: which server it is, from `server_variables`."""
+        shared = server_environment(self._settings.servers, token=self._token, supervisor=self._address)
+        return starter.start_server({**shared, **variables})
 
     @property
     def helper(self) -> Child | None:

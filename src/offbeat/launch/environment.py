@@ -12,13 +12,14 @@ import os
 import platform
 import random
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from offbeat.core.fleet import Role
 from offbeat.errors import ConfigurationError
-from offbeat.runtime.job.settings import CommonSettings, JobSettings, WorkerSettings
+from offbeat.runtime.job.settings import ROLE, TOKEN, CommonSettings, JobSettings, WorkerSettings
 from offbeat.transport.addresses import family_of, loopback
 from offbeat.transport.base import Address
 from offbeat.transport.tcp import why_not_listening
@@ -48,38 +49,40 @@ class Place(NamedTuple):
     """Port for the process group, free on worker 0's machine."""
 
 
-def server_environment(
-    number: int,
-    servers: int,
-    *,
-    token: str,
-    supervisor: Address,
-    port: int,
-    listen: str = "",
-    local: str = "",
-    user: Mapping[str, str] = os.environ,
-) -> dict[str, str]:
-    """Return all variables of a server's process.
+def server_environment(servers: int, *, token: str, supervisor: Address, user: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that all servers of this machine share.
 
     Args:
-        number: the server.
         servers: number of servers on this machine.
         token: authenticates the processes of the job to each other.
         supervisor: the supervisor's address.
-        port: the server's port; 0: the system chooses.
-        listen: the address of this machine at which the server listens; "": loopback.
-        local: the name of the local socket at which an earlier process of this server listened; "": a new one.
         user: the variables that the job was started with.
     """
     return {
         **_defaults({THREADS: str(share_of_cores(servers))}, user),
-        "OFFBEAT_SERVER": str(number),
-        "OFFBEAT_TOKEN": token,
+        TOKEN: token,
         "OFFBEAT_SUPERVISOR": json.dumps([supervisor]),
-        "OFFBEAT_PORT": str(port),
-        "OFFBEAT_LISTEN": listen,
-        "OFFBEAT_LOCAL": local,
         "OMP_WAIT_POLICY": "PASSIVE",  # a server's idle threads must not spin: the cores are the workers'
+    }
+
+
+def server_variables(number: int, role: Role, job: JobSettings, *, port: int, listen: str = "", local: str = "") -> dict[str, str]:
+    """Return the variables by which a server's process knows which one it is. It has these beside `server_environment`.
+
+    Args:
+        number: the server.
+        role: why the process is started.
+        job: the job.
+        port: the server's port; 0: the system chooses.
+        listen: the address of this machine at which the server listens; "": loopback.
+        local: the name of the local socket at which an earlier process of this server listened; "": a new one.
+    """
+    return {
+        "OFFBEAT_SERVER": str(number),
+        "OFFBEAT_PORT": str(port),
+        ROLE: role if job.replicas else "",
+        "OFFBEAT_LOCAL": local,
+        "OFFBEAT_LISTEN": listen,
     }
 
 
@@ -149,36 +152,19 @@ def _local_ports_begin() -> int:
     return 32768
 
 
-def worker_variables(
-    worker: WorkerId,
-    job: JobSettings,
-    *,
-    token: str,
-    servers: Sequence[Address],
-    place: Place | None = None,
-    servers_return: bool = False,
-    standbys: Sequence[Address | None] | None = None,
-) -> dict[str, str]:
+def worker_settings(job: JobSettings, **own: Any) -> WorkerSettings:
+    """Return what a worker's process knows of a job. ``own``: the other fields of `WorkerSettings`, which are not of every process."""
+    return WorkerSettings(**{known.name: getattr(job, known.name) for known in fields(CommonSettings)}, **own)
+
+
+def worker_variables(settings: WorkerSettings, place: Place | None) -> dict[str, str]:
     """Return the variables by which a worker's process joins its job. It has these beside `common_environment`.
 
     Args:
-        worker: the worker.
-        job: the job.
-        token: authenticates the processes of the job to each other.
-        servers: the servers' addresses, server 0 first.
+        settings: what the process knows of the job.
         place: the worker's place, for the script's own process group; None: do not set torchrun's variables.
-        servers_return: True if a server that dies may be restarted.
-        standbys: addresses of the servers' standbys, None for a server without one; None: the job has no standbys.
     """
-    settings = WorkerSettings(
-        **{known.name: getattr(job, known.name) for known in fields(CommonSettings)},
-        worker=worker,
-        token=token,
-        servers=tuple(servers),
-        servers_return=servers_return,
-        standbys=None if standbys is None else tuple(standbys),
-    )
-    group = {} if place is None else torchrun_variables(worker, job.workers, place)
+    group = {} if place is None else torchrun_variables(settings.worker, settings.workers, place)
     return {**group, **settings.to_environment()}
 
 

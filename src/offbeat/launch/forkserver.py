@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn
@@ -187,35 +187,6 @@ class Forkserver:
                     self.over = True
             timeout_s = 0.0
         return None
-
-
-def left_to_workers(forkserver: Forkserver) -> str | None:
-    """Return a sentence on the script's imports that each worker makes for itself, and why; None: there are none."""
-    if not forkserver.left_out:
-        return None
-    listed = "; ".join(f"{module}: {why}" for module, why in forkserver.left_out.items())
-    return f"not imported once for all workers, so that a restarted worker imports it again: {listed}"
-
-
-def fork_or_start(
-    forkserver: Forkserver | None, environment: Mapping[str, str], program: Program, note: Callable[[str], object]
-) -> LocalChild:
-    """Return a new process that runs a program: a fork if the forkserver can fork, otherwise a plain process.
-
-    Args:
-        forkserver: the forkserver; None: there is none.
-        environment: all variables of the process.
-        program: the user's program, or a server's.
-        note: shows a line to the user.
-    """
-    if forkserver is not None and not forkserver.over:
-        forked = forkserver.fork(environment, program)
-        if forked is not None:
-            return forked
-        if forkserver.hung:
-            who = f"the process that {program.name} is forked from (pid {forkserver.child.pid})"
-            note(f"{who} did not answer within {ANSWER_S:g} s: it is killed with its forks, and each process imports for itself")
-    return start([sys.executable, *program.command], environment, capture=True)
 
 
 class Fork:

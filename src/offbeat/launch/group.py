@@ -18,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from offbeat.launch.environment import THREADS, free_port, share_of_cores
+from offbeat.launch.environment import THREADS, Place, free_port, share_of_cores, torchrun_variables
 from offbeat.launch.forkserver import begin_anew, run_program
 from offbeat.launch.process_exit import end_as
 from offbeat.launch.processes import describe, die_with_parent
@@ -28,6 +28,7 @@ from offbeat.runtime.job.settings import TOKEN, take_token
 from offbeat.runtime.worker import stacks
 from offbeat.session import LEADERLESS, PROCESS
 from offbeat.transport.addresses import loopback
+from offbeat.types import WorkerId
 
 MODULE = "offbeat.launch.group"
 RANK = "rank"
@@ -59,13 +60,7 @@ def rank_environment(rank: int, size: int, port: int, links: Sequence[int], work
     return {
         **({THREADS: str(share_of_cores(workers * size))} if threads == str(share_of_cores(workers)) else {}),
         PROCESS: json.dumps([rank, size, list(links)]),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(first + rank),
-        "LOCAL_WORLD_SIZE": str(size),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": loopback(),
-        "MASTER_PORT": str(port),
+        **torchrun_variables(WorkerId(rank), size, Place(0, first + rank, size, loopback(), port)),
     }
 
 

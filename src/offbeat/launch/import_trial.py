@@ -58,7 +58,7 @@ def import_all(found: Sequence[str], keep: int) -> list[tuple[str, str]]:
         os.close(reading)
         if trouble is None:
             _end_with(pid, keep)
-        left_out[trouble.item] = trouble.why
+        left_out[trouble[0]] = trouble[1]
     return [(item.partition(":")[0], why) for item, why in left_out.items()]
 
 
@@ -74,13 +74,8 @@ def quiet_fork() -> int:
         return os.fork()
 
 
-class _Trouble(NamedTuple):
-    item: str
-    why: str
-
-
-def _watch(pid: int, reading: int) -> _Trouble | None:
-    """Follow a fork's imports until all are done, and return None; else end the fork, and return the first import with trouble."""
+def _watch(pid: int, reading: int) -> tuple[str, str] | None:
+    """Follow a fork's imports until all are done, and return None; else end it, and return the first import with trouble and why."""
     item, text, deadline = "", b"", time.monotonic() + IMPORT_S
     why = f"it was not done within {IMPORT_S:g} s"
     while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -103,7 +98,7 @@ def _watch(pid: int, reading: int) -> _Trouble | None:
         os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     ended = os.waitstatus_to_exitcode(status)
-    return _Trouble(item, f"{why} ({describe(ended)})" if why.startswith("it ends") else why)
+    return item, f"{why} ({describe(ended)})" if why.startswith("it ends") else why
 
 
 def _end_with(pid: int, keep: int) -> NoReturn:

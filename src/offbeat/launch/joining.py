@@ -7,7 +7,6 @@ leaves, or its connection ends, its workers are ordered to leave after their ste
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final
@@ -15,7 +14,7 @@ from typing import Final
 from offbeat.errors import BY_SIGNAL, FAILED, ConfigurationError, JobError, ProtocolError
 from offbeat.guarded import say
 from offbeat.journal.verdicts import named
-from offbeat.launch.engine import Child
+from offbeat.launch.engine import Child, Engine
 from offbeat.launch.stop_signals import StopSignals
 from offbeat.runtime.job.messages import WORKERS_MAX
 from offbeat.runtime.job.notices import ends_in_order
@@ -46,39 +45,32 @@ class _Joiner:
     """True once its connection has ended."""
 
 
-class Seats:
-    """Give out the seats of a job's workers.
+class SeatedEngine(Engine):
+    """An engine that gives out the seats of a job's workers: those with which the job begins are its own, the others wait for joiners."""
 
-    Args:
-        least: number of workers with which the job begins, which the supervisor starts by itself.
-        most: number of seats.
-        note: shows the user a line.
-    """
-
-    def __init__(self, least: int, most: int, note: Callable[[str], None]) -> None:
-        self._least, self._most, self._note = least, most, note
+    def _open_seats(self, least: int, most: int) -> None:
+        """Begin with this number of workers, and this number of seats."""
+        self._least, self._most = least, most
         self._own, self._free = set(worker_ids(most)[:least]), set(worker_ids(most)[least:])
         self._finished: set[WorkerId] = set()
         self._joiners: dict[Connection, _Joiner] = {}
         self._came: list[WorkerId] = []
         self._over = False
 
-    def open(self, worker: WorkerId) -> bool:
+    def _is_open(self, worker: WorkerId) -> bool:
         """Return True if a process of this worker may be started."""
         return worker in self._own or self._joiner_of(worker) is not None
 
-    def started(self, worker: WorkerId, child: Child) -> None:
+    def _started(self, worker: WorkerId, child: Child) -> None:
         """Note a worker's newest process."""
         if (joiner := self._joiner_of(worker)) is not None:
             joiner.workers[worker] = child
 
     def arrived(self) -> list[WorkerId]:
-        """Return the workers that have joined since the last call."""
         came, self._came = self._came, []
         return came
 
     def on_message(self, connection: Connection, message: Message) -> bool:
-        """Handle a joiner's message. Returns False if another process has sent it."""
         joiner = self._joiners.get(connection)
         if joiner is None and message.header.get("kind") != JOIN:
             return False
@@ -93,13 +85,12 @@ class Seats:
         except ProtocolError as error:
             self._note(f"{error}: its connection is closed")
             connection.close()
-            self.on_closed(connection)
+            self.on_closed(connection, str(error))
         except ConfigurationError as error:
             connection.send({"kind": "refused", "reason": str(error)})
         return True
 
-    def on_closed(self, connection: Connection) -> None:
-        """Order a joiner's workers to leave after the end of its connection."""
+    def on_closed(self, connection: Connection, reason: str) -> None:
         if self._over:
             self._joiners.pop(connection, None)
         elif (joiner := self._joiners.get(connection)) is not None:
@@ -129,7 +120,6 @@ class Seats:
             connection.send({"kind": "over", "status": end[0], "reason": end[1]})
 
     def over(self, status: int, reason: str) -> bool:
-        """Tell every joiner of the job's end. Returns True once all have closed their connections."""
         if not self._over:
             self._over = True
             self._joiners = {connection: joiner for connection, joiner in self._joiners.items() if not joiner.gone}

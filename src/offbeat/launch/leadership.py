@@ -205,6 +205,10 @@ class TorchrunStore:
     def claim(self, key: str, value: str) -> str:
         return str(self._asked(lambda store: store.compare_set(key, "", value)).decode())
 
+    def put(self, key: str, value: str) -> None:
+        """Write a value in place of any earlier one. Raises `StoreError`."""
+        self._asked(lambda store: store.set(key, value))
+
     def find(self, key: str) -> str | None:
         return self._asked(lambda store: store.get(key).decode() if store.check([key]) else None)
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
 
+from offbeat.core.fleet import Role
 from offbeat.journal.worker_summary import NO_JOINER
-from offbeat.launch.engine import Child, Engine, ServerRole
-from offbeat.launch.environment import Place, common_environment, free_port, server_environment, worker_variables
+from offbeat.launch.engine import Child
+from offbeat.launch.environment import Place, common_environment, free_port, server_variables, worker_variables
 from offbeat.launch.forkserver import POSSIBLE
-from offbeat.launch.joining import Seats
+from offbeat.launch.joining import SeatedEngine
 from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
 from offbeat.launch.starter import Starter
-from offbeat.runtime.job.settings import ROLE, JobSettings
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.addresses import loopback
-from offbeat.transport.base import Address, Connection, Hub, Message
-from offbeat.types import WorkerId
+from offbeat.transport.base import Address, Hub
 
 
-class LocalEngine(Engine):
+class LocalEngine(SeatedEngine):
     """Start servers and workers as children of this process.
 
     Args:
@@ -34,18 +33,16 @@ class LocalEngine(Engine):
     def __init__(self, program: Program, *, port: int = 0, preload: Preload = NOTHING) -> None:
         super().__init__()
         self._program, self._port, self._preload = program, port, preload
-        self._notes += [] if preload.note is None else [preload.note]
-        self._settings: JobSettings
-        self._seats: Seats
-        self._address: Address
         self._group_port = 0
 
-    def begin(self, settings: JobSettings, hub: Hub) -> Address:
-        self._settings = settings
-        self._seats = Seats(settings.begins, settings.workers, self._notes.append)
+    def begin(self, settings: JobSettings, hub: Hub, token: str, note: Callable[[str], None]) -> Address:
+        self._settings, self._token, self._note = settings, token, note
+        if self._preload.note is not None:
+            note(self._preload.note)
+        self._open_seats(settings.begins, settings.workers)
         self._group_port = free_port() if settings.torchrun_env else 0
         self._address = hub.listen()
-        self._starter = Starter(self._program, self._preload, common_environment(settings.workers), self._notes.append)
+        self._starter = Starter(self._program, self._preload, common_environment(settings.workers), self._note)
         self._starter.begin()
         return self._address
 
@@ -61,41 +58,20 @@ class LocalEngine(Engine):
     def servers_return(self, servers: int) -> bool:
         return POSSIBLE
 
-    def start_server(self, number: int, token: str, role: ServerRole = "") -> Child:
-        port = self._port if number == 0 and role != "standby" else 0
-        return self._here.start_server({**self._server_environment(number, token, port, ""), ROLE: role})
+    def start_server(self, number: int, role: Role, leader: Child | None, leader_at: Address | None) -> Child:
+        port, local = self._port if number == 0 and role != "standby" else 0, ""
+        if role == "again" and leader_at is not None:
+            port, local = leader_at.tcp[1], leader_at.local
+        return self._start_here(self._here, server_variables(number, role, self._settings, port=port, local=local))
 
-    def restart_server(self, number: int, token: str, earlier: Address | None) -> Child:
-        if earlier is None:
-            return self.start_server(number, token)
-        return self._here.start_server(self._server_environment(number, token, earlier.tcp[1], earlier.local))
-
-    def _server_environment(self, number: int, token: str, port: int, local: str) -> dict[str, str]:
-        return server_environment(number, self._settings.servers, token=token, supervisor=self._address, port=port, local=local)
-
-    def start_worker(self, worker: WorkerId, servers: Sequence[Address], token: str, **more: Any) -> Child | None:
-        if not self._seats.open(worker):
+    def start_worker(self, settings: WorkerSettings) -> Child | None:
+        worker = settings.worker
+        if not self._is_open(worker):
             return None
-        job = self._settings
-        place = Place(0, worker, job.workers, loopback(), self._group_port) if job.torchrun_env else None
-        child = self._here.start_worker(worker_variables(worker, job, token=token, servers=servers, place=place, **more))
-        self._seats.started(worker, child)
+        place = Place(0, worker, settings.workers, loopback(), self._group_port) if self._settings.torchrun_env else None
+        child = self._here.start_worker(worker_variables(settings, place))
+        self._started(worker, child)
         return child
-
-    def arrived(self) -> list[WorkerId]:
-        return self._seats.arrived()
-
-    def left(self, worker: WorkerId, *, finished: bool) -> None:
-        self._seats.left(worker, finished=finished)
-
-    def on_message(self, connection: Connection, message: Message) -> bool:
-        return self._seats.on_message(connection, message)
-
-    def on_closed(self, connection: Connection, reason: str) -> None:
-        self._seats.on_closed(connection)
-
-    def over(self, status: int, reason: str) -> bool:
-        return self._seats.over(status, reason)
 
     @property
     def _here(self) -> Starter:

@@ -19,6 +19,8 @@ from offbeat.types import Seconds
 _PR_SET_PDEATHSIG = 1
 READ_BYTES_MAX = 1 << 18
 """Most bytes read from one pipe at a time, so that a process that prints without end does not block the loop."""
+KILLED_S: Seconds = 5.0
+"""Most seconds to wait for the end of a process that was killed."""
 STATUS_S: Seconds = 0.05
 """Most seconds to wait for a process's status once its pipes have ended. A fork's status comes from the forkserver."""
 
@@ -128,11 +130,15 @@ class LocalChild(Child):
             self.signal(stacks.NUMBER)
         return why_not
 
+    def wait(self, limit_s: Seconds) -> int | None:
+        """Wait for the end of the process. Returns its exit status as `ended` does; None: it has not ended within ``limit_s`` seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=limit_s)
+        return self.ended()
+
     def kill(self) -> None:
         self.strike()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=5)
-        self.ended()
+        self.wait(KILLED_S)
 
     def strike(self) -> None:
         if not self._swept:
@@ -174,8 +180,8 @@ def die_with_parent() -> Callable[[], None]:
 def describe(status: int) -> str:
     """Return an exit status in words.
 
-    >>> describe(-9), describe(3), describe(0)
-    ('killed by SIGKILL', 'exited with status 3', 'finished')
+    >>> describe(-9), describe(-99), describe(3), describe(0)
+    ('killed by SIGKILL', 'killed by signal 99', 'exited with status 3', 'finished')
     """
     if status == 0:
         return "finished"

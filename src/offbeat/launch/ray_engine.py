@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from typing import Any
 from offbeat.errors import ConfigurationError, JobError, OffbeatError
 from offbeat.journal.worker_summary import NO_ROOM
 from offbeat.launch.agent import Agent as LocalAgent
-from offbeat.launch.agent import Duties, versions
+from offbeat.launch.agent import Duties
 from offbeat.launch.agents import Agent, AgentEngine
 from offbeat.launch.cluster import pass_on
 from offbeat.launch.environment import Place
@@ -207,7 +207,6 @@ class RayEngine(AgentEngine):
         program: the program of the workers.
         workers: the highest number of workers.
         options: the user's options.
-        token: the job's token.
         existing: False if the cluster was started for this job, so that all is on this machine.
         preload: modules that each agent imports once.
         grace_s: seconds that a script has to end after SIGTERM to its node.
@@ -224,7 +223,6 @@ class RayEngine(AgentEngine):
         workers: int,
         options: RayOptions,
         *,
-        token: str,
         existing: bool,
         preload: Preload = NOTHING,
         grace_s: Seconds = 30.0,
@@ -241,12 +239,9 @@ class RayEngine(AgentEngine):
             listen=here,
             port=port,
             reached=reached,
-            encrypted=Tls.of() is not None,
-            versions=versions(),
-            publish=self._place_agents,
             servers_here=not options.spread_servers,
         )
-        self._program, self._options, self._token, self._existing = program, options, token, existing
+        self._program, self._options, self._existing = program, options, existing
         self._preload, self._grace_s = preload, grace_s
         self._actors: list[Any] = []
         self._ends: deque[tuple[int, Future[str | None]]] = deque()
@@ -263,16 +258,17 @@ class RayEngine(AgentEngine):
 
     # Calls of the supervisor.
 
-    def begin(self, settings: JobSettings, hub: Hub) -> Address:
+    def begin(self, settings: JobSettings, hub: Hub, token: str, note: Callable[[str], None]) -> Address:
         fit = room(_nodes(), self._options.bundle)
         lacks = self._lack(settings.begins if fit < settings.begins else self._seats)
         if fit < settings.begins and not self._existing:
             raise ConfigurationError(f"{lacks}: ask for less (--workers, --cpus-per-worker, --gpus-per-worker)")
-        address = super().begin(settings, hub)
+        address = super().begin(settings, hub, token, note)
+        self._place_agents(address)
         if fit < settings.begins:
-            self._notes.append(f"{lacks}: waiting {self._options.start_s:g} s for more nodes (--start-timeout)")
+            self._note(f"{lacks}: waiting {self._options.start_s:g} s for more nodes (--start-timeout)")
         elif fit < self._seats:
-            self._notes.append(f"{lacks}: the others join as Ray finds room")
+            self._note(f"{lacks}: the others join as Ray finds room")
         return address
 
     def _place_agents(self, supervisor: Address) -> None:
@@ -293,16 +289,7 @@ class RayEngine(AgentEngine):
             begins = seat < self._least
             strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=seat) if begins else "SPREAD"
             made = actor.options(name=f"offbeat worker {seat}", scheduling_strategy=strategy).remote()
-            duties = Duties(
-                program=self._program,
-                workers=1,
-                seat=seat,
-                local_size=1,
-                advertise="",
-                preload=self._preload,
-                start_s=options.start_s,
-                grace_s=self._grace_s,
-            )
+            duties = Duties(program=self._program, seat=seat, preload=self._preload, start_s=options.start_s, grace_s=self._grace_s)
             self._actors.append(partial(made.serve.remote, duties, self._token, supervisor, tls, folder, self._existing))
             self._call(seat)
 
@@ -331,7 +318,7 @@ class RayEngine(AgentEngine):
             self.failure = reason, True
         elif reason is not None and self._said.get(seat) != reason:
             self._said[seat] = reason
-            self._notes.append(f"worker {seat} stays away: {reason}")
+            self._note(f"worker {seat} stays away: {reason}")
         self._again[seat] = self._now + AGAIN_S
 
     def close(self) -> None:

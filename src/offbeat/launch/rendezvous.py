@@ -7,28 +7,22 @@ machine it is in a file that only this user can read.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import json
 import os
 import secrets
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from offbeat.errors import ConfigurationError
+from offbeat.launch.leadership import StoreError, TorchrunStore
 from offbeat.launch.private_folder import folder_of_user, new_file, opened_folder, read_file, write_file
 from offbeat.launch.tasks import Task
 from offbeat.runtime.job.settings import read_addresses
 from offbeat.transport.addresses import WILDCARDS, bindable, loopback
 from offbeat.transport.base import Address
-from offbeat.types import Seconds
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
 
 KEY = "offbeat/supervisor"
-STORE_WAIT_S: Seconds = 1.0
 C10D = (
     "torchrun's c10d rendezvous restarts every machine whenever one comes or goes, which offbeat is there to avoid: type "
     "torchrun --nnodes=N --node-rank=K --master-addr=HOST --master-port=PORT, without --rdzv-backend=c10d"
@@ -53,7 +47,7 @@ class Meeting:
         folder = folder or folder_of_user()
         self._file = folder / hashlib.sha256(f"{task.engine} {task.job}".encode()).hexdigest()[:32]
         self._address_file = self._file.with_suffix(".address")
-        self._store: TCPStore | None = None
+        self._store: TorchrunStore | None = None
         self._by_file = task.alone if task.store is not None else not task.port
         """True if a file of this machine has the supervisor's address. On one machine torchrun's store could have it too, but its client
         is part of PyTorch, which an agent needs for nothing else and which takes 2 s of a core to import."""
@@ -92,7 +86,7 @@ class Meeting:
         if self._by_file:
             write_file(self._address_file, json.dumps([address]))
         elif self._task.store is not None:
-            self._opened().set(KEY, json.dumps([address]))
+            self._opened(self._task.store).put(KEY, json.dumps([address]))
 
     def find(self) -> Address | None:
         """Return the supervisor's address; None: it is not known yet."""
@@ -104,13 +98,12 @@ class Meeting:
         if task.store is None:
             return Address("", (self._host, task.port), "")
         try:
-            store = self._opened()
-            if not store.check([KEY]):
-                return None
-            address = read_addresses(store.get(KEY).decode())[0]
-        except RuntimeError:  # the store has ended, or has not begun
-            self._store = None
+            text = self._opened(task.store).find(KEY)
+        except StoreError:  # the store has ended, or has not begun
             return None
+        if text is None:
+            return None
+        address = read_addresses(text)[0]
         return address._replace(tcp=(self._host, address.tcp[1]))
 
     def done(self) -> None:
@@ -120,19 +113,13 @@ class Meeting:
                 with contextlib.suppress(OSError):
                     os.unlink(file.name, dir_fd=folder)
 
-    def _opened(self) -> TCPStore:
+    def _opened(self, at: tuple[str, int]) -> TorchrunStore:
         if self._store is None:
-            from torch._C._distributed_c10d import PrefixStore, TCPStore
-
-            assert self._task.store is not None
-            host, port = self._task.store
-            timeout = datetime.timedelta(seconds=STORE_WAIT_S)
-            store: Any = TCPStore(host, port, is_master=False, timeout=timeout)
+            store = TorchrunStore(*at)
             # The static rendezvous writes this key before it starts a process; the c10d rendezvous gives processes an empty store.
-            if not store.check([f"{self._task.run}/torchelastic/role_info/0"]):
+            if store.find(f"{self._task.run}/torchelastic/role_info/0") is None:
                 raise ConfigurationError(C10D)
-            self._store = PrefixStore("offbeat", store)  # type: ignore[assignment]
-        assert self._store is not None
+            self._store = store
         return self._store
 
 

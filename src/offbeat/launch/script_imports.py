@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.util
 import site
 import sys
 import sysconfig
@@ -125,8 +126,8 @@ class _Reader:
                         for alias in aliases:
                             self._import(alias.name, ())
                     case ast.ImportFrom(module=module, names=aliases, level=level):
-                        absolute = _absolute(module or "", level, package)
-                        if absolute:
+                        with contextlib.suppress(ImportError):  # the name leads above the top package
+                            absolute = importlib.util.resolve_name("." * level + (module or ""), package)
                             self._import(absolute, [alias.name for alias in aliases if alias.name != "*"])
 
     def _import(self, module: str, names: Sequence[str]) -> None:
@@ -167,16 +168,6 @@ def _spec(top: str, folder: str) -> ModuleSpec | None:
     with contextlib.suppress(ValueError, ImportError, AttributeError):
         return module_spec(top, folder)
     return None
-
-
-def _absolute(module: str, level: int, package: str) -> str:
-    """Return the full name of the module in ``from ..module import`` within a package; "": it is above the top."""
-    if level == 0:
-        return module
-    parts = package.split(".") if package else []
-    if len(parts) < level:
-        return ""
-    return ".".join([*parts[: len(parts) - level + 1], *([module] if module else [])])
 
 
 def _at_once(body: Sequence[ast.stmt], *, main: bool = False) -> Iterator[ast.stmt]:

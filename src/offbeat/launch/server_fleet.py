@@ -40,7 +40,6 @@ class ServerFleet:
     Args:
         settings: the job.
         engine: starts the processes.
-        token: authenticates the processes of the job to each other.
         max_restarts: how often each server may be restarted on this machine.
         now: returns the seconds during which the supervisor was running.
         output: takes what the processes print.
@@ -56,7 +55,6 @@ class ServerFleet:
         settings: JobSettings,
         engine: Engine,
         *,
-        token: str,
         max_restarts: int,
         now: Callable[[], Seconds],
         output: Output,
@@ -66,7 +64,7 @@ class ServerFleet:
         leave: Callable[[], None],
         store: StoreClient | None = None,
     ) -> None:
-        self._settings, self._engine, self._token, self._now, self._output = settings, engine, token, now, output
+        self._settings, self._engine, self._now, self._output = settings, engine, now, output
         self._note, self._record, self._fail, self._leave, self._store = note, record, fail, leave, store
         self.fleet = Fleet(
             settings.servers,
@@ -363,9 +361,12 @@ class ServerFleet:
         number, again = start.server, start.role == "again"
         if again and not self._engine.ready_for_servers():
             return  # the fleet asks again later
-        lack = None
+        lack, leader = None, self._running.get(self.fleet.servers[number].leader)
         try:
-            child = self._child(start)
+            if leader is None:
+                child = self._engine.start_server(number, start.role, None, None)
+            else:
+                child = self._engine.start_server(number, start.role, leader.child, leader.address)
         except OSError as error:
             if start.role == "leader" or (lack := lack_of(error)) is None:
                 raise
@@ -382,16 +383,6 @@ class ServerFleet:
         self._output.attach("standby" if start.role == "standby" else "server", number, child)
         self._running[start.process] = _Running(child, address, again=again)
         self.fleet.started(start, child.where, self._now())
-
-    def _child(self, start: actions.Start) -> Child | None:
-        number, token = start.server, self._token
-        match start.role:
-            case "leader":
-                return self._engine.start_server(number, token, "leader" if self._settings.replicas else "")
-            case "again":
-                return self._engine.restart_server(number, token, self._leader(number).address)
-            case "standby":
-                return self._engine.start_standby(number, token, self._leader(number).child, self._leader(number).address)
 
     def _send_job(self, number: int, one: _Running, away_s: Seconds) -> None:
         """Send a server its job, after the memory that its earlier processes have left."""

@@ -7,12 +7,14 @@ forks, and workers those of a branch, which imports the script's modules too. A 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 
-from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE, Forkserver, fork_or_start, left_to_workers
+from offbeat.launch import forkserver as forkservers
+from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE, Forkserver
 from offbeat.launch.preload import Preload
-from offbeat.launch.processes import LocalChild
+from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import ROLE
 from offbeat.types import Seconds
@@ -95,8 +97,9 @@ class Starter:
         self._workers_ready = True
         if self._branch is None or (self._branch.over and self._branch.failure is None):
             self._note("the --preload process has died: every worker imports for itself")
-        elif self._names_imports and (left := left_to_workers(self._branch)) is not None:
-            self._note(left)
+        elif self._names_imports and self._branch.left_out:
+            listed = "; ".join(f"{module}: {why}" for module, why in self._branch.left_out.items())
+            self._note(f"not imported once for all workers, so that a restarted worker imports it again: {listed}")
         return True
 
     def start_server(self, environment: Mapping[str, str]) -> LocalChild:
@@ -105,10 +108,22 @@ class Starter:
         number, leader = environment["OFFBEAT_SERVER"], self._forks.get(environment["OFFBEAT_SERVER"])
         beside = environment.get(ROLE) == "standby" and leader is not None and leader.ended() is None
         if self._base is None or not self._base.settled() or beside:
-            return fork_or_start(None, environment, SERVER, self._note)
-        child = self._forks[number] = fork_or_start(self._base, environment, SERVER, self._note)
+            return self._fork_or_start(None, environment, SERVER)
+        child = self._forks[number] = self._fork_or_start(self._base, environment, SERVER)
         return child
 
     def start_worker(self, variables: Mapping[str, str]) -> LocalChild:
         """Return a new process of a worker. ``variables``: its own, beside those that all share."""
-        return fork_or_start(self._branch, {**self._environment, **variables}, self._program, self._note)
+        return self._fork_or_start(self._branch, {**self._environment, **variables}, self._program)
+
+    def _fork_or_start(self, forkserver: Forkserver | None, environment: Mapping[str, str], program: Program) -> LocalChild:
+        """Return a new process that runs a program: a fork if there is a forkserver that can fork, otherwise a plain process."""
+        if forkserver is not None and not forkserver.over:
+            forked = forkserver.fork(environment, program)
+            if forked is not None:
+                return forked
+            if forkserver.hung:
+                who = f"the process that {program.name} is forked from (pid {forkserver.child.pid})"
+                fate = "it is killed with its forks, and each process imports for itself"
+                self._note(f"{who} did not answer within {forkservers.ANSWER_S:g} s: {fate}")
+        return start([sys.executable, *program.command], environment, capture=True)

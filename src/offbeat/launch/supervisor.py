@@ -19,6 +19,7 @@ from offbeat.errors import BY_SIGNAL, FAILED, MISTAKE, JobError, OffbeatError, P
 from offbeat.journal.file import seal
 from offbeat.launch.checkpointing import Results
 from offbeat.launch.engine import Child, Engine
+from offbeat.launch.environment import worker_settings
 from offbeat.launch.followers import END_S as FOLLOWERS_END_S
 from offbeat.launch.followers import Followers, FollowerSpec
 from offbeat.launch.hangs import LivedClock
@@ -134,7 +135,6 @@ class Supervisor:
         self._servers = ServerFleet(
             settings,
             engine,
-            token=token,
             max_restarts=max_restarts,
             now=self._clock.now,
             output=self._output,
@@ -184,7 +184,7 @@ class Supervisor:
     def _start(self) -> None:
         if self._store is not None:
             self._store.begin()
-        self._watchers.publish(self._engine.begin(self._settings, self._hub))
+        self._watchers.publish(self._engine.begin(self._settings, self._hub, self._token, self._display.note))
         if (helper := self._engine.helper) is not None:
             self._output.attach("forkserver", 0, helper)
         for ready, begin in (
@@ -202,21 +202,23 @@ class Supervisor:
         while not ready():
             self._serve(POLL_S)
             self._servers.check(self._listens)
-            self._note_engine()
+            self._failure = self._failure or self._engine.failure
             if self._failure is not None or self._told.number is not None:
                 return False
-        self._note_engine()
+        self._failure = self._failure or self._engine.failure
         return self._failure is None
 
-    def _note_engine(self) -> None:
-        """Show the engine's lines, and take its failure as the job's."""
-        for note in self._engine.notes():
-            self._display.note(note)
-        self._failure = self._failure or self._engine.failure
-
     def _spawn(self, worker: WorkerId) -> Child | None:
-        servers, standbys, return_ = self._servers.addresses(), self._servers.standbys_at(), self._servers.fleet.servers_return
-        child = self._engine.start_worker(worker, servers, self._token, standbys=standbys, servers_return=return_)
+        standbys = self._servers.standbys_at()
+        settings = worker_settings(
+            self._settings,
+            worker=worker,
+            token=self._token,
+            servers=tuple(self._servers.addresses()),
+            servers_return=self._servers.fleet.servers_return,
+            standbys=None if standbys is None else tuple(standbys),
+        )
+        child = self._engine.start_worker(settings)
         if child is not None:
             self._output.attach("worker", worker, child)
         return child
@@ -275,7 +277,7 @@ class Supervisor:
                 self._engine.on_closed(connection, item.reason)
                 self._servers.on_closed(connection)
         self._engine.tick(self._clock.now())
-        self._note_engine()
+        self._failure = self._failure or self._engine.failure
         self._output.drain()
         self._followers.tick()
         self._watchers.tick()
