@@ -7,7 +7,6 @@ import json
 import re
 import socket
 import urllib.request
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,10 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from tests.faults.job import QUICK, TRAIN, Job
+from tests.faults.job import QUICK, TRAIN, Job, Start
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'offbeat[view]'")
 
-pytestmark = pytest.mark.faults
-Start = Callable[..., Job]
 ADDRESS = re.compile(r"^--dashboard[^:]*: (http://\S+/)$", re.MULTILINE)
 NAMED = """
 import sys, pathlib, torch, offbeat

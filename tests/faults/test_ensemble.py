@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.faults.job import TRAIN, Ended, Job, signalled
+from tests.faults.job import TRAIN, Ended, Start, signalled
 from tests.faults.test_workers import CALM
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
-
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 
 DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
 SYNC = ("--sync", "ensemble(steps=3, momentum=average)")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.faults.job import GONE, SCRIPTS, Job
+from tests.faults.job import GONE, SCRIPTS, Job, Start
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 LOGGED = str(SCRIPTS / "logged.py")
 
 

@@ -13,8 +13,6 @@ import pytest
 from tests.faults.job import Faulty, signalled
 from tests.faults.mixed import Trial, folder_of
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-
 QUICK = ("--timeout", "1", "--progress-timeout", "4")
 
 

@@ -6,18 +6,14 @@ import json
 import math
 import signal
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.job import SCRIPTS, Ended, Job, signalled
+from tests.faults.job import SCRIPTS, Ended, Job, Start, signalled
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
-
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 
 RANKS = ("--preload", "torch._dynamo", str(SCRIPTS / "ranks.py"))  # a script that sets variables is not forked unless it is said
 DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")

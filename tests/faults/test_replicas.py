@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import TRAIN, WIDER, Job, signalled
+from tests.faults.job import TRAIN, WIDER, Job, Start, signalled
 from tests.faults.test_ranks import CALM, RANKS, accounted
 from tests.faults.test_servers import calm, each_index_has_a_fate, end_of, killed, one_process_each
 from tests.faults.test_servers import strike as strike_lasting
@@ -20,7 +20,6 @@ from tests.tiers import marked
 from offbeat.core.fleet import patience_of
 from offbeat.journal.records import Record
 
-Start = Callable[..., Job]
 __all__ = ["calm"]
 THREE, STEPS = ("--workers", "3"), ("--steps", "300")
 """Enough for two deaths in a job that is slowed: the second standby is a fork, which is there at once."""

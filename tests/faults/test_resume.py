@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import GONE, Job, signalled
+from tests.faults.job import GONE, Start, signalled
 from tests.faults.resuming import EPOCHS, SIZE, account, epoch_reports, kill_all, newest, result, until_checkpoint
 from tests.support.same_state import same
 from tests.tiers import marked
 
-Start = Callable[..., Job]
 RULES = ["bsp", "ssp(staleness=2)", "ensemble", "majority", "dpsgd"]
 SPLITS = {"ensemble"}
 CALM = ("--slow", "any=0.03")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import TRAIN, Job, signalled
+from tests.faults.job import TRAIN, Job, Start, signalled
 from tests.tiers import marked
 
 from offbeat.launch.stop_signals import SAME_INTERRUPT_S
-
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGKILL: -9}
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.faults.job import TRAIN, WIDER, Ended, Job, signalled
+from tests.faults.job import TRAIN, WIDER, Ended, Start, signalled
 from tests.faults.resuming import RESUMED, SIZE
 from tests.faults.test_groups import processes_of
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
 from offbeat.launch.forkserver import POSSIBLE
-
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 
 CALM = ("--slow", "any=0.01")
 """Leaves the cores some room, so that a process that comes back finds time to load."""
