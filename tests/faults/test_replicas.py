@@ -133,16 +133,6 @@ def test_with_several_optimizers_or_processes_a_worker_too(
         torch.testing.assert_close(disturbed, end("calm", lambda job: None), rtol=0.0, atol=0.0)
 
 
-@pytest.mark.night
-def test_in_int8_too_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path) -> None:
-    """A worker is sent changes of what it has: the standby must know what that is. Both formats: tests/sim/test_replicated.py."""
-    options = (*THREE, *REPLICAS, "--wire", "int8")
-    whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, *STEPS)
-    other, ended = end_of(start, tmp_path / "disturbed", options, lambda job: strike(job, 0), *STEPS)
-    assert [r["number"] for r in takeovers(ended.records)] == [0]
-    torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
-
-
 PHASES = [(1, "release"), (0, "streamed")]
 """Those in which one process knows what the other does not; ``tests/runtime/recovery/test_replicas.py`` draws the moments at random."""
 
