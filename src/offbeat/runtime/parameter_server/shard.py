@@ -315,7 +315,7 @@ class LiveShard:
         state, slot.state = slot.state, None
         if not self.folded:
             self._changes += 1
-            self._replicate(slot.push)
+            self._survival.carried(slot.push)
             self._once(partial(self._take_over, slot.push, state))
 
     def _take_over(self, parameters: memoryview, state: OwnState | None) -> None:
@@ -356,7 +356,7 @@ class LiveShard:
 
     def _replicate_gradient(self, slot: _Slot) -> None:
         """Let a worker's gradient be the same at the standby."""
-        self._replicate(self._decode(slot))
+        self._survival.carried(self._decode(slot))
 
     def got(self, connection: Connection) -> None:
         """Do nothing: this shard sends only what workers have asked for."""
@@ -458,11 +458,6 @@ class LiveShard:
     def _add(self, shard: Shard, into: _Sum, gradient: memoryview, weight: float) -> None:
         shard.gather(into.halves.now, gradient, weight, None if into.empty else into.halves.before)
 
-    def _replicate(self, memory: memoryview) -> None:
-        """Let these bytes be the same at the standby."""
-        if self._replica is not None:
-            self._replica.carried(memory)
-
     def _sum_of(self, worker: WorkerId, half: int = 0, empty: bool = True) -> _Sum:
         if self._outlives is not None:
             halves = Halves(*self._outlives.named(f"sum of worker {worker}", self.span.nbytes))
@@ -509,7 +504,7 @@ class LiveShard:
             if self._replica is None or not self._replica.replays:
                 self._averaging.fold(parts)
             for memory in self._averaging.whole() if self._replica is not None else ():
-                self._replicate(memory)
+                self._survival.carried(memory)
             return None
         assert self._shard is not None
         if self._replica is not None:

@@ -53,6 +53,9 @@ class Survival:
         """Return a copy of memory as it is now. A process that continues gets the same copy, even if the memory has changed since."""
         return bytes(memory)
 
+    def carried(self, memory: memoryview) -> None:
+        """Let these bytes be the same in a process that continues elsewhere."""
+
     def renew(self) -> None:
         """Make a snapshot due: a process that continues must not repeat what this one has done so far."""
 
