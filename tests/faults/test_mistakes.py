@@ -24,8 +24,8 @@ SENTENCES = {
 }
 
 
-ELSEWHERE = ("frozen", "samples", "infinite")
-"""Tests of one process have these sentences (tests/live), and the others show how a job ends with one."""
+ELSEWHERE = ("frozen", "rules", "samples", "infinite")
+"""Tests of one process have these sentences (tests/live, tests/test_cli.py), and the others show how a job ends with one."""
 
 
 @pytest.mark.parametrize("mistake", marked(list(SENTENCES), "models", night=ELSEWHERE))

@@ -89,7 +89,10 @@ def end_of(
     return torch.load(saved, weights_only=True), ended
 
 
-@pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "Adafactor"), (2, "SGD")], night=[(2, "Adafactor")]))
+STATES = [(1, "Adam"), (2, "Adafactor"), (2, "SGD")]
+
+
+@pytest.mark.parametrize(("servers", "optimizer"), marked(STATES, night=STATES[1:]))
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, tmp_path: Path, servers: int, optimizer: str) -> None:
     options = ("--workers", "2", "--servers", str(servers), "--max-restarts", "20")
     words = ("--steps", "200", "--optimizer", optimizer, "--moves", "1" if optimizer == "SGD" else "-1")
@@ -152,7 +155,7 @@ def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     torch.testing.assert_close(end, calm, rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("sync", ["bsp", "majority"])
+@pytest.mark.parametrize("sync", marked(["bsp", "majority"], night=["bsp"]))
 def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Start, enough: Path, tmp_path: Path, sync: str) -> None:
     order = tmp_path / "0-epoch"
     options = ("--workers", "2", "--sync", sync, "--slow", "any=0.02")

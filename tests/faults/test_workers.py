@@ -62,7 +62,7 @@ def test_a_killed_worker_returns_and_a_frozen_one_comes_back_by_itself(
     assert all(any(fate["t"] == push["t"] and fate["fate"] == "rejected" for fate in fates) for push in late)
 
 
-@pytest.mark.parametrize("rule", ["bsp", "full"])
+@pytest.mark.parametrize("rule", marked(["bsp", "full"], night=["full"]))
 def test_a_worker_that_returns_goes_on_in_its_column_of_a_trace(start: Start, enough: Path, tmp_path: Path, rule: str) -> None:
     calm, late = "0,0\n", "0,0.1\n"
     trace = tmp_path / "times.csv"
