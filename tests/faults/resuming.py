@@ -1,4 +1,4 @@
-"""Jobs whose every process is killed at once, and that are resumed: their checkpoints, and the reports of their epochs."""
+"""What tests of jobs that are killed as a whole, and resumed, have in common."""
 
 from __future__ import annotations
 
