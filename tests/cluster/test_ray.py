@@ -22,7 +22,7 @@ from tests.faults.job import WHOLE_TORCH, Job, name_of, signalled
 
 from offbeat.journal.worker_summary import NO_ROOM
 
-pytestmark = [pytest.mark.usefixtures("beside_nothing"), pytest.mark.faults]
+pytestmark = pytest.mark.usefixtures("beside_nothing")
 
 DIGITS = str(Path(__file__).with_name("digits.py"))
 WORKERS = range(4)

@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import psutil
 
@@ -235,6 +235,10 @@ class Job:
 
     def _story(self) -> str:
         return f"{self._out.read_text()[-2000:]}\n{self._err.read_text()[-2000:]}\n{self.records()[-5:]}"
+
+
+Start: TypeAlias = Callable[..., Job]
+"""Starts a job, as the fixtures of `tests.faults.conftest` do."""
 
 
 class Books:

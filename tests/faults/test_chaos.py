@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.faults.job import QUICK, RUN, SCRIPTS
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 REPLICAS = str(SCRIPTS / "replicas.py")
 DEADLINE_S = 200.0
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from tests.cutting import cut
-from tests.faults.job import Job
+from tests.faults.job import Job, Start
 from tests.faults.test_replicas import REPLICAS, STEPS, THREE
 from tests.faults.test_servers import end_of
 
 from offbeat.chaos import procfs
-
-Start = Callable[..., Job]
 
 
 def cut_each(job: Job) -> dict[str, int]:

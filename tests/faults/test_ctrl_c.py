@@ -10,8 +10,6 @@ import torch
 from tests.faults.job import Faulty
 from tests.tiers import marked
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-
 
 @pytest.mark.parametrize(("sync", "waiting"), marked([("bsp", True), ("full", True), ("asp", False)], night=[("bsp", True)]))
 def test_scripts_save_on_ctrl_c(faulty: Faulty, tmp_path: Path, sync: str, waiting: bool) -> None:

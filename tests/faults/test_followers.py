@@ -1,18 +1,16 @@
-"""Curves of a real job, whose worker, server and writer are killed: no version is missing, and the job does not notice the writer."""
+"""Curves of a real job, whose worker, server and writer are killed: no version is missing, and the job does not notice the writer, also
+while it stands still."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.faults.job import GONE, SCRIPTS, Job
+from tests.faults.job import GONE, SCRIPTS, Job, Start
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 LOGGED = str(SCRIPTS / "logged.py")
 
 
@@ -42,6 +40,9 @@ def test_no_death_ends_a_curve(start: Start, enough: Path, tmp_path: Path, optio
     job.goes_on(20)
     (writer,) = job.wait("the writer", lambda: writers(job))
     job.wait("its file", lambda: list(folder.glob(f"events*.{writer.pid}.*")))
+    writer.send_signal(signal.SIGSTOP)  # one that never goes on: test_dashboard.py
+    job.goes_on(20)
+    writer.send_signal(signal.SIGCONT)
     enough.touch()
     ended = job.ended()
     assert ended.status == 0, ended.err
@@ -52,15 +53,3 @@ def test_no_death_ends_a_curve(start: Start, enough: Path, tmp_path: Path, optio
     assert logged - {scalar.step for scalar in run.Scalars("steps")} == set()
     pushed = {record["version"] for record in ended.records if record["kind"] == "pushed" and record["loss"] is not None}
     assert pushed - {scalar.step for scalar in run.Scalars("loss")} == set()
-
-
-def test_a_writer_that_stands_still_costs_the_job_nothing(start: Start, enough: Path, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'offbeat[tensorboard]'")
-    job = start("--workers", "2", "--log-to", f"tensorboard:{tmp_path / 'runs'}", LOGGED, str(enough))
-    (writer,) = job.wait("the writer", lambda: writers(job))
-    writer.send_signal(signal.SIGSTOP)
-    job.contribution(1, 1)
-    job.goes_on(20)
-    writer.send_signal(signal.SIGCONT)  # the job's end waits for it: test_dashboard.py has one that never goes on
-    enough.touch()
-    assert job.ended().status == 0

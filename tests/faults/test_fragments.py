@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import TRAIN, Ended, Job, signalled
+from tests.faults.job import TRAIN, Start, signalled
 from tests.faults.test_workers import CALM
-
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
-
-
-def accounted(ended: Ended, indices: int = 64) -> None:
-    """It has ended well, every push has one fate, and every sample is in some version."""
-    assert ended.status == 0, ended.err
-    assert ended.tally().problems() == []
-    for report in ended.reports():
-        assert report["folded"] == report["indices"] == indices, report
 
 
 @pytest.mark.parametrize("sync", ["diloco(steps=4, delay=1, alpha=0.5)", "decoupled(steps=4, quorum=2, delay=1)"])
@@ -35,7 +23,7 @@ def test_a_killed_worker_holds_nobody_up_and_comes_back(start: Start, enough: Pa
     job.contribution(2, 2)
     enough.touch()
     ended = job.ended()
-    accounted(ended)
+    ended.accounted()
     folds = [record for record in ended.records if record["kind"] == "fold"]
     without = [fold for fold in folds if fold["t"] > died["t"] and 2 not in {part["worker"] for part in fold["parts"]}]
     assert {fold["shard"] for fold in without} == {0, 1}, "the others have waited for the dead"
@@ -66,5 +54,5 @@ def test_under_decoupled_a_frozen_worker_is_not_missed(start: Start, enough: Pat
     job.wait("a fold with it", lambda: any(with_it()))
     enough.touch()
     ended = job.ended()
-    accounted(ended, samples)
+    ended.accounted(samples)
     assert not [record for record in ended.records if record["kind"] == "state_changed" and record["state"] == "dead"]

@@ -5,20 +5,18 @@ from __future__ import annotations
 import doctest
 import importlib
 import json
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.faults.job import Ended, Job
+from tests.faults.job import Ended, Job, Start
 from torch import nn
 
-pytestmark = [pytest.mark.faults, pytest.mark.whole_torch, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.whole_torch
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DEADLINE_S = 120.0
-Start = Callable[..., Job]
 
 needs_lightning = pytest.mark.skipif(find_spec("lightning") is None, reason="Lightning is not installed: pip install 'offbeat[lightning]'")
 needs_transformers = pytest.mark.skipif(

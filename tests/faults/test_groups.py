@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.faults.job import SCRIPTS, Job, signalled
+from tests.faults.job import SCRIPTS, Start, signalled
 from tests.faults.scripts.grouped import SIZE, data, plain_model
 from tests.tiers import marked
 
 from offbeat.launch.forkserver import POSSIBLE
 
 pytestmark = [
-    pytest.mark.faults,
     pytest.mark.whole_torch,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(not POSSIBLE, reason="workers of several processes are for Linux only"),
 ]
-Start = Callable[..., Job]
 GROUPED = str(SCRIPTS / "grouped.py")
 EPOCHS = 3
 

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.faults.job import QUICK, TRAIN, Job, signalled
+from tests.faults.job import QUICK, TRAIN, Job, Start, signalled
 from tests.faults.resuming import account, kill_all, newest, until_checkpoint
 from tests.tiers import marked
 
 from offbeat.journal.worker_summary import NO_JOINER
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(480)]
-Start = Callable[..., Job]
+pytestmark = pytest.mark.timeout(480)
 Joins = Callable[..., "subprocess.Popen[str]"]
 ENDED = "the command that had joined the job has ended"
 

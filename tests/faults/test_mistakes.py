@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import DEADLINE_S, MISTAKEN, SCRIPTS, TRAIN, Job
+from tests.faults.job import DEADLINE_S, MISTAKEN, SCRIPTS, TRAIN, Start
 from tests.tiers import marked
-
-from offbeat.runtime.job.settings import WorkerSettings
-from offbeat.types import WorkerId
-
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 
 TWICE = "the script raised the same exception on workers [01] and [01], which no restart mends: "
 SENTENCES = {
@@ -32,8 +24,8 @@ SENTENCES = {
 }
 
 
-ELSEWHERE = ("frozen", "samples", "infinite")
-"""Tests of one process have these sentences (tests/live), and the others show how a job ends with one."""
+ELSEWHERE = ("frozen", "rules", "samples", "infinite")
+"""Tests of one process have these sentences (tests/live, tests/test_cli.py), and the others show how a job ends with one."""
 
 
 @pytest.mark.parametrize("mistake", marked(list(SENTENCES), "models", night=ELSEWHERE))
@@ -118,22 +110,6 @@ def test_a_journal_that_is_something_else(start_new: Start, tmp_path: Path) -> N
     assert ended.status == 2
     assert ended.last_line.startswith(f"offbeat: {diary}, line 1: not a journal: 'Dear diary'")
     assert diary.read_text() == "Dear diary\n"
-
-
-def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    import offbeat
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = WorkerSettings(worker=WorkerId(0), workers=1, token="x", servers=())
-    for name, value in settings.to_environment().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("OFFBEAT_SERVERS", json.dumps([["elsewhere", ["127.0.0.1", port], ""]]))
-    model = torch.nn.Linear(1, 1)
-    with pytest.raises(offbeat.JobError, match=f"nobody listens at 127.0.0.1, port {port}"):
-        offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
 
 def test_a_full_dev_shm_does_not_matter(start_new: Start) -> None:

@@ -17,8 +17,6 @@ import pytest
 import torch
 from tests.faults.job import Faulty, signalled
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-
 
 def gone() -> int:
     """A pipe whose reader has ended."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import SCRIPTS, Job
+from tests.faults.job import SCRIPTS, Job, Start
 from tests.tiers import marked
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 LOOKS = str(SCRIPTS / "looks.py")
 SAYS = {
     "end": ["after a step {reason}"],

@@ -6,18 +6,14 @@ import json
 import math
 import signal
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.job import SCRIPTS, Ended, Job, signalled
+from tests.faults.job import SCRIPTS, Ended, Job, Start, signalled
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
-
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 
 RANKS = ("--preload", "torch._dynamo", str(SCRIPTS / "ranks.py"))  # a script that sets variables is not forked unless it is said
 DIGITS = str(Path(__file__).parents[2] / "examples" / "digits.py")
@@ -49,23 +45,27 @@ def gap_after(job: Job, died: Record) -> float:
     return float(job.record("fold", after=died["t"])["t"] - died["t"])
 
 
-RETURNING = [*((rule, {}) for rule in ("majority", *GOSSIP[1:])), ("majority", APART)]
+RETURNING = [("full", {}), ("majority", {}), *((rule, {}) for rule in GOSSIP[1:]), ("full", APART)]
 
 
-@pytest.mark.parametrize(("rule", "where"), marked(RETURNING, night=RETURNING[1:2]))
-def test_a_killed_rank_returns_and_nobody_else_restarts(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
-    job = start("--workers", "4", "--sync", rule, *CALM, *RANKS, "--until", str(enough), environment=where)
+@pytest.mark.parametrize(("rule", "where"), marked(RETURNING, night=RETURNING[:1]))
+def test_killed_and_frozen_ranks_come_back_and_nobody_else_restarts(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
+    job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, *RANKS, "--until", str(enough), environment=where)
     job.began(4)
     before = job.workers()
     signalled(before[0], signal.SIGKILL)
-    died = job.record("state_changed", worker=0, state="dead", incarnation=1)
-    assert gap_after(job, died) < PATIENCE_S
+    assert gap_after(job, job.record("state_changed", worker=0, state="dead", incarnation=1)) < PATIENCE_S
     job.contribution(0, 2)
     after = job.workers()
-    enough.touch()
-    ended = job.ended()
     assert [rank for rank in after if after[rank].pid != before[rank].pid] == [0]
-    accounted(ended)
+    signalled(before[1], signal.SIGSTOP)
+    assert gap_after(job, job.record("state_changed", worker=1, state="dead", incarnation=1)) < PATIENCE_S
+    # Who froze with a lock in its hands is killed by the others, and restarted.
+    if before[1].is_running() and before[1].status() != "zombie":
+        signalled(before[1], signal.SIGCONT)
+    job.contribution(1, 2)
+    enough.touch()
+    accounted(job.ended())
 
 
 @pytest.mark.parametrize(("die", "width"), marked([("drawn", 8), ("summing", 700)], ("summing", 700), night=[("drawn", 8)]))
@@ -106,22 +106,6 @@ def test_what_goes_with_a_host_is_not_in_its_round(start: Start, enough: Path, t
     folded = [r for r in ended.records if r["kind"] == "settle" and r["worker"] == died["worker"] and r["fate"] == "folded"]
     lost = sum(r["kind"] == "undone" for r in ended.records)
     assert row["fates"]["folded"] == len(folded) - lost and row["fates"]["dropped"] >= lost
-
-
-@pytest.mark.parametrize(("rule", "where"), [("full", {}), ("sgp(out_degree=2, overlap=1)", {}), ("full", APART)])
-def test_a_frozen_rank_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
-    job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, *RANKS, "--until", str(enough), environment=where)
-    job.began(4)
-    before = job.workers()
-    signalled(before[1], signal.SIGSTOP)
-    died = job.record("state_changed", worker=1, state="dead", incarnation=1)
-    assert gap_after(job, died) < PATIENCE_S
-    # Who froze with a lock in its hands is killed by the others, and restarted.
-    if before[1].is_running() and before[1].status() != "zombie":
-        signalled(before[1], signal.SIGCONT)
-    job.contribution(1, 2)
-    enough.touch()
-    accounted(job.ended())
 
 
 def test_a_rank_that_is_told_to_leave_finishes_its_step(start: Start, enough: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import TRAIN, WIDER, Job, signalled
+from tests.faults.job import TRAIN, WIDER, Job, Start, signalled
 from tests.faults.test_ranks import CALM, RANKS, accounted
 from tests.faults.test_servers import calm, each_index_has_a_fate, end_of, killed, one_process_each
 from tests.faults.test_servers import strike as strike_lasting
@@ -20,7 +20,6 @@ from tests.tiers import marked
 from offbeat.core.fleet import patience_of
 from offbeat.journal.records import Record
 
-Start = Callable[..., Job]
 __all__ = ["calm"]
 THREE, STEPS = ("--workers", "3"), ("--steps", "300")
 """Enough for two deaths in a job that is slowed: the second standby is a fork, which is there at once."""
@@ -132,16 +131,6 @@ def test_with_several_optimizers_or_processes_a_worker_too(
     disturbed = end("disturbed", disturb, "--slow", "any=0.02")
     if sync == "bsp" and way != "int8":
         torch.testing.assert_close(disturbed, end("calm", lambda job: None), rtol=0.0, atol=0.0)
-
-
-@pytest.mark.night
-def test_in_int8_too_all_bits_are_those_of_a_job_without_the_death(start: Start, tmp_path: Path) -> None:
-    """A worker is sent changes of what it has: the standby must know what that is. Both formats: tests/sim/test_replicated.py."""
-    options = (*THREE, *REPLICAS, "--wire", "int8")
-    whole, _ = end_of(start, tmp_path / "calm", options, lambda job: None, *STEPS)
-    other, ended = end_of(start, tmp_path / "disturbed", options, lambda job: strike(job, 0), *STEPS)
-    assert [r["number"] for r in takeovers(ended.records)] == [0]
-    torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)
 
 
 PHASES = [(1, "release"), (0, "streamed")]

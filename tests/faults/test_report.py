@@ -6,13 +6,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from tests.faults.job import TRAIN, Job
 from typer.testing import CliRunner
 
 from offbeat.cli import app
-
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
 
 
 def page(job: Job, out: Path) -> str:

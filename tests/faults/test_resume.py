@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import GONE, Job, signalled
+from tests.faults.job import GONE, Start, signalled
 from tests.faults.resuming import EPOCHS, SIZE, account, epoch_reports, kill_all, newest, result, until_checkpoint
 from tests.support.same_state import same
 from tests.tiers import marked
 
-Start = Callable[..., Job]
 RULES = ["bsp", "ssp(staleness=2)", "ensemble", "majority", "dpsgd"]
 SPLITS = {"ensemble"}
 CALM = ("--slow", "any=0.03")
@@ -124,7 +122,7 @@ def test_where_no_server_can_go_on_the_death_of_one_ends_the_job_and_it_goes_on_
     account(jobs("second", "--resume", str(folder)).ended(), dict(taken.manifest["optimizers"][0]["places"])[0]["epoch"])
 
 
-def test_another_model_or_rule_is_refused(jobs: Start, tmp_path: Path) -> None:
+def test_another_model_is_refused(jobs: Start, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     first = jobs("first", *CALM, "--checkpoint", str(folder), "--every", "5v")
     until_checkpoint(first, folder)
@@ -132,9 +130,6 @@ def test_another_model_or_rule_is_refused(jobs: Start, tmp_path: Path) -> None:
     other = jobs("model", "--resume", str(folder), script=("--hidden", "9")).ended()
     assert other.status != 0
     assert "the checkpoint is of another model than the script's" in other.last_line and "(8, 4)" in other.last_line, other.err
-    rule = jobs("rule", "--sync", "asp", "--resume", str(folder)).ended()
-    assert rule.status == 2 and "is of a job under bsp" in rule.last_line
-    assert not [record for record in rule.records if record["kind"] == "process"]
 
 
 def test_epochs_of_the_script() -> None:

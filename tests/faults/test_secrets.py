@@ -13,10 +13,7 @@ import pytest
 from tests.faults.job import AGENT, SCRIPTS, Ended, Job
 from tests.tiers import marked
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc"),
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc")
 SCRIPT = str(SCRIPTS / "secretive.py")
 GIVEN = "a-recognisable-token-1234567"
 FAILS_ON_PURPOSE = '''

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.job import Ended, Job, orders_to_die
+from tests.faults.job import Ended, Job, Start, orders_to_die
 from tests.faults.resuming import DEADLINE_S, account, epoch_reports, kill_all, newest, result, until_checkpoint
 from tests.support.same_state import same
 from tests.tiers import marked
 
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, sound_manifest
 
-Start = Callable[..., Job]
 SLOW = ("--slow", "any=0.04")
 """The job goes on for some seconds after the checkpoint that a test waits for, so that a server can die then."""
 

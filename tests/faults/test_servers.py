@@ -11,14 +11,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import AGENT, SCRIPTS, TRAIN, Ended, Faulty, Job, orders_to_die, signalled
+from tests.faults.job import AGENT, SCRIPTS, TRAIN, Ended, Faulty, Job, Start, orders_to_die, signalled
 from tests.faults.test_ranks import CALM as UNHURRIED
 from tests.faults.test_ranks import RANKS, accounted
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
 
-Start = Callable[..., Job]
 CALM = ("--steps", "200", "--width", "64")
 """Of the job to which those with a death in one phase are compared."""
 OUTLIVED = str(SCRIPTS / "outlived.py")
@@ -57,18 +56,6 @@ def strike(job: Job, number: int, fault: signal.Signals = signal.SIGKILL) -> Non
     job.wait("the server's return", lambda: len(returns(job, number)) > before)
 
 
-def goes_on_where_it_was(job: Job, enough: Path) -> None:
-    """Kill the coordinator of three ranks twice, and see that it costs nothing."""
-    job.began(3)
-    for _ in range(2):
-        strike(job, 0)
-    job.goes_on()
-    enough.touch()
-    ended = job.ended()
-    one_process_each(ended)
-    accounted(ended)
-
-
 def one_process_each(ended: Ended) -> None:
     """No worker was started again, and the books are right."""
     assert ended.status == 0, ended.err
@@ -102,7 +89,10 @@ def end_of(
     return torch.load(saved, weights_only=True), ended
 
 
-@pytest.mark.parametrize(("servers", "optimizer"), marked([(1, "Adam"), (2, "Adafactor"), (2, "SGD")], night=[(2, "Adafactor")]))
+STATES = [(1, "Adam"), (2, "Adafactor"), (2, "SGD")]
+
+
+@pytest.mark.parametrize(("servers", "optimizer"), marked(STATES, night=STATES[1:]))
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, tmp_path: Path, servers: int, optimizer: str) -> None:
     options = ("--workers", "2", "--servers", str(servers), "--max-restarts", "20")
     words = ("--steps", "200", "--optimizer", optimizer, "--moves", "1" if optimizer == "SGD" else "-1")
@@ -165,7 +155,7 @@ def test_under_bsp_in_each_phase_all_bits_are_those_of_a_job_without_the_death(
     torch.testing.assert_close(end, calm, rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("sync", ["bsp", "majority"])
+@pytest.mark.parametrize("sync", marked(["bsp", "majority"], night=["bsp"]))
 def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Start, enough: Path, tmp_path: Path, sync: str) -> None:
     order = tmp_path / "0-epoch"
     options = ("--workers", "2", "--sync", sync, "--slow", "any=0.02")
@@ -217,9 +207,38 @@ def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path
     assert "server 0 killed by SIGKILL" in ended.last_line and "workers may be on other machines" in ended.last_line
 
 
-@pytest.mark.parametrize("sync", marked(["full", "sgp(out_degree=2, overlap=1)"], night=["sgp(out_degree=2, overlap=1)"]))
-def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enough: Path, sync: str) -> None:
-    goes_on_where_it_was(start("--workers", "3", "--sync", sync, *UNHURRIED, *RANKS, "--until", str(enough)), enough)
+GROUPS = [("full", ()), ("full", ("--apart",)), ("sgp(out_degree=2, overlap=1)", ())]
+"""Of ranks on one host, or each on its own, where server 0 orders the rounds."""
+
+
+@pytest.mark.parametrize(("sync", "apart"), marked(GROUPS, night=[GROUPS[2]]))
+def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enough: Path, sync: str, apart: tuple[str, ...]) -> None:
+    """It is killed twice, and no rank restarts."""
+    job = start("--workers", "3", "--sync", sync, *UNHURRIED, *RANKS, *apart, "--until", str(enough))
+    job.began(3)
+    for _ in range(2):
+        strike(job, 0)
+    job.goes_on()
+    enough.touch()
+    ended = job.ended()
+    one_process_each(ended)
+    accounted(ended)
+
+
+def test_a_rank_that_dies_while_the_sequencer_stands_still_returns(start: Start, enough: Path) -> None:
+    job = start("--workers", "3", "--sync", "full", "--timeout", "1", *UNHURRIED, *RANKS, "--apart", "--until", str(enough))
+    job.began(3)
+    before = job.workers()
+    signalled(newest(job, 0), signal.SIGSTOP)
+    signalled(before[1], signal.SIGKILL)
+    job.wait("the server's return", lambda: returns(job, 0))
+    job.contribution(1, 2)
+    after = job.workers()
+    enough.touch()
+    ended = job.ended()
+    assert "server 0 has not reported" in ended.out
+    assert [rank for rank in after if after[rank].pid != before[rank].pid] == [1]
+    accounted(ended)
 
 
 def test_ranks_go_on_while_the_coordinator_stands_still(start: Start, tmp_path: Path) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import TRAIN, Job, signalled
+from tests.faults.job import TRAIN, Job, Start, signalled
 from tests.tiers import marked
 
 from offbeat.launch.stop_signals import SAME_INTERRUPT_S
-
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138, signal.SIGKILL: -9}
 
@@ -108,13 +104,20 @@ def test_the_notice_of_a_command_ends_the_job_in_order(start: Start, enough: Pat
     assert "this machine will be taken away" in job.printed()
 
 
-@pytest.mark.parametrize("victim", marked([0, 1], night=[0]))
-def test_a_killed_server_ends_the_job_in_one_sentence(start: Start, enough: Path, victim: int) -> None:
-    job = start("--workers", "2", "--servers", "2", "--max-restarts", "0", "--slow", "any=0.01", TRAIN, "--until", str(enough))
+LOST = [(1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGKILL)]
+
+
+@pytest.mark.parametrize(("victim", "fault"), marked(LOST, night=LOST[2:]))
+def test_a_lost_server_ends_a_job_without_restarts_in_one_sentence(start: Start, enough: Path, victim: int, fault: signal.Signals) -> None:
+    stopped = fault == signal.SIGSTOP
+    options = ("--servers", "2", "--max-restarts", "0", "--slow", "any=0.01", *(("--timeout", "0.5") if stopped else ()))
+    job = start("--workers", "2", *options, TRAIN, "--until", str(enough))
     job.record("fold")
-    signalled(job.servers()[victim], signal.SIGKILL)
+    signalled(job.servers()[victim], fault)
     ended = job.ended()
     assert ended.status == 1
-    assert ended.last_line.startswith(f"offbeat: server {victim} ")
-    assert "what it held" in ended.last_line  # as the supervisor says it, or the other server, whichever has noticed first
+    assert ended.last_line.startswith(f"offbeat: server {victim} {'has not reported for ' if stopped else ''}")
+    # As the supervisor says it, or the other server of a killed one, whichever has noticed first.
+    assert ("its process is stopped or hangs" if stopped else "what it held") in ended.last_line
     assert ended.records[0]["kind"] == "job"
+    assert not stopped or (ended.records[-1]["kind"] == "end" and not ended.records[-1]["ok"])

@@ -13,14 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.faults.job import AGENT, DEADLINE_S, TRAIN, Job, signalled
+from tests.faults.job import AGENT, DEADLINE_S, TRAIN, Job, Start, signalled
 from tests.tiers import marked
 
 from offbeat.launch.watchers import Entry, entries
 from offbeat.top.reach import Link
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
 TOP = (sys.executable, "-m", "offbeat", "top")
 SLOW = ("--workers", "3", "--slow", "any=0.01", "--slow", "2=0.05")
 QUESTIONS = 20_000

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from tests.faults.job import TRAIN, WIDER, Ended, Job, signalled
+from tests.faults.job import TRAIN, WIDER, Ended, Start, signalled
 from tests.faults.resuming import RESUMED, SIZE
 from tests.faults.test_groups import processes_of
 from tests.tiers import marked
@@ -16,36 +15,54 @@ from tests.tiers import marked
 from offbeat.journal.records import Record
 from offbeat.launch.forkserver import POSSIBLE
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
-Start = Callable[..., Job]
-
 CALM = ("--slow", "any=0.01")
 """Leaves the cores some room, so that a process that comes back finds time to load."""
 
 
-@pytest.mark.parametrize(("how", "victim"), marked([("start", 0), ("start_new", 2)], ("start", 0), night=[("start_new", 2)]))
-def test_a_killed_worker_returns_and_nobody_else_restarts(request: pytest.FixtureRequest, enough: Path, how: str, victim: int) -> None:
+CASES = [("start", "one"), ("start_new", "one"), *(("start", setting) for setting in WIDER)]
+
+
+@pytest.mark.parametrize(("how", "setting"), marked(CASES, CASES[0], night=CASES[1:]))
+def test_a_killed_worker_returns_and_a_frozen_one_comes_back_by_itself(
+    request: pytest.FixtureRequest, enough: Path, how: str, setting: str
+) -> None:
+    """Nobody waits for them, and nobody else restarts."""
     start: Start = request.getfixturevalue(how)
-    job = start("--workers", "4", *CALM, TRAIN, "--until", str(enough))
-    job.began(4)
+    options, words, environment = WIDER.get(setting, ((), (), {}))
+    script = (RESUMED, *words, "--until", str(enough))
+    job = start("--workers", "3", "--timeout", "1.5", *options, *CALM, *script, environment=environment)
+    job.began(3)
     before = job.workers()
-    signalled(before[victim], signal.SIGKILL)
-    died = job.record("state_changed", worker=victim, state="dead", incarnation=1)
-    assert job.record("process", number=victim, role="worker", what="exited")["detail"] == "killed by SIGKILL"
+    signalled(before[0], signal.SIGKILL)
+    killed = job.record("state_changed", worker=0, state="dead", incarnation=1)
+    assert job.record("process", number=0, role="worker", what="exited")["detail"].endswith("killed by SIGKILL")
+    job.record("fold", after=killed["t"])
+    job.contribution(0, 2)
+    frozen = processes_of(before[1]) if setting == "groups" else [before[1]]
+    for process in frozen:
+        signalled(process, signal.SIGSTOP)
+    died = job.record("state_changed", worker=1, state="dead", incarnation=1)
+    assert "not heard of for" in died["reason"]
     job.record("fold", after=died["t"])
-    job.contribution(victim, 2)
+    for process in frozen:
+        signalled(process, signal.SIGCONT)
+    job.record("state_changed", worker=1, state="recovered")
+    job.record("state_changed", worker=1, state="alive", incarnation=2)
+    job.contribution(1, 2)
     after = job.workers()
+    assert after.keys() == before.keys() == {0, 1, 2}
+    assert [worker for worker in after if after[worker].pid != before[worker].pid] == [0]
     enough.touch()
     ended = job.ended()
-    assert ended.status == 0, ended.err
-    assert after.keys() == before.keys() == {0, 1, 2, 3}
-    assert [worker for worker in after if after[worker].pid != before[worker].pid] == [victim]
-    ended.accounted()
-    versions_without = [r for r in ended.records if r["kind"] == "fold" and victim not in {part["worker"] for part in r["parts"]}]
-    assert versions_without, "the others have waited for the dead"
+    ended.accounted(SIZE)
+    assert [r for r in ended.records if r["kind"] == "fold" and 0 not in {part["worker"] for part in r["parts"]}], "the others have waited"
+    late = [r for r in ended.records if r["kind"] == "pushed" and (r["worker"], r["incarnation"]) == (1, 1) and r["t"] > died["t"]]
+    fates = [r for r in ended.records if r["kind"] == "settle" and (r["worker"], r["incarnation"]) == (1, 1) and r["t"] > died["t"]]
+    assert len(fates) >= len(late)
+    assert all(any(fate["t"] == push["t"] and fate["fate"] == "rejected" for fate in fates) for push in late)
 
 
-@pytest.mark.parametrize("rule", ["bsp", "full"])
+@pytest.mark.parametrize("rule", marked(["bsp", "full"], night=["full"]))
 def test_a_worker_that_returns_goes_on_in_its_column_of_a_trace(start: Start, enough: Path, tmp_path: Path, rule: str) -> None:
     calm, late = "0,0\n", "0,0.1\n"
     trace = tmp_path / "times.csv"
@@ -80,34 +97,6 @@ def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(sta
     returned = [r["number"] for r in ended.records if r["kind"] == "process" and r["role"] == "server" and r["what"] == "restarted"]
     assert returned == ([0] if of == "servers" else [])
     ended.accounted()
-
-
-@pytest.mark.parametrize("setting", marked(["one", *WIDER], night=[*WIDER]))
-def test_a_frozen_worker_is_not_waited_for_and_comes_back_by_itself(start: Start, enough: Path, setting: str) -> None:
-    options, words, environment = WIDER.get(setting, ((), (), {}))
-    script = (RESUMED, *words, "--until", str(enough))
-    job = start("--workers", "3", "--timeout", "1.5", *options, *CALM, *script, environment=environment)
-    job.began(3)
-    before = job.workers()
-    frozen = processes_of(before[1]) if setting == "groups" else [before[1]]
-    for process in frozen:
-        signalled(process, signal.SIGSTOP)
-    died = job.record("state_changed", worker=1, state="dead", incarnation=1)
-    assert "not heard of for" in died["reason"]
-    job.record("fold", after=died["t"])
-    for process in frozen:
-        signalled(process, signal.SIGCONT)
-    job.record("state_changed", worker=1, state="recovered")
-    job.record("state_changed", worker=1, state="alive", incarnation=2)
-    job.contribution(1, 2)
-    assert {w: p.pid for w, p in job.workers().items()} == {w: p.pid for w, p in before.items()}
-    enough.touch()
-    ended = job.ended()
-    ended.accounted(SIZE)
-    late = [r for r in ended.records if r["kind"] == "pushed" and (r["worker"], r["incarnation"]) == (1, 1) and r["t"] > died["t"]]
-    fates = [r for r in ended.records if r["kind"] == "settle" and (r["worker"], r["incarnation"]) == (1, 1) and r["t"] > died["t"]]
-    assert len(fates) >= len(late)
-    assert all(any(fate["t"] == push["t"] and fate["fate"] == "rejected" for fate in fates) for push in late)
 
 
 def test_one_leaves_when_told_and_a_bug_ends_the_job(start: Start, enough: Path) -> None:

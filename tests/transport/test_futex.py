@@ -71,7 +71,6 @@ def hold(rank: int, where: str, pipe: Connection) -> None:
     signal.pause()
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_lock_of_the_dead_is_free_and_that_of_the_stopped_is_freed(stopped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     block = MemoryBlock.allocate(WORD_NBYTES, "lock")
@@ -95,7 +94,6 @@ def test_the_lock_of_the_dead_is_free_and_that_of_the_stopped_is_freed(stopped: 
         lock.release()
 
 
-@pytest.mark.faults
 def test_a_holder_that_is_stopped_for_a_moment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(futex, "PATIENCE_S", DEADLINE_S)
     block = MemoryBlock.allocate(WORD_NBYTES, "lock")

@@ -8,7 +8,6 @@ gradients: these stay with the workers until they are released.
 The memory, whose pages are allocated as they are needed:
 
     words       the number of the last operation that is done, and how much of the rest is used
-    result      what the last operation has measured
     directory   which state tensor lies where, as a list that only grows
     heap        the state tensors, each twice
 
@@ -20,7 +19,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import Any, Final, NamedTuple
 
@@ -31,10 +30,9 @@ from offbeat.tensors.layout import ALIGNMENT, aligned
 
 PAGE: Final = 1 << 12
 DIRECTORY_NBYTES: Final = 64 << 20
-RESULT_NBYTES: Final = 1 << 20
 STATES_MAX: Final = 12
 """Most bytes of state for each byte of parameters; an optimizer with more cannot be kept."""
-_DONE, _DIRECTORY, _HEAP, _RESULT = range(4)
+_DONE, _DIRECTORY, _HEAP = range(3)
 _KINDS: Final = {"f": float, "i": int, "b": bool}
 
 
@@ -51,7 +49,7 @@ class Sizes(NamedTuple):
     @property
     def heap_at(self) -> int:
         """Return where the heap begins."""
-        return PAGE + RESULT_NBYTES + DIRECTORY_NBYTES
+        return PAGE + DIRECTORY_NBYTES
 
     @property
     def total(self) -> int:
@@ -66,22 +64,13 @@ class ShardMemory:
         view: zeros, or what an earlier process has left.
         grow: called with the place and the size of a part of ``view`` before it is used for the first time.
         sizes: of the shard; the same in each process.
-        noted: called with the number and the result of each operation that has measured something.
     """
 
-    def __init__(
-        self,
-        view: memoryview,
-        grow: Callable[[int, int], None],
-        sizes: Sizes,
-        noted: Callable[[int, Any], None] = lambda number, result: None,
-    ) -> None:
+    def __init__(self, view: memoryview, grow: Callable[[int, int], None], sizes: Sizes) -> None:
         assert len(view) >= sizes.total, f"{len(view)} bytes of memory for a shard that needs {sizes.total}"
-        self._view, self._grow_by, self._noted = view, grow, noted
-        self._sizes = sizes
+        self._view, self._grow_by, self._sizes = view, grow, sizes
         self._bytes = torch.frombuffer(view, dtype=torch.uint8)
-        self._result_at = PAGE
-        self._directory_at = self._result_at + RESULT_NBYTES
+        self._directory_at = PAGE
         self._grown: dict[int, int] = {}
         """By the place of a part that grows: the place up to which its pages are there."""
         self._need(0, 0, PAGE)
@@ -97,7 +86,6 @@ class ShardMemory:
         """Names whose bytes an operation of an earlier process has written, to its end."""
         self.runs: list[int] | None = None
         """Which tensors form one run of blocks (`Shard.load_state`); None: those of a shard without loaded state."""
-        self._results: dict[int, Any] = {}
         self._read_directory()
 
     # Operations.
@@ -107,27 +95,21 @@ class ShardMemory:
         """Return the number of the last operation that is done."""
         return self._words[_DONE]
 
-    def expect(self, results: Mapping[int, Any]) -> None:
-        """Take the results of operations before the last one, for `once`."""
-        self._results.update(results)
+    def once(self, number: int, work: Callable[[], Any], note: Callable[[Any], None] = lambda result: None) -> Any:
+        """Do an operation, unless it is done already. Returns what it has measured; None: nothing, or an earlier process has done it.
 
-    def once(self, number: int, work: Callable[[], Any]) -> Any:
-        """Do an operation, unless it is done already. Returns its result."""
+        Args:
+            number: of the operation.
+            work: does it, and returns what it has measured.
+            note: called with the result, unless this is None, before the operation counts as done.
+        """
         if number <= self.done:
-            if number == self.done and (size := self._words[_RESULT]):
-                return msgpack.unpackb(self._view[self._result_at : self._result_at + size])
-            return self._results.pop(number, None)
+            return None
         self._number = number
         result = work()
-        packed = msgpack.packb(result) if result is not None else b""
-        assert len(packed) <= RESULT_NBYTES, f"a result of {len(packed)} bytes (at most {RESULT_NBYTES})"
-        self._words[_RESULT] = 0  # that of the operation before, which is in the log
-        self._need(self._result_at, self._result_at, len(packed))
-        self._view[self._result_at : self._result_at + len(packed)] = packed
-        self._words[_RESULT] = len(packed)
-        self._words[_DONE] = number
         if result is not None:
-            self._noted(number, result)
+            note(result)
+        self._words[_DONE] = number
         return result
 
     # State.

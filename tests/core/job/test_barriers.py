@@ -8,7 +8,6 @@ from tests.core.hand import Hand, names, only
 from offbeat.core.effects import BARRIER, BarrierPassed, Effect, Fold, GoesOn, JobOver, Paused, Release, Settle
 from offbeat.core.events import BarrierWanted, Joined, Left, Lost
 from offbeat.policies import rule
-from offbeat.runtime.recovery.plain_graph import freeze, thaw
 
 OVER = "the scripts of the job's first workers have ended"
 
@@ -108,14 +107,6 @@ def test_an_epoch_that_only_the_others_can_end_keeps_nobody_in_a_barrier() -> No
     job.push(1, 0, leases=(1,))
     assert names(job.want(1)) == ["Paused 1"], "worker 0 holds samples, and comes to a barrier in the middle of its epoch"
     assert only(BarrierPassed, come(job, 0)).workers == (0,)
-
-
-def test_the_state_of_a_barrier_outlives_a_server() -> None:
-    job = Hand(rule("bsp"), 3)
-    come(job, 0)
-    come(job, 2)
-    again = thaw(freeze(job.job)[0])
-    assert again.on(Lost(1, "killed"), 9.0) == job.job.on(Lost(1, "killed"), 9.0)
 
 
 def test_steps_go_on_where_a_worker_was_or_where_the_slowest_is() -> None:

@@ -40,12 +40,6 @@ def test_weights_are_equal_where_somebody_cannot_count_its_samples() -> None:
     assert isinstance(fold, Fold) and [part.weight for part in fold.parts] == [0.5, 0.5]
 
 
-def test_a_fold_comes_before_its_fates_and_those_before_the_releases() -> None:
-    ledger = entered(BSP(), 2)
-    assert push(ledger, 0, 0) == []
-    assert [type(effect) for effect in push(ledger, 1, 0)] == [Fold, Settle, Settle, Release, Release]
-
-
 def test_a_refused_contribution_is_rejected_counts_as_an_iteration_and_its_worker_goes_on() -> None:
     ledger = entered(BSP(), 2)
     settle, release = push(ledger, 0, 0, refusal="not finite")
@@ -61,18 +55,6 @@ def test_a_worker_that_left_still_counts_in_the_fold_and_nobody_waits_for_one_th
     fold, *_, release = ledger.leave(2, 3.0)
     assert isinstance(fold, Fold) and [part.worker for part in fold.parts] == [0, 1]
     assert isinstance(release, Release) and release.worker == 1
-
-
-def test_a_returning_worker_stands_at_the_slowest_clock_and_its_old_contribution_is_dropped() -> None:
-    ledger = entered(BSP(), 2)
-    for version in range(2):
-        push(ledger, 0, version)
-        push(ledger, 1, version)
-    push(ledger, 0, 2)
-    ledger.leave(0, 3.0)
-    settle, release = ledger.enter(0, 2, 4.0)
-    assert isinstance(settle, Settle) and (settle.incarnation, settle.fate) == (1, Fate.DROPPED)
-    assert isinstance(release, Release) and (release.incarnation, release.clock) == (2, 2) and ledger.missing == 2
 
 
 def test_who_returns_to_an_empty_job_stands_where_the_last_one_stood() -> None:
@@ -128,13 +110,6 @@ def test_the_slowest_worker_is_the_lowest_number_among_equals() -> None:
     ledger = entered(ASP(), 3)
     push(ledger, 0, 0)
     assert ledger.slowest_worker() == 1 and ledger.slowest == 0 and ledger.fastest == 1
-
-
-def test_closing_drops_what_has_no_fate() -> None:
-    ledger = entered(BSP(), 2)
-    push(ledger, 0, 0)
-    (settle,) = ledger.close(9.0, "the job is over")
-    assert isinstance(settle, Settle) and (settle.fate, settle.reason) == (Fate.DROPPED, "the job is over")
 
 
 def test_a_rule_that_admits_before_the_fate_is_our_mistake() -> None:

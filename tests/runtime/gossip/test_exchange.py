@@ -209,7 +209,6 @@ def go_on(rank: int, where: str, pipe: Connection) -> None:
         gossip.step(-0.1 * (gossip.model - rank))
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("sync", ["dpsgd", "sgp(out_degree=2, overlap=1)", "adpsgd"])
 def test_a_killed_process_stops_nobody(sync: str) -> None:
     policy = rule(sync)

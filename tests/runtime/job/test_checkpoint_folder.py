@@ -145,7 +145,6 @@ def test_one_with_other_bytes_is_named_and_passed_over(tmp_path_factory: pytest.
         {"files": {"model.pt": 10}},
         {"files": {"../other/model.pt": {"nbytes": 1, "sha256": ""}}},
         {"files": {"/etc/passwd": {"nbytes": 1, "sha256": ""}}},
-        {"optimizers": {}},
         {"version": 3},
     ],
 )

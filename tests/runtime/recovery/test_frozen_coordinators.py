@@ -3,7 +3,6 @@ checkpoint's file that somebody has made make no object but those of a coordinat
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -175,17 +174,3 @@ def test_bytes_that_somebody_has_made_are_refused(data: bytes) -> None:
         with pytest.raises(ProtocolError, match=r"cannot be read|the state of a coordinator"):
             coordinator_from(whole)
     assert not os.path.exists("/tmp/offbeat-was-here")
-
-
-@examples(300)
-@given(data=st.data())
-def test_broken_bytes_are_refused_or_give_a_coordinator(data: st.DataObject) -> None:
-    job = Coordinator(rule("dbw"), workers=2)
-    for event in (Joined(0), Joined(1), Initialised(0), Pushed(0, 1, 0, 8, 0.5)):
-        job.on(event, 0.0)
-    whole = bytearray(coordinator_bytes(job) or b"")
-    for _ in range(data.draw(st.integers(0, 3))):
-        whole[data.draw(st.integers(len(COORDINATOR), len(whole) - 1))] = data.draw(st.integers(0, 255))
-    broken = bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    with contextlib.suppress(ProtocolError):
-        assert isinstance(coordinator_from(broken), Coordinator)

@@ -53,7 +53,6 @@ def count(rank: int, where: str, pipe: Connection) -> None:
     pipe.recv()
 
 
-@pytest.mark.faults
 def test_processes_that_die_at_any_moment_leave_whole_changes() -> None:
     block, tallies = create(TallyLayout.of(entries=1 << 18))
     chance = random.Random(0)
@@ -90,7 +89,6 @@ def tear(rank: int, where: str, pipe: Connection) -> None:
     tallies.change(halfway)
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_holder_that_is_killed_or_stopped_in_the_middle_of_a_change_has_made_none(stopped: bool) -> None:
     block, tallies = create()

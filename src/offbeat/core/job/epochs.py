@@ -21,17 +21,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from offbeat.core.allreduce.ledger import RoundLedger
 from offbeat.core.batch_sizes import AutoSizes, Deal
 from offbeat.core.effects import Effect, EpochEnded, Grant, NoMore, Paused, Resized
 from offbeat.core.events import Abandoned, EpochWanted, LeaseWanted, Pushed, Skipped
-from offbeat.core.gossip.ledger import GossipLedger
+from offbeat.core.job.ledgers import AnyLedger
 from offbeat.core.job.participants import Participants
 from offbeat.core.job.start import JobStart
 from offbeat.core.leases import Leases
 from offbeat.core.partitions import Splits, shares, size_of
-from offbeat.core.server.ledger import Ledger
-from offbeat.core.server.per_shard_ledger import ShardedLedger
 from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, WorkerId
 
 
@@ -49,7 +46,7 @@ class Epochs:
 
     def __init__(
         self,
-        ledger: Ledger | ShardedLedger | RoundLedger | GossipLedger,
+        ledger: AnyLedger,
         participants: Participants,
         start: JobStart,
         effects: list[Effect],

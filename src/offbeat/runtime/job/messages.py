@@ -40,9 +40,9 @@ WORKERS_MAX: Final = 1 << 20
 SAMPLES_MAX: Final = 1 << 40
 SECONDS_MAX: Final = 1e9
 POOLS_MAX: Final = 1 << 10
+"""Most samplers of one script."""
 METRICS_MAX: Final = 1000
 """Most values of a message of a script that logs more."""
-"""Most samplers of one script."""
 
 _worker = whole(0, WORKERS_MAX)
 _server = whole(0, 1 << 16)
@@ -51,8 +51,8 @@ _times = mapping(_seconds, 32)
 """Of phases, by name."""
 _leases = many(whole(), 1 << 16)
 _words = text(1 << 14)
-_path = text(1 << 14)
 """A reason, in words."""
+_path = text(1 << 14)
 _rule = text(1 << 14)
 _optimizer: Final = {"number_of_optimizer": whole(0, 63)}
 """In a job with several optimizers: the number of the optimizer that the message is about; left out for the first, 0."""

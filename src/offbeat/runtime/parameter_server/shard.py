@@ -174,11 +174,8 @@ class LiveShard:
     def _kept(self, sizes: Sizes) -> ShardMemory:
         assert self._keeper is not None
         sizes = sizes._replace(sums=self._worker_count)
-        name = self._state_name
-        block = self._state_block = self._keeper.sparse(sizes.total, name)
-        kept = ShardMemory(block.view, block.reserve, sizes, partial(self._keeper.note_result, name))
-        kept.expect(self._keeper.results.pop(name, {}))
-        return kept
+        block = self._state_block = self._keeper.sparse(sizes.total, self._state_name)
+        return ShardMemory(block.view, block.reserve, sizes)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a snapshot of the server has: all but what `_make` makes, and for a standby what the optimizer keeps.
@@ -214,7 +211,10 @@ class LiveShard:
         for halves in changes:
             halves.turn()
         try:
-            return work() if self._outlives is None else self._outlives.once(self._operations, work)
+            if self._outlives is None:
+                return work()
+            outlives, number = self._outlives, self._operations
+            return self._survival.change(partial(outlives.once, number, work), None, lambda: outlives.done >= number)
         except BaseException:
             self._operations -= 1
             for halves in changes:
@@ -315,7 +315,7 @@ class LiveShard:
         state, slot.state = slot.state, None
         if not self.folded:
             self._changes += 1
-            self._replicate(slot.push)
+            self._survival.carried(slot.push)
             self._once(partial(self._take_over, slot.push, state))
 
     def _take_over(self, parameters: memoryview, state: OwnState | None) -> None:
@@ -356,7 +356,7 @@ class LiveShard:
 
     def _replicate_gradient(self, slot: _Slot) -> None:
         """Let a worker's gradient be the same at the standby."""
-        self._replicate(self._decode(slot))
+        self._survival.carried(self._decode(slot))
 
     def got(self, connection: Connection) -> None:
         """Do nothing: this shard sends only what workers have asked for."""
@@ -458,11 +458,6 @@ class LiveShard:
     def _add(self, shard: Shard, into: _Sum, gradient: memoryview, weight: float) -> None:
         shard.gather(into.halves.now, gradient, weight, None if into.empty else into.halves.before)
 
-    def _replicate(self, memory: memoryview) -> None:
-        """Let these bytes be the same at the standby."""
-        if self._replica is not None:
-            self._replica.carried(memory)
-
     def _sum_of(self, worker: WorkerId, half: int = 0, empty: bool = True) -> _Sum:
         if self._outlives is not None:
             halves = Halves(*self._outlives.named(f"sum of worker {worker}", self.span.nbytes))
@@ -509,7 +504,7 @@ class LiveShard:
             if self._replica is None or not self._replica.replays:
                 self._averaging.fold(parts)
             for memory in self._averaging.whole() if self._replica is not None else ():
-                self._replicate(memory)
+                self._survival.carried(memory)
             return None
         assert self._shard is not None
         if self._replica is not None:
@@ -527,10 +522,11 @@ class LiveShard:
         ready = (lambda nbytes: replica.send_ahead(total, nbytes, about)) if replica.sends_ahead else None
         norms = shard.fold(parts, order["hyper"], scale=order["scale"], measures=self._policy.measures, total=total, ready=ready)
         replica.done_with(total)
-        return self._measured(replica, norms)
+        return self._measured(norms)
 
-    def _measured(self, replica: Replica, norms: SquaredNorms | None) -> SquaredNorms | None:
-        return None if self._policy.measures == "nothing" else SquaredNorms(*replica.ask(lambda: _plain(norms)))
+    def _measured(self, norms: Any) -> SquaredNorms | None:
+        """Return what the leader has measured."""
+        return None if self._policy.measures == "nothing" else SquaredNorms(*self._survival.ask(lambda: norms))
 
     # At a standby.
 
@@ -547,7 +543,7 @@ class LiveShard:
             kept = measures if measures == "differences" else "nothing"
             shard.fold([(total, 1.0)], order["hyper"], scale=order["scale"], measures=kept)
         replica.done_with(total)
-        return self._measured(replica, None)
+        return self._measured(None)
 
     def fold_ahead(self, coming: Coming) -> None:
         """Make the leader's fold as far as its sum has come, in the half that nobody reads. Raises `ProtocolError` if it cannot be made."""
@@ -653,11 +649,6 @@ class LiveShard:
         assert self._shard is not None, "rules that exchange parameters keep optimizer state in the workers"
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)
-
-
-def _plain(norms: SquaredNorms | None) -> list[Any]:
-    assert norms is not None, "norms are measured"
-    return [list(norms.parts), norms.total, norms.difference]
 
 
 def half_nbytes(layout: Layout) -> int:

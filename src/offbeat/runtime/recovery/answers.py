@@ -1,8 +1,10 @@
-"""Repeat to a server's next process the results that messages do not determine: what it read in, or did to, memory that others change too.
+"""Repeat to another process the results that messages do not determine: what a server has measured, or read in or done to memory that
+others change too.
 
-The next process handles its predecessor's messages again (``recorder.py``). Where a result depends on more than messages, the server makes
-a numbered call, whose result is an *answer*. One word of the log counts the completed calls. Each answer is a record of the log, except the
-most frequent one, which is implied.
+A server's next process handles its predecessor's messages again (``recorder.py``), and its standby those of the leader (``replica.py``).
+Where a result depends on more than messages, the server makes a numbered call, whose result is an *answer*. Each answer is a record, in the
+log or for the standby, except the most frequent one, which is implied. One word counts the completed calls: for the next process a word of
+the log. A standby takes all calls for completed until it leads, since it hears of none before.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 ANSWER: Final = "answer"
-"""The kind of a log record that holds the number of a call and its answer."""
+"""The kind of a record that holds the number of a call and its answer."""
+ALL: Final = (1 << 64) - 1
+"""More calls than a server makes."""
 
 
 class Answers:
     """Number one server's calls, over all of its processes, and keep their answers.
 
     Args:
-        write: writes a log record.
-        word: the number of completed calls, one unsigned 64-bit integer that outlives this process.
+        write: writes a record.
+        word: the number of completed calls, one unsigned 64-bit integer that outlives this process; None: there is no next process.
 
     A process may die at any point of a call. The next process finds:
 
@@ -41,17 +45,34 @@ class Answers:
     >>> records
     [['answer', 0, 17]]
     >>> again = Answers(records.append, word)
-    >>> again.given = {number: answer for _, number, answer in records}
+    >>> [again.take(record) for record in records]
+    [True]
     >>> again.ask(lambda: 18, 0), again.ask(lambda: 19, 0), again.ask(lambda: 20, 0)
     (17, 0, 20)
     """
 
-    def __init__(self, write: Callable[[list[Any]], None], word: memoryview) -> None:
-        self._write, self._word = write, word
+    def __init__(self, write: Callable[[list[Any]], object], word: memoryview | None = None) -> None:
+        self._write, self._word = write, word or memoryview(bytearray(8)).cast("Q")
         self.given: dict[int, Any] = {}
         """By number of the call: the answers that earlier processes have written and this one has not used."""
         self.count = 0
         """Number of calls begun in this server's life, up to the message that this process is handling."""
+
+    def take(self, record: list[Any]) -> bool:
+        """Take an answer that another process has written. Returns False for any other record."""
+        if record[0] != ANSWER:
+            return False
+        _, number, answer = record
+        self.given[number] = answer
+        return True
+
+    def follow(self) -> None:
+        """Take each call for completed by the leader, until `lead`."""
+        self._word[0] = ALL
+
+    def lead(self) -> None:
+        """Make the calls from now on."""
+        self._word[0] = self.count
 
     def ask(self, live: Callable[[], T], implied: T) -> Any:
         """Make a call, or return its answer if an earlier process has completed it.

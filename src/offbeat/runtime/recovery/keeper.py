@@ -35,24 +35,14 @@ class Keeper(Survival):
         self._blocks = kept
         self.made: Counter[str] = Counter()
         """By name: how many blocks were asked for under it, so that the next process uses the same names."""
-        self.results: dict[str, dict[int, Any]] = {}
-        """By shard and operation: values measured by the earlier process, which the next one uses."""
-        self.note_result: Callable[[str, int, Any], None] = lambda name, number, result: None
-        """Writes the result of an operation to the log: shard, operation and value."""
-        self.answers = Answers(lambda record: None, memoryview(bytearray(8)).cast("Q"))
-        """Answers of calls about memory that others change too. `Recorder` replaces this object by one with a log."""
+        self.answers: Answers = Answers(lambda record: None)
+        """`Recorder` replaces this object by one with a log."""
         self.snapshot_due = False
         """True if a snapshot is due now, whatever the log's size: the records so far cannot be handled again later."""
         self.elsewhere = False
         """True if workers may be on other machines: data that they send beside messages, such as gradients, is not logged."""
         self._apart = 0
         """Bytes put into separate blocks since these last made a snapshot due."""
-
-    def ask(self, live: Callable[[], T], implied: Any = None) -> T:
-        return self.answers.ask(live, implied)  # type: ignore[no-any-return]
-
-    def change(self, live: Callable[[Callable[[Any], None]], T], implied: T, is_made: Callable[[], bool]) -> Any:
-        return self.answers.change(live, implied, is_made)
 
     def renew(self) -> None:
         self.snapshot_due = True

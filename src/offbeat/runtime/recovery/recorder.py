@@ -7,7 +7,7 @@ continues without it, but can have no next process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.recovery.answers import ANSWER, Answers
@@ -18,9 +18,6 @@ from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.transport.link import STAMP, Link
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import Seconds
-
-NOT_TOLD: Final = ("result", ANSWER)
-"""Kinds of log records that are looked up while the other records are handled again."""
 
 
 class Recorder(SessionLinks):
@@ -43,7 +40,6 @@ class Recorder(SessionLinks):
             self.survival.give_up(str(error))
         if self._log is not None:
             self.survival.answers = Answers(self.write, self._log.calls)
-        self.survival.note_result = lambda name, number, result: self.write(["result", name, number, result])
 
     # Writing.
 
@@ -98,11 +94,7 @@ class Recorder(SessionLinks):
         if self._log is None:
             return None
         for record in self._log.records():
-            match record:
-                case ["result", name, number, result]:
-                    self.survival.results.setdefault(name, {})[number] = result
-                case ["answer", number, answer]:
-                    self.survival.answers.given[number] = answer
+            self.survival.answers.take(record)
         data = self._log.snapshot()
         if not len(data):
             return None
@@ -114,11 +106,11 @@ class Recorder(SessionLinks):
         return state
 
     def _all(self, parts: Mapping[str, Any]) -> dict[str, Any]:
-        return {**parts, "keeper": self.survival, "answers": self.survival.answers}
+        return {**parts, "keeper": self.survival}
 
     def records(self) -> Iterator[list[Any]]:
         """Return the records since the snapshot that the server has to handle again."""
-        return (record for record in (self._log.records() if self._log is not None else ()) if record[0] not in NOT_TOLD)
+        return (record for record in (self._log.records() if self._log is not None else ()) if record[0] != ANSWER)
 
     def again(self, record: list[Any]) -> tuple[Link, Message]:
         """Return the link and the message of a record that `message` has written, and bring the link to that message."""

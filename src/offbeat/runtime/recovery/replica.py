@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVa
 import msgpack  # type: ignore[import-untyped]
 
 from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.runtime.recovery.answers import Answers
 from offbeat.runtime.recovery.sessions import SessionLinks
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import Connection, Message
@@ -70,10 +71,13 @@ class Replica(Survival):
 
     def __init__(self, commit: OutputCommit) -> None:
         self._commit = commit
-        self.standby: Connection | None = None
-        """At the leader: the connection to its standby; None: it has none."""
+        self.answered: list[list[Any]] = []
+        """At the leader: answers since the last record."""
+        self.answers: Answers = Answers(self.answered.append)
         self.replays = False
         """True at the standby, until it leads."""
+        self.standby: Connection | None = None
+        """At the leader: the connection to its standby; None: it has none."""
         self.count = 0
         """Number of memory changes passed on so far; after the same record it is the same at the leader and at the standby."""
         self._came: deque[memoryview] = deque()
@@ -96,10 +100,6 @@ class Replica(Survival):
         """At the standby: memory reserved for blocks of which `on_bytes` has handled no part yet."""
         self._free: deque[tuple[int, memoryview]] = deque()
         """Memory for sums, each with the position of the record that must be committed before the memory is reused; 0: no record must."""
-        self.leaders_results: deque[Any] = deque()
-        """At the standby: results of `ask` that the leader got while it handled the next record."""
-        self.results: list[Any] = []
-        """At the leader: results of `ask` since the last record."""
 
     def give_up(self, reason: str, *, lack: bool = True) -> NoReturn:
         """Refuse the job. Raises `ConfigurationError`."""
@@ -181,16 +181,12 @@ class Replica(Survival):
                 return memory
         return PrivateBlock.allocate(nbytes, "sum of gradients").view
 
-    def ask(self, live: Callable[[], T], implied: Any = None) -> T:
-        """At the leader: return a result and note it for the standby; at the standby: return the leader's result."""
-        if not self.replays:
-            self.results.append(found := live())
-            return found
-        if not self.leaders_results:
-            raise ProtocolError("the leader sent no measurements where some were to come")
-        return self.leaders_results.popleft()  # type: ignore[no-any-return]
-
     # At the standby.
+
+    def follow(self) -> None:
+        """Repeat what the leader does, until `lead`."""
+        self.replays = True
+        self.answers.follow()
 
     def place(self, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
         """Return memory for a payload about to be received, see `Connection.place_with`. Earlier payloads may not be handled yet."""
@@ -244,6 +240,7 @@ class Replica(Survival):
     def lead(self) -> None:
         """At the standby: send bytes from now on. The leader's remaining bytes are not used: their record will not come."""
         self.replays, self._of_fold = False, None
+        self.answers.lead()
         for follower in self.followers:
             follower.abandon()
 
@@ -260,7 +257,8 @@ class StreamRecorder(SessionLinks):
         self.commit = OutputCommit()
         super().__init__(supervisor)
         self.survival = Replica(self.commit)
-        self.survival.replays = replays
+        if replays:
+            self.survival.follow()
         self.withdraws: Callable[[], bool] = lambda: False
         """Returns True if the job can continue without a gradient that only its worker and this process have."""
         self._batch: list[bytes] = []
@@ -297,11 +295,12 @@ class StreamRecorder(SessionLinks):
         """Send the standby the records since the last call, all of which have been handled."""
         if not self._batch:
             return
-        standby, results = self.survival.standby, self.survival.results
+        standby, answered = self.survival.standby, self.survival.answered
         if standby is not None:
-            payload = [*([self._pack(["measured", results])] if results else ()), *self._batch]
+            payload = [*map(self._pack, answered), *self._batch]
             standby.send({"kind": "record", "at": self.commit.position, "done": self._done}, payload=payload)
-        self._batch, self.survival.results = [], []
+        answered.clear()
+        self._batch = []
         self.commit.position += 1
 
     def follow(self, standby: Connection) -> None:
@@ -325,7 +324,7 @@ class StreamRecorder(SessionLinks):
             link.release_carried()
             link.servable = True
             link.beside = link.socket is not None and self._beside(link.socket)
-        whole = {"links": self._own, "sessions": self.sessions, "server": state}
+        whole = {"links": self._own, "sessions": self.sessions, "answers": self.survival.answers.count, "server": state}
         try:
             table, blocks = dumps(whole, {**parts, "commit": self.commit, "replica": self.survival})
         except TypeError:
@@ -408,9 +407,7 @@ class StreamRecorder(SessionLinks):
         unpacker.feed(payload)
         try:
             for record in unpacker:
-                if record[0] == "measured":
-                    self.survival.leaders_results.extend(record[1])
-                else:
+                if not self.survival.answers.take(record):
                     yield record
         except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
             raise ProtocolError(f"the leader sent a record that cannot be read: {type(error).__name__}") from None
@@ -424,6 +421,7 @@ class StreamRecorder(SessionLinks):
         self._take_over(whole["links"], whole["sessions"])
         self.commit.position = header["at"] + 1
         self.commit.sent, self.survival.count = header["done"]
+        self.survival.answers.count = whole["answers"]
         return whole["server"]
 
     def handled(self, done: list[int]) -> None:

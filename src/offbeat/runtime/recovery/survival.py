@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from offbeat.runtime.recovery.answers import Answers
 from offbeat.transport.base import Buffer
 from offbeat.transport.shm import MemoryBlock
 
@@ -21,6 +22,8 @@ class Survival:
     """The reason for which no other process can continue, where one was meant to; None: one can, or none was meant to."""
     follows = False
     """True if a standby repeats this server's work: then workers share no memory with the server."""
+    answers: Answers | None = None
+    """What another process repeats of the results that messages do not determine; None: there is no other process."""
 
     def give_up(self, reason: str, *, lack: bool = True) -> None:
         """Note that no other process can continue; ``lack``: because of too little memory."""
@@ -32,11 +35,11 @@ class Survival:
             live: reads what messages do not determine. If it changes something, a second call in another process must change nothing more.
             implied: the most frequent result, which need not be written.
         """
-        return live()
+        return live() if self.answers is None else self.answers.ask(live, implied)
 
     def change(self, live: Callable[[Callable[[Any], None]], T], implied: T, is_made: Callable[[], bool]) -> Any:
         """Make a change whose answer cannot be found out afterwards; for the arguments see `Answers.change`."""
-        return live(lambda answer: None)
+        return live(lambda answer: None) if self.answers is None else self.answers.change(live, implied, is_made)
 
     def allocate(self, nbytes: int, name: str) -> MemoryBlock:
         """Return new memory that every process of this host can map. Arguments and errors are those of `MemoryBlock.allocate`."""
@@ -49,6 +52,9 @@ class Survival:
     def copy_of(self, memory: Buffer, name: str) -> Buffer:
         """Return a copy of memory as it is now. A process that continues gets the same copy, even if the memory has changed since."""
         return bytes(memory)
+
+    def carried(self, memory: memoryview) -> None:
+        """Let these bytes be the same in a process that continues elsewhere."""
 
     def renew(self) -> None:
         """Make a snapshot due: a process that continues must not repeat what this one has done so far."""

@@ -15,13 +15,12 @@ from typing import Any
 
 import nothing_compiled  # type: ignore[import-not-found]  # noqa: F401
 
-PHASES = ("initial", "restored", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
-"""Version 0 is taken over; the state of a checkpoint is; before a fold; a block has been stepped, and the fold has not ended; after a fold;
-some workers are released; an epoch has ended; a message was written down, and not handled; its record went to the standby; a rank's
-replica has come for one that joins."""
-OF_CHECKPOINTS = ("asked", "part", "copied", "files", "filed", "whole", "noted")
-"""Workers were asked for their parts, and nothing is copied; a part has come; a copy is about to be written; some files are written; server
-1 has written its file; the checkpoint has its name, and the server does not know it yet; it has reported it."""
+PHASES = ("initial", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
+"""Version 0 is taken over; before a fold; a block has been stepped, and the fold has not ended; after a fold; some workers are released; an
+epoch has ended; a message was written down, and not handled; its record went to the standby; a rank's replica has come for one that
+joins."""
+OF_CHECKPOINTS = ("files", "filed", "whole")
+"""Some files are written; server 1 has written its file; the checkpoint has its name, and the server does not know it yet."""
 
 
 def die(server: int, phase: str) -> None:
@@ -80,7 +79,6 @@ def deafen(owner: Any) -> None:
 
 if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "offbeat.launch.forkserver" in sys.orig_argv):
     from offbeat.runtime.coordination import checkpoint_content, shard_files
-    from offbeat.runtime.coordination.checkpoints import CheckpointKeeper
     from offbeat.runtime.coordination.notifier import Notifier
     from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
     from offbeat.runtime.parameter_server.shard import LiveShard
@@ -91,19 +89,15 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "offbea
     from offbeat.tensors.shard import _Lane
 
     around(LiveShard, "_take_over", before="initial")
-    around(LiveShard, "restore", after="restored")
     around(LiveShard, "_fold", before="before", after="after")
     around(_Lane, "_step", after="during")
     around(LiveShard, "_release", after="release")
     around(Notifier, "_epoch_ended", before="epoch")
     around(Recorder, "message", after="told")
     around(Joiners, "on_donation", before="donated")
-    around(CheckpointKeeper, "after", before="asked")
-    around(CheckpointKeeper, "on_part", after="part")
-    around(checkpoint_content, "_write_model", before="copied", after="files")
-    around(shard_files, "write_copy", before="copied", after="filed")
+    around(checkpoint_content, "_write_model", after="files")
+    around(shard_files, "write_copy", after="filed")
     around(CheckpointFolder, "finish", after="whole")
-    around(CheckpointKeeper, "_finish", after="noted")
     around(StreamRecorder, "message", after="told")
     around(StreamRecorder, "flush", after="streamed")
     deafen(StandbyServer)

@@ -34,8 +34,6 @@ from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.futex import PATIENCE_S
 from offbeat.types import WorkerId, worker_ids
 
-pytestmark = pytest.mark.faults
-
 TORN_ROUNDS, TORN_NUMEL = int(os.environ.get("OFFBEAT_TEST_ROUNDS", "1000")), 20_000
 RULES = ("solo", "majority", "first_of(m=2)", "all_of(m=3)", "quorum(q=2)", "full")
 
