@@ -258,30 +258,25 @@ def test_sixteen_bit_sums_are_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_norms(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("measures", ["norms", "differences"])
+def test_norms_and_how_far_g_is_from_the_one_before(dtype: torch.dtype, measures: str) -> None:
     model = make_model("SGD", dtype)
     job = Job(model, torch.optim.SGD(model.parameters()), 3)
-    gradients = [random_gradients(model, seed) for seed in range(3)]
-    weights = [0.5, 0.25, 0.25]
-    found = job.fold([(job.flat(model, g), w) for g, w in zip(gradients, weights, strict=True)], measures="norms")
-    vectors = [torch.cat([t.double().reshape(-1) for t in g]) for g in gradients]
-    for i, vector in enumerate(vectors):
-        assert sum(part.parts[i] for part in found) == pytest.approx(float(vector @ vector), rel=1e-5)
-    total = sum((w * v for w, v in zip(weights, vectors, strict=True)), torch.zeros_like(vectors[0]))
-    assert sum(part.total for part in found) == pytest.approx(float(total @ total), rel=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_how_far_g_is_from_the_one_before(dtype: torch.dtype) -> None:
-    model = make_model("SGD", dtype)
-    job = Job(model, torch.optim.SGD(model.parameters()), 2)
-    gradients = [random_gradients(model, seed) for seed in range(3)]
-    found = [job.fold([(job.flat(model, g), 1.0)], measures="differences") for g in gradients]
-    assert [part.difference for part in found[0]] == [None, None]
-    vectors = [torch.cat([t.double().reshape(-1) for t in g]) for g in gradients]
-    for before, after, parts in zip(vectors, vectors[1:], found[1:], strict=False):
-        expected = float((after - before) @ (after - before))
-        assert sum(part.difference for part in parts) == pytest.approx(expected, rel=1e-5 if dtype != torch.bfloat16 else 1e-2)
+    weights, last = [0.5, 0.25, 0.25], None
+    for version in range(3):
+        gradients = [random_gradients(model, 10 * version + seed) for seed in range(3)]
+        found = job.fold([(job.flat(model, g), w) for g, w in zip(gradients, weights, strict=True)], measures=measures)
+        vectors = [torch.cat([t.double().reshape(-1) for t in g]) for g in gradients]
+        for i, vector in enumerate(vectors):
+            assert sum(part.parts[i] for part in found) == pytest.approx(float(vector @ vector), rel=1e-5)
+        total = sum((w * v for w, v in zip(weights, vectors, strict=True)), torch.zeros_like(vectors[0]))
+        assert sum(part.total for part in found) == pytest.approx(float(total @ total), rel=1e-5)
+        if last is None or measures == "norms":
+            assert [part.difference for part in found] == [None] * 3
+        else:
+            expected = float((total - last) @ (total - last))
+            assert sum(part.difference for part in found) == pytest.approx(expected, rel=1e-5 if dtype != torch.bfloat16 else 1e-2)
+        last = total
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
