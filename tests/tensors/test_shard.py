@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -152,6 +151,10 @@ def test_equals_the_plain_optimizer_and_its_checkpoints(name: str, settings: dic
     job.check(model, **tolerance)
     if name != "Muon":
         states_match(job.state_dict(), optimizer.state_dict())
+    resumed = Job(model, optimizer, count % 3 + 1)
+    resumed.load(job.state_dict() if name == "Muon" else optimizer.state_dict())
+    step_both(resumed, model, optimizer, 5)
+    resumed.check(model, **tolerance)
 
 
 def test_state_that_an_optimizer_makes_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,29 +194,6 @@ def test_a_fold_into_the_other_half_gives_the_same_bits_and_leaves_the_half_that
         ]
         if seed == 1:
             two.load(one.state_dict())
-
-
-@pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
-def test_checkpoints_go_both_ways(name: str, settings: dict[str, Any]) -> None:
-    model = make_model(name)
-    optimizer = make_optimizer(name, settings, model)
-    job = Job(model, optimizer, 2)
-    step_both(job, model, optimizer, 1)
-    step_both(job, model, optimizer, 2)
-    # Ours into the plain one: a twin goes on with what the shards have.
-    twin = copy.deepcopy(model)
-    resumed = make_optimizer(name, settings, twin)
-    resumed.load_state_dict(job.state_dict())
-    # The plain one's into another number of shards.
-    job = Job(model, optimizer, 3)
-    job.load(optimizer.state_dict())
-    step_both(job, model, optimizer, 3)
-    for parameter, other in zip(model.parameters(), twin.parameters(), strict=True):
-        other.grad = parameter.grad
-    resumed.step()
-    tolerance: dict[str, float] = {"rtol": 1e-2, "atol": 1e-3} if name == "Muon" else {"rtol": 1e-4, "atol": 2e-5}
-    job.check(model, **tolerance)
-    job.check(twin, **tolerance)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
