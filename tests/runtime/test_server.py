@@ -35,14 +35,19 @@ class Coordinator:
         self.closed += 1
 
 
-def test_what_came_with_a_refused_message_is_not_heard() -> None:
-    """It was in the same batch. A hello would enter a process whose end nobody hears of, since this end has closed the connection."""
+def begun(job: Any, **more: Any) -> tuple[Server, MemoryHub, Address]:
+    """A server with this job, the hub of its peers, and its address."""
     network = MemoryNetwork()
     hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
     address = hub.listen()
-    server = Server(0, hub, peers.connect(address))
-    coordinator: Any = Coordinator()
-    server.service.state.job = coordinator
+    server = Server(0, hub, peers.connect(address), **more)
+    server.service.state.job = job
+    return server, peers, address
+
+
+def test_what_came_with_a_refused_message_is_not_heard() -> None:
+    """It was in the same batch. A hello would enter a process whose end nobody hears of, since this end has closed the connection."""
+    server, peers, address = begun(coordinator := Coordinator())
     line = peers.connect(address)
     line.send({"kind": "ready"})
     line.send({"kind": "hello"})
@@ -109,12 +114,7 @@ class Listening(Coordinator):
 @pytest.mark.parametrize(("killed", "heard"), [(True, ["hello"]), (False, ["hello", "heartbeat"])])
 def test_what_a_killed_process_has_sent_before_is_no_sign_of_life(killed: bool, heard: list[str]) -> None:
     """The supervisor's word may overtake it. A process whose machine was cut off lives, and is heard: it must join again."""
-    network = MemoryNetwork()
-    hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
-    address = hub.listen()
-    server = Server(0, hub, peers.connect(address))
-    coordinator: Any = Listening()
-    server.service.state.job = coordinator
+    server, peers, address = begun(coordinator := Listening())
     line = peers.connect(address)
     line.send({"kind": "hello"})
     server.hear(0.0)
@@ -130,10 +130,8 @@ def test_what_a_killed_process_has_sent_before_is_no_sign_of_life(killed: bool, 
 @pytest.mark.parametrize("kind", ["lost", "ended"])
 def test_the_end_of_a_process_that_comes_after_its_successors_hello_is_no_news(kind: str) -> None:
     """While a server stands still or is replaced, the supervisor's word and a worker's new process wait for it, in any order."""
-    network, host = MemoryNetwork(), coordinator(JobSettings(workers=1))
-    hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
-    service = Server(0, hub, peers.connect(hub.listen())).service
-    service.state.job = host
+    host = coordinator(JobSettings(workers=1))
+    service = begun(host)[0].service
     first, second = Worker(host, 0, pid=7), Worker(host, 0, pid=8)
     first.join(0.0)
     first.provide(0.0)
@@ -148,14 +146,13 @@ def test_the_end_of_a_process_that_comes_after_its_successors_hello_is_no_news(k
 
 
 def test_a_server_that_stood_still_says_so_and_one_that_waits_or_computes_does_not() -> None:
-    clock, network = [0.0], MemoryNetwork()
-    hub, peers = MemoryHub(network, "token"), MemoryHub(network, "token")
-    server, stood_still = Server(0, hub, peers.connect(hub.listen()), clock=lambda: clock[0], computed=lambda: 0.0), []
+    clock, computed, stood_still = [0.0], [0.0], []
     coordinator: Any = Coordinator()
     coordinator.stood_still = lambda seconds, now: stood_still.append((seconds, now))
-    server.service.state.job = coordinator
-    for passed_s, waits_s in ((5.0, 5.0), (0.5, 0.2), (8.0, 0.2), (0.2, 0.2)):
+    server, *_ = begun(coordinator, clock=lambda: clock[0], computed=lambda: computed[0])
+    for passed_s, waits_s, computed_s in ((5.0, 5.0, 0.0), (0.5, 0.2, 0.0), (8.0, 0.2, 0.0), (0.2, 0.2, 0.0), (8.0, 0.2, 7.0)):
         clock[0] += passed_s
+        computed[0] += computed_s
         server.hear(waits_s)
     ((seconds, now),) = stood_still
     assert 7.0 < seconds <= 7.8 and now == 13.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from torch import Tensor, nn
 
+from offbeat.tensors import buckets as buckets_module
 from offbeat.tensors.buckets import Fingerprint, buckets_of
 from offbeat.tensors.layout import ALIGNMENT, Layout, aligned
 
@@ -24,7 +26,8 @@ def test_buckets_cover_each_span_once_and_name_all_tensors_in_it(sizes: list[int
     model = nn.ParameterList([torch.zeros(size) for size in sizes])
     layout = Layout.of(model, torch.optim.SGD(model.parameters()))
     for span in layout.spans(servers, splittable):
-        buckets, at = buckets_of(layout, span, nbytes), span.start
+        with patch.object(buckets_module, "BUCKET_NBYTES", nbytes):
+            buckets, at = buckets_of(layout, span), span.start
         for bucket in buckets:
             assert bucket.span.start == at
             at = bucket.span.stop

@@ -1,21 +1,18 @@
-"""One factor of the natural gradient: against its definition, against Kaldi's form of it, and under hostile data."""
+"""One factor of the natural gradient: against its definition, and under hostile data."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.tensors.fisher import DELTA, EPSILON, FIRST_ITERATIONS, Fisher, first, gains, orthonormal, precondition, start, update
 
 pytestmark = pytest.mark.usefixtures("a_single_thread")
-Array = NDArray[np.float64]
 
 
 def normal(*shape: int, seed: int) -> Tensor:
@@ -95,45 +92,6 @@ def test_an_update_is_one_power_iteration_and_keeps_the_trace(size: tuple[int, i
     assert U.shape == (rank, rank)
 
 
-def kaldi_gains(rho: float, d: Array, columns: int, alpha: float) -> Array:
-    return np.asarray(1 / ((rho * (1 + alpha) + alpha * d.sum() / columns) / d + 1))
-
-
-def kaldi_step(X: Array, W: Array, rho: float, d: Array, eta: float, alpha: float) -> tuple[Array, Array, float, Array]:
-    """A step as Kaldi's source has it, which stores ``W = diag(sqrt e) R``: the preconditioned data and the next factor."""
-    rows, columns = X.shape
-    e = kaldi_gains(rho, d, columns, alpha)
-    H = X @ W.T
-    out, J = X - H @ W, H.T @ X
-    K, L = J @ J.T, H.T @ H
-    s, dr, a = e**-0.5, d + rho, eta / rows
-    M = s[:, None] * L * s
-    Z = a * a * (s[:, None] * K * s) + a * (1 - eta) * (M * dr + dr[:, None] * M) + (1 - eta) ** 2 * np.diag(dr**2)
-    c, U = np.linalg.eigh(Z)
-    root, U = np.sqrt(np.maximum(c[::-1], (rho * (1 - eta)) ** 2)), U[:, ::-1]
-    rho1 = (a * (X * X).sum() + (1 - eta) * (columns * rho + d.sum()) - root.sum()) / (columns - len(d))
-    lowest = max(EPSILON, DELTA * root.max())
-    d1, rho1 = np.maximum(root - rho1, lowest), max(rho1, lowest)
-    A = a * np.sqrt(kaldi_gains(rho1, d1, columns, alpha))[:, None] / root[:, None] * U.T * s
-    return out * np.sqrt((X * X).sum() / (out * out).sum()), A @ (J + (1 - eta) / a * dr[:, None] * W), rho1, d1
-
-
-@pytest.mark.parametrize(("rows", "columns", "rank"), [(40, 12, 5), (8, 30, 6)])
-def test_a_stream_gives_what_kaldis_form_gives(rows: int, columns: int, rank: int) -> None:
-    alpha, eta, spread = 4.0, 0.25, torch.logspace(0, -1, columns, dtype=torch.float64)
-    fisher = first(columns, rank, 0.1)
-    W, rho, d = (gains(fisher, alpha).sqrt()[:, None] * fisher.R).numpy(), float(fisher.rho), fisher.d.numpy()
-    for step in range(30):
-        X = normal(rows, columns, seed=step) * spread
-        out, W, rho, d = kaldi_step(X.numpy(), W, rho, d, eta, alpha)
-        np.testing.assert_allclose(precondition(X, fisher, alpha).numpy(), out, rtol=1e-6, atol=1e-8)
-        fisher = update(X, fisher, eta)
-        np.testing.assert_allclose(float(fisher.rho), rho, rtol=1e-7)
-        np.testing.assert_allclose(fisher.d.numpy(), d, rtol=1e-7)
-    ours = np.sqrt(gains(fisher, alpha).numpy()[:, None]) * fisher.R.numpy()
-    np.testing.assert_allclose(ours.T @ ours, W.T @ W, rtol=1e-5, atol=1e-7)  # rows may differ in sign
-
-
 def test_the_basis_stays_orthonormal_over_hundreds_of_hostile_updates() -> None:
     fisher = start(normal(3, 30, seed=0), 12, 0.25)
     for step in range(400):
@@ -147,40 +105,6 @@ def test_the_basis_stays_orthonormal_over_hundreds_of_hostile_updates() -> None:
         assert bool((fisher.d > 0).all()) and float(fisher.rho) > 0
         out = precondition(X, fisher, 4.0)
         assert math.isclose(float(out.norm()), float(X.norm()), rel_tol=1e-9)
-
-
-def test_scaled_data_give_equally_scaled_results_to_the_last_bit() -> None:
-    scale = 2.0**-40
-    one, two = start(normal(9, 8, seed=0), 4, 0.25), start(scale * normal(9, 8, seed=0), 4, 0.25)
-    for step in range(20):
-        X = normal(9, 8, seed=step)
-        assert torch.equal(scale * precondition(X, one, 4.0), precondition(scale * X, two, 4.0))
-        one, two = update(X, one, 0.25), update(scale * X, two, 0.25)
-        assert torch.equal(one.R, two.R) and torch.equal(one.d * scale**2, two.d)
-
-
-def test_with_a_long_memory_the_basis_spans_the_largest_eigenvectors() -> None:
-    columns, rank = 16, 4
-    Q = basis(columns, columns, seed=5)
-    C = Q.T @ torch.diag(torch.tensor([16.0, 12.0, 9.0, 7.0] + [1.0] * 12, dtype=torch.float64)) @ Q
-    half = torch.linalg.cholesky(C)
-    fisher = start(normal(64, columns, seed=0) @ half.T, rank, 0.02)
-    for step in range(400):
-        fisher = update(normal(64, columns, seed=step) @ half.T, fisher, 0.02)
-    cosines = torch.linalg.svdvals(fisher.R @ Q[:rank].T)
-    assert float(cosines.min()) > 0.995
-    torch.testing.assert_close(fisher.d + fisher.rho, torch.tensor([16.0, 12.0, 9.0, 7.0], dtype=torch.float64), rtol=0.1, atol=0)
-    assert float(fisher.rho) == pytest.approx(1.0, rel=0.1)
-
-
-def test_at_full_rank_rotated_data_give_rotated_results_once_the_first_basis_is_forgotten() -> None:
-    columns = 6
-    Q, spread = basis(columns, columns, seed=9), torch.tensor([32.0, 16.0, 8.0, 4.0, 2.0, 0.5], dtype=torch.float64)
-    one, two = (start(X, columns - 1, 0.1) for X in (normal(50, columns, seed=0) * spread, (normal(50, columns, seed=0) * spread) @ Q))
-    for step in range(150):
-        X = normal(50, columns, seed=step) * spread
-        one, two = update(X, one, 0.1), update(X @ Q, two, 0.1)
-    torch.testing.assert_close(precondition(X, one, 4.0) @ Q, precondition(X @ Q, two, 4.0), rtol=1e-6, atol=1e-6)
 
 
 def test_a_start_from_few_rows_spans_them_after_one_iteration() -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import io
 import warnings
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from offbeat.errors import ConfigurationError
 from offbeat.tensors.flat import GATHERED_NBYTES, SAMPLE, FlatModel
@@ -88,17 +85,6 @@ def test_gradients_are_pushed_and_accumulate(passes: int, set_to_none: bool) -> 
         assert fixture.flat.accumulating
         same(fixture.pushed(), plain_gradients(passes))
     assert fixture.in_place()
-
-
-def test_collected_gradients_are_views() -> None:
-    fixture = tied()
-    fixture.model(batch()).backward()
-    fixture.flat.collect()
-    before = fixture.pushed()
-    torch.nn.utils.clip_grad_norm_(fixture.model.parameters(), 1e-3)
-    fixture.flat.collect()
-    after = fixture.pushed()
-    assert all(after[name].abs().max() < before[name].abs().max() for name in before if before[name].abs().max() > 0)
 
 
 def test_replaced_and_deleted_gradients() -> None:
@@ -250,52 +236,6 @@ def test_detach_gives_everything_back() -> None:
     fixture.model.zero_grad()
     fixture.model(batch()).backward()
     same({n: p.grad for n, p in fixture.model.named_parameters() if p.grad is not None}, plain_gradients())
-
-
-class TestUsualThings:
-    def test_deepcopy_is_private(self) -> None:
-        fixture = tied()
-        twin = copy.deepcopy(fixture.model)
-        same(dict(twin.state_dict()), dict(fixture.model.state_dict()))
-        twin(batch()).backward()
-        fixture.pull[:] = bytes(len(fixture.pull))
-        assert any(p.any() for p in twin.parameters()) and not any(g.any() for g in fixture.pushed().values())
-
-    def test_saving_takes_only_what_is_saved(self) -> None:
-        fixture = Fixture(nn.Sequential(nn.Linear(300, 300), nn.Linear(4, 4)))
-        file = io.BytesIO()
-        torch.save(fixture.model[1].state_dict(), file)  # type: ignore[index]
-        assert len(file.getvalue()) < 10_000
-        file.seek(0)
-        loaded: dict[str, Any] = torch.load(file, weights_only=True)
-        same(loaded, dict(fixture.model[1].state_dict()))  # type: ignore[index]
-
-    def test_a_whole_model_can_be_pickled(self) -> None:
-        fixture = tied()
-        file = io.BytesIO()
-        torch.save(fixture.model, file)
-        file.seek(0)
-        same(dict(torch.load(file, weights_only=False).state_dict()), dict(fixture.model.state_dict()))
-
-    def test_load_state_dict_and_a_local_step_work_in_place(self) -> None:
-        fixture = tied()
-        fixture.model.load_state_dict({k: torch.ones_like(v) for k, v in fixture.model.state_dict().items()})
-        fixture.model(batch()).backward()
-        fixture.optimizer.step()
-        assert fixture.in_place()
-        reference = Tied()
-        reference.load_state_dict({k: torch.ones_like(v) for k, v in reference.state_dict().items()})
-        reference(batch()).backward()
-        torch.optim.SGD([p for p in reference.parameters() if p.requires_grad], lr=0.1).step()
-        same(dict(reference.state_dict()), dict(fixture.model.state_dict()))
-
-    def test_only_a_part_of_the_model_takes_part(self) -> None:
-        model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-        fixture = Fixture(model)
-        for _ in range(3):
-            F.mse_loss(model[0](torch.ones(1, 2)), torch.zeros(1, 2)).backward()
-        with pytest.warns(UserWarning, match=r"1\.weight, 1\.bias"):
-            fixture.flat.collect()
 
 
 def test_wrong_sizes_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import math
 from typing import Any
@@ -44,30 +43,6 @@ def copies(model: nn.Module) -> list[Tensor]:
 
 def bits_differ(one: nn.Module, other: nn.Module) -> list[str]:
     return [name for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True) if not torch.equal(a, b)]
-
-
-def regression(made: type[torch.optim.Optimizer], lr: float, seed: int) -> float:
-    """The excess loss after 150 steps of a linear regression whose inputs' variances range over a factor of a thousand."""
-    torch.manual_seed(seed)
-    spread = torch.linalg.qr(torch.randn(20, 20))[0] * torch.logspace(0, -1.5, 20)
-    truth, model = torch.randn(10, 20), nn.Linear(20, 10, bias=False)
-    optimizer = made(model.parameters(), lr=lr)  # type: ignore[call-arg]
-    for _ in range(150):
-        x = torch.randn(32, 20) @ spread.T
-        optimizer.zero_grad()
-        (model(x) - x @ truth.T).square().sum(dim=1).mean().backward()
-        optimizer.step()
-    loss = float(((model.weight.detach() - truth) @ spread).square().sum())
-    return loss if math.isfinite(loss) else math.inf
-
-
-@pytest.mark.slow
-def test_it_beats_sgd_at_its_best_learning_rate_on_a_badly_conditioned_regression() -> None:
-    grid = [0.4 * 2 ** (i / 2) for i in range(5)]
-    for seed in (0, 1):
-        sgd, natural = ([regression(made, lr, seed) for lr in grid] for made in (torch.optim.SGD, NaturalGradient))
-        assert 0 < sgd.index(min(sgd)) < len(grid) - 1  # the grid brackets what is best for SGD
-        assert min(natural) < min(sgd) / 1.4, (natural, sgd)
 
 
 def test_with_much_smoothing_it_is_sgd() -> None:
@@ -133,27 +108,18 @@ def test_no_tensor_and_no_step_is_longer_than_its_bound(change: float, total: fl
             assert math.hypot(*lengths) == pytest.approx(min(total, change * 2.0))  # four tensors
 
 
-def test_factors_change_in_the_first_ten_steps_and_then_every_period() -> None:
+def test_factors_change_in_the_first_ten_steps_and_then_every_period_unless_they_are_frozen() -> None:
     model = nn.Linear(6, 4, bias=False)
     optimizer = NaturalGradient(model.parameters(), lr=0.1, update_period=3)
     changed, last = [], None
-    for step in range(20):
+    for step in range(26):
+        optimizer.param_groups[0]["freeze"] = step >= 20
         train(model, optimizer, range(step, step + 1))
         now = optimizer.state[model.weight]["R1"]
         if now is not last:
             changed.append(step)
         last = now
     assert changed == [*range(10), 12, 15, 18]
-
-
-def test_frozen_factors_are_applied_and_not_updated() -> None:
-    model = nn.Linear(6, 4, bias=False)
-    optimizer = NaturalGradient(model.parameters(), lr=0.1)
-    train(model, optimizer, range(5))
-    optimizer.param_groups[0]["freeze"] = True
-    before = optimizer.state[model.weight]["R1"].clone()
-    train(model, optimizer, range(5, 9))
-    assert torch.equal(optimizer.state[model.weight]["R1"], before)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -280,17 +246,6 @@ def test_the_state_of_another_model_is_refused() -> None:
     train(model, optimizer, range(1))
     with pytest.raises(ConfigurationError, match=r"axis 1 is for size 6, and the parameter has shape \(4, 5\)"):
         NaturalGradient(other.parameters(), lr=0.1).load_state_dict(optimizer.state_dict())
-
-
-def test_a_copy_trains_like_its_original() -> None:
-    model = network()
-    optimizer = NaturalGradient(model.parameters(), lr=0.1, momentum=0.5)
-    train(model, optimizer, range(3))
-    other, twin = copy.deepcopy((model, optimizer))
-    assert twin.skipped == 0
-    train(model, optimizer, range(3, 6))
-    train(other, twin, range(3, 6))
-    assert not bits_differ(model, other)
 
 
 def test_groups_schedulers_closures_and_missing_gradients() -> None:

@@ -20,7 +20,7 @@ PAGES = 20
 def made(pages: int = PAGES) -> tuple[MemoryBlock, OwnView]:
     block = MemoryBlock.allocate(pages * mmap.PAGESIZE - 100, "a test")
     block.view[:] = bytes(range(256)) * (block.nbytes // 256) + bytes(block.nbytes % 256)
-    return block, OwnView(block)
+    return block, OwnView(block, block.nbytes)
 
 
 @pytest.mark.parametrize("at", [0, mmap.PAGESIZE, PAGES * mmap.PAGESIZE - 101])
@@ -29,6 +29,7 @@ def test_what_is_written_is_seen_here_only_and_taken_away(at: int) -> None:
     before = bytes(block.view)
     own.view[at] = 255 - before[at]
     assert bytes(block.view) == before != bytes(own.view)
+    block.close()
     assert own.renew() and bytes(own.view) == before
     assert not own.renew()
 
@@ -74,39 +75,26 @@ def test_a_small_part_is_copied() -> None:
     assert own.renew(mmap.PAGESIZE) and own.view[7] == 2 and len(own.view) == 100
 
 
-def test_the_view_outlives_the_block() -> None:
-    block, own = made()
-    block.close()
-    own.view[5] = 99
-    assert own.renew() and own.view[5] == 5
-
-
 def test_there_is_none_without_shared_memory() -> None:
-    assert own_view(PrivateBlock.allocate(100, "a test")) is None
-    assert own_view(MemoryBlock.allocate(0, "a test")) is None
+    assert own_view(PrivateBlock.allocate(100, "a test"), 100) is None
+    assert own_view(MemoryBlock.allocate(0, "a test"), 0) is None
 
 
-@pytest.mark.parametrize(
-    "entry",
-    [
-        pytest.param(None, id="nothing"),
-        pytest.param(0, id="no page is there"),
-        pytest.param(5 << 61, id="all pages are files'"),
-        pytest.param(4 << 61, id="all pages are copies"),
-    ],
-)
-def test_there_is_none_where_the_system_does_not_tell_what_was_copied(entry: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("entry", ["no pagemap", None, 0, 5 << 61, 4 << 61])
+def test_there_is_none_where_the_system_does_not_tell_what_was_copied(
+    entry: int | str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no page map, or one that says nothing, or that no page is there, or that all pages are files', or that all are copies."""
+
     def read(descriptor: int, buffers: list[memoryview], at: int) -> int:
-        if entry is None:
+        if not isinstance(entry, int):
             return 0
         buffers[0][:] = entry.to_bytes(8, sys.byteorder) * (len(buffers[0]) // 8)
         return len(buffers[0])
 
     block = MemoryBlock.allocate(COPIED_NBYTES + 1, "a test")
-    monkeypatch.setattr(os, "preadv", read)
-    assert own_view(block) is None
-
-
-def test_there_is_none_without_a_pagemap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_on_write, "PAGEMAP", str(tmp_path / "missing"))
-    assert own_view(MemoryBlock.allocate(COPIED_NBYTES + 1, "a test")) is None
+    if entry == "no pagemap":
+        monkeypatch.setattr(copy_on_write, "PAGEMAP", str(tmp_path / "missing"))
+    else:
+        monkeypatch.setattr(os, "preadv", read)
+    assert own_view(block, block.nbytes) is None

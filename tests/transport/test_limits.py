@@ -206,6 +206,10 @@ def test_memory_that_is_refused_is_closed() -> None:
     with pytest.raises(ProtocolError, match="cannot be mapped"):
         MemoryBlock.receive(os.open(f"/proc/self/fd/{sealed.descriptor}", os.O_RDONLY))
     sealed.close()
+    reading, writing = os.pipe()
+    os.close(writing)
+    with pytest.raises(ProtocolError, match="cannot be mapped"):
+        MemoryBlock.receive(reading)
     assert open_files() == before
 
 
@@ -245,11 +249,3 @@ def test_connections_leave_descriptors_to_the_process() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert tcp.connections_max() <= tcp.CONNECTIONS_MAX
-
-
-def test_no_limit_costs_a_message_more_than_microseconds() -> None:
-    push = msgpack.packb({"kind": "push", "push": {"samples": 3, "leases": [1, 2]}, "hyper": [{"lr": 0.1, "betas": [0.9, 0.99]}]})
-    began = time.perf_counter()
-    for _ in range(2000):
-        wire.decode_header(push)
-    assert time.perf_counter() - began < DEADLINE_S / 30

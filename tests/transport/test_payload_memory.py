@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from tests.contract.test_transport import MB, Pair, World
 
-from offbeat.transport.base import Arrivals, Connection, Message
+from offbeat.transport.base import Connection, Message
 from offbeat.transport.buffers import KEPT_FROM_NBYTES, KEPT_NBYTES, Buffers
-from offbeat.transport.hub import SocketHub
 
-DEADLINE_S = 30.0
-MB = 1 << 20
 MANY = 32 * MB
 """More than the kernel takes at once."""
 
 
-class Pair:
-    """Two ends of a TCP connection."""
-
-    def __init__(self) -> None:
-        self.receiver, self.sender = SocketHub("secret", local=False), SocketHub("secret", local=False)
-        self.up = self.sender.connect(self.receiver.listen())
-        self.up.send({"kind": "hello"})
-        [(self.down, _)] = self.until(bool)
-
-    def until(self, over: Callable[[Arrivals], bool]) -> Arrivals:
-        deadline = time.monotonic() + DEADLINE_S
-        arrived: Arrivals = []
-        while not over(arrived):
-            assert time.monotonic() < deadline
-            self.sender.poll(0.0)
-            arrived += self.receiver.poll(0.002)
-        return arrived
-
-    def next(self) -> Message:
-        [(_, message)] = self.until(bool)
-        assert isinstance(message, Message)
-        return message
-
-
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    pair = Pair()
-    yield pair
-    pair.sender.close()
-    pair.receiver.close()
+    world = World("tcp")
+    yield Pair(world)
+    for hub in world.hubs:
+        hub.close()
+
+
+def next_of(pair: Pair) -> Message:
+    [(_, message)] = pair.world.pump_one(pair.server)
+    assert isinstance(message, Message)
+    return message
 
 
 def place_at(connection: Connection, memory: memoryview | None) -> list[tuple[Mapping[str, Any], int]]:
@@ -65,18 +44,18 @@ def test_what_is_lent_is_not_copied_before_its_owner_asks(pair: Pair) -> None:
     buffer = bytearray(b"a" * MANY)
     pair.up.send({"n": 1}, payload=[buffer], lent=True)
     buffer[-1:] = b"b"  # not yet with the kernel: the peer sees the change
-    assert bytes(pair.next().payload[-2:]) == b"ab"
+    assert bytes(next_of(pair).payload[-2:]) == b"ab"
     pair.up.send({"n": 2}, payload=[buffer], lent=True)
     pair.up.copy_unsent()
     buffer[:] = b"c" * MANY
-    assert bytes(pair.next().payload[-2:]) == b"ab"
+    assert bytes(next_of(pair).payload[-2:]) == b"ab"
 
 
 def test_a_payload_is_received_at_its_place(pair: Pair) -> None:
     memory = bytearray(MB)
     asked = place_at(pair.down, memoryview(memory))
     pair.up.send({"n": 1}, payload=[b"a" * MB])
-    message = pair.next()
+    message = next_of(pair)
     assert asked == [({"n": 1}, MB)]
     assert message.payload.obj is memory and memory == b"a" * MB
 
@@ -84,17 +63,17 @@ def test_a_payload_is_received_at_its_place(pair: Pair) -> None:
 def test_a_payload_without_a_place_has_other_memory(pair: Pair) -> None:
     place_at(pair.down, None)
     pair.up.send({"n": 1}, payload=[b"a" * MB])
-    assert pair.next().payload == b"a" * MB
+    assert next_of(pair).payload == b"a" * MB
 
 
 def test_a_payload_under_way_leaves_its_place_at_once(pair: Pair) -> None:
     memory = bytearray(MANY)
     place_at(pair.down, memoryview(memory))
     pair.up.send({"n": 1}, payload=[b"a" * MANY])
-    assert pair.until(lambda arrived: memory[0] != 0) == [], "all of it came at once"
+    assert not pair.world.pump(lambda arrived: memory[0] != 0)[pair.server], "all of it came at once"
     pair.down.divert()
     memory[:] = bytes(MANY)
-    message = pair.next()
+    message = next_of(pair)
     assert len(message.payload) == MANY and message.payload[-1] == ord("a")
     assert not any(memory)
 
@@ -105,17 +84,17 @@ def test_to_divert_does_nothing_where_nothing_is_under_way(pair: Pair) -> None:
     place_at(pair.down, memoryview(memory))
     for number in range(2):
         pair.up.send({"n": number}, payload=[b"a" * MB])
-        assert pair.next().payload.obj is memory
+        assert next_of(pair).payload.obj is memory
         pair.down.divert()
 
 
 def test_memory_of_a_payload_is_used_again(pair: Pair) -> None:
     pair.up.send({"n": 1}, payload=[b"a" * MB])
-    first = pair.next().payload
+    first = next_of(pair).payload
     where = first.obj
     pair.down.recycle(first)
     pair.up.send({"n": 2}, payload=[b"b" * MB])
-    second = pair.next().payload
+    second = next_of(pair).payload
     assert second.obj is where and second == b"b" * MB
 
 

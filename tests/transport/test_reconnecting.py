@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.contract.test_transport import Pair as Ends
 from tests.contract.test_transport import World, headers
 from tests.transport.test_sockets import DEADLINE_S, MB, pump
 
@@ -30,19 +31,13 @@ CUTS: dict[str, Callable[[socket.socket], None]] = {
 }
 
 
-class Pair:
+class Pair(Ends):
     """A server and a worker that have met; `cut` ends the socket of one of them as something on the way would."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
-        server, worker = world.hub(), world.hub()
-        assert isinstance(server, SocketHub) and isinstance(worker, SocketHub)
-        self.server, self.worker = server, worker
-        up = self.worker.connect(self.server.listen())
-        up.send({"n": "hello"})
-        [(down, _)] = world.pump_one(self.server)
-        assert isinstance(up, StreamConnection) and isinstance(down, StreamConnection)
-        self.up, self.down = up, down
+    server: SocketHub
+    worker: SocketHub
+    up: StreamConnection
+    down: StreamConnection
 
     def cut(self, end: Connection, how: str = "both ways") -> None:
         assert isinstance(end, StreamConnection)
@@ -215,14 +210,6 @@ def test_an_end_that_does_not_come_back_is_given_up_in_time(known: bool, monkeyp
     assert not pair.server._streams and not pair.server._pending
     for each in world.hubs:
         each.close()
-
-
-def test_only_a_process_of_this_user_is_answered_by_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = SocketHub("secret")
-    address = server.listen()
-    monkeypatch.setattr(tcp, "same_user", lambda sock: False)
-    assert tcp.connect_local(address.local) is None
-    server.close()
 
 
 def test_a_connection_that_is_closed_while_it_has_no_socket_is_not_heard_of_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import selectors
 import socket
@@ -15,10 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from tests.launch.waiting import until
+from tests.transport.test_sockets import pump
 
 from offbeat.errors import ConfigurationError, RefusedError
-from offbeat.transport.base import Address, Closed, Message
+from offbeat.transport.base import Arrivals, Closed, Message
 from offbeat.transport.handshake import WRONG_TOKEN, ClientHandshake, ServerHandshake
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.tls import Identity, Tls
@@ -54,35 +55,13 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
 
-class Server:
-    """A hub that answers each message with its header, in a thread of its own."""
-
-    def __init__(self, tls: Tls | None) -> None:
-        self.hub = SocketHub(SECRET, local=False, tls=tls)
-        self.address = self.hub.listen()
-        self._over = False
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while not self._over:
-            for connection, item in self.hub.poll(None):
-                if isinstance(item, Message):
-                    connection.send(item.header)
-
-    def close(self) -> None:
-        self._over = True
-        self.hub.wake()
-        self._thread.join()
-        self.hub.close()
-
-
 @pytest.fixture
-def serve() -> Iterator[Callable[[Tls | None], Server]]:
-    servers: list[Server] = []
+def serve() -> Iterator[Callable[[Tls | None], SocketHub]]:
+    servers: list[SocketHub] = []
 
-    def begin(tls: Tls | None) -> Server:
-        servers.append(Server(tls))
+    def begin(tls: Tls | None) -> SocketHub:
+        servers.append(SocketHub(SECRET, local=False, tls=tls))
+        servers[-1].listen()
         return servers[-1]
 
     yield begin
@@ -90,62 +69,53 @@ def serve() -> Iterator[Callable[[Tls | None], Server]]:
         server.close()
 
 
-def first_item(hub: SocketHub) -> Message | Closed:
-    """Wait for a message or an end, and return it."""
-    found: list[Message | Closed] = []
-
-    def come() -> bool:
-        found.extend(item for _, item in hub.poll(0.1))
-        return bool(found)
-
-    until("an answer", come)
-    return found[0]
+def messages(arrived: Arrivals) -> list[Message]:
+    return [item for _, item in arrived if isinstance(item, Message)]
 
 
-def ask(address: Address, tls: Tls | None, token: str = SECRET) -> Message | Closed:
-    """Return what comes back for a message."""
+def ask(server: SocketHub, tls: Tls | None, token: str = SECRET, port: int | None = None) -> Message | Closed:
+    """Return the message of a hub as it has come to the server, or the end of the connection as that hub sees it."""
     hub = SocketHub(token, local=False, tls=tls)
-    try:
+    assert server.address is not None
+    address = server.address if port is None else server.address._replace(tcp=("127.0.0.1", port))
+    with contextlib.closing(hub):
         hub.connect(address).send({"kind": "hello"})
-        return first_item(hub)
-    finally:
-        hub.close()
+        came, answers = pump([server, hub], lambda arrived: bool(arrived[1] or messages(arrived[0])))
+        [item] = [item for _, item in answers] or [*messages(came)]
+        return item
 
 
-def refusal(address: Address, tls: Tls | None, token: str = SECRET) -> str:
-    answer = ask(address, tls, token)
+def refusal(server: SocketHub, tls: Tls | None, token: str = SECRET, port: int | None = None) -> str:
+    answer = ask(server, tls, token, port)
     assert isinstance(answer, Closed), answer
     return answer.reason
 
 
-def test_an_answer_comes_through(serve: Callable[[Tls | None], Server]) -> None:
-    answer = ask(serve(EVERYWHERE).address, EVERYWHERE)
-    assert isinstance(answer, Message) and answer.header == {"kind": "hello"}
-
-
-def test_strangers_are_refused_and_the_others_go_on(serve: Callable[[Tls | None], Server]) -> None:
+def test_strangers_are_refused_and_the_others_go_on(serve: Callable[[Tls | None], SocketHub]) -> None:
     server = serve(EVERYWHERE)
     member = SocketHub(SECRET, local=False, tls=EVERYWHERE)
+    assert server.address is not None
     connection = member.connect(server.address)
-    assert "the peer speaks clear text, and this job requires TLS" in refusal(server.address, None)
-    assert "the token shown is not this job's" in refusal(server.address, EVERYWHERE, "another job's token")
+    assert "the peer speaks clear text, and this job requires TLS" in refusal(server, None)
+    assert "the token shown is not this job's" in refusal(server, EVERYWHERE, "another job's token")
     connection.send({"kind": "still here"})
-    assert isinstance(first_item(member), Message)
+    [came, _] = pump([server, member], lambda arrived: bool(messages(arrived[0])))
+    assert [message.header for message in messages(came)] == [{"kind": "still here"}]
     member.close()
 
 
-def test_tls_against_a_clear_server(serve: Callable[[Tls | None], Server]) -> None:
-    reason = refusal(serve(None).address, EVERYWHERE)
+def test_tls_against_a_clear_server(serve: Callable[[Tls | None], SocketHub]) -> None:
+    reason = refusal(serve(None), EVERYWHERE)
     assert "the peer speaks clear text" in reason or "in place of answering in TLS: give every machine the same --tls options" in reason
 
 
-def test_certificates_of_the_users_own(serve: Callable[[Tls | None], Server], tmp_path: Path) -> None:
+def test_certificates_of_the_users_own(serve: Callable[[Tls | None], SocketHub], tmp_path: Path) -> None:
     ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
     server = serve(ours.tls("server"))
-    assert isinstance(ask(server.address, ours.tls("worker")), Message)
-    assert "is not one that --tls-ca" in refusal(server.address, theirs.tls("stranger"))
-    assert "the peer does not take --tls-cert" in refusal(server.address, theirs.tls("guest", trusted=ours))
-    assert "the peer does not take the certificate that this process made" in refusal(server.address, EVERYWHERE)
+    assert isinstance(ask(server, ours.tls("worker")), Message)
+    assert "is not one that --tls-ca" in refusal(server, theirs.tls("stranger"))
+    assert "the peer does not take --tls-cert" in refusal(server, theirs.tls("guest", trusted=ours))
+    assert "the peer does not take the certificate that this process made" in refusal(server, EVERYWHERE)
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
@@ -153,10 +123,11 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         Identity(Tls(certificate=str(tmp_path / "nowhere"), key="", authority=str(tmp_path / "nothing")))
 
 
-def test_somebody_in_between_with_a_certificate_of_their_own(serve: Callable[[Tls | None], Server]) -> None:
+def test_somebody_in_between_with_a_certificate_of_their_own(serve: Callable[[Tls | None], SocketHub]) -> None:
     """The proxy decrypts and encrypts again, and passes on what it reads: a client of the job notices nothing but the binding."""
     server = serve(EVERYWHERE)
-    listener = socket.create_server(("127.0.0.1", 0))
+    assert server.address is not None
+    tcp, listener = server.address.tcp, socket.create_server(("127.0.0.1", 0))
     between = Identity(EVERYWHERE)
 
     def pass_on() -> None:
@@ -164,7 +135,7 @@ def test_somebody_in_between_with_a_certificate_of_their_own(serve: Callable[[Tl
         outer = between._server.wrap_socket(client, server_side=True)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        inner = context.wrap_socket(socket.create_connection(server.address.tcp))
+        inner = context.wrap_socket(socket.create_connection(tcp))
         other = {outer: inner, inner: outer}
         with selectors.DefaultSelector() as selector:
             for one in other:
@@ -181,8 +152,8 @@ def test_somebody_in_between_with_a_certificate_of_their_own(serve: Callable[[Tl
 
     proxy = threading.Thread(target=pass_on)
     proxy.start()
-    address = server.address._replace(tcp=("127.0.0.1", listener.getsockname()[1]))
-    assert "omebody in between has answered this connection and passed the handshake on" in refusal(address, EVERYWHERE)
+    reason = refusal(server, EVERYWHERE, port=listener.getsockname()[1])
+    assert "omebody in between has answered this connection and passed the handshake on" in reason
     proxy.join()
     listener.close()
 
@@ -198,5 +169,5 @@ def test_a_recorded_proof_is_worthless_on_another_connection() -> None:
     assert not second.open
 
 
-def test_loopback_is_exempt(serve: Callable[[Tls | None], Server]) -> None:
-    assert isinstance(ask(serve(Tls()).address, None), Message)
+def test_loopback_is_exempt(serve: Callable[[Tls | None], SocketHub]) -> None:
+    assert isinstance(ask(serve(Tls()), None), Message)

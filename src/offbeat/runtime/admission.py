@@ -17,7 +17,7 @@ from offbeat.runtime.driver import Driver
 from offbeat.runtime.job.job_spec import JobSpec
 from offbeat.runtime.job.wire_choice import check_replicas
 from offbeat.runtime.parameter_server.plane import ServerPlane
-from offbeat.runtime.planes import checked_vector, plane_of, ranks_of
+from offbeat.runtime.planes import checked_vector, plane_of
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.transport.base import Connection, Hub, Message
@@ -175,9 +175,8 @@ class Admission:
                 return
             together = all(peers[worker].connection.shares_memory for worker in self._awaiting_welcome)
             parts = (driver.core, peers, driver.notifier, driver.feed, driver.perform, self._now)
-            ranks = ranks_of(self._vector, driver.settings.workers, driver.settings.seed, together=together)
             try:
-                driver.plane = plane_of(policy, ranks, self._hub, parts, self._survival)
+                driver.plane = plane_of(policy, self._vector, driver.settings, self._hub, parts, self._survival, together=together)
                 driver.ranks.joiners.saves = driver.settings.checkpoint is not None
                 if driver.resumed is not None:
                     driver.ranks.joiners.set_initial(NO_WORKER, driver.resumed.replica(driver.number, driver.spec.layout))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,12 +16,8 @@ from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup, MultiHostPlane
 from offbeat.runtime.allreduce.one_host.layout import slots_of
 from offbeat.runtime.allreduce.one_host_plane import OneHostGroup, OneHostPlane
-from offbeat.runtime.gossip.plane import (
-    GossipGroup,
-    GossipPlane,
-    MultiHostGossipGroup,
-    MultiHostGossipPlane,
-)
+from offbeat.runtime.gossip.plane import GossipGroup, GossipPlane, MultiHostGossipGroup, MultiHostGossipPlane
+from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.ranks.plane import RankPlane
 from offbeat.runtime.ranks.recorded_group import RecordedGroup
 from offbeat.runtime.recovery.survival import Survival
@@ -31,72 +26,58 @@ from offbeat.tensors.layout import DTYPES
 from offbeat.transport.base import Hub
 
 
-class Ranks(NamedTuple):
-    """What the choice needs to know of a job's ranks."""
-
-    workers: int
-    """The greatest number of ranks."""
-    numel: int
-    """Elements of a gradient, its hyperparameters included."""
-    size: int
-    """The number of parameters."""
-    dtype: torch.dtype
-    """dtype in which gradients are summed and parameters mixed."""
-    seed: int
-    """Seed of the rule's draws."""
-    together: bool
-    """True if all ranks are on the host of server 0."""
-
-
-@singledispatch
-def plane_of(policy: Policy, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankPlane:
+def plane_of(
+    policy: Policy,
+    vector: Mapping[str, Any],
+    settings: JobSettings,
+    hub: Hub,
+    parts: tuple[Any, ...],
+    survival: Survival,
+    *,
+    together: bool,
+) -> RankPlane:
     """Return the plane of a job under this rule.
 
     Args:
         policy: the rule.
-        ranks: of the job.
+        vector: how the first rank describes its gradients, see `checked_vector`.
+        settings: of the job.
         hub: the listening hub of this process.
         parts: the arguments of `RankPlane` after the first.
         survival: of server 0.
+        together: True if all ranks are on the host of server 0.
 
     Raises:
         ConfigurationError: there is not enough memory.
         TypeError: the rule is not one without servers.
     """
+    ranks, seed = settings.workers, settings.seed
+    numel, size, dtype = vector["numel"], vector["size"], DTYPES[vector["dtype"]]
+    *_, now = parts
+    if together:
+        assert not survival.follows, "the links of a server with a standby share no memory"
+    if isinstance(policy, RoundRule):
+        if together:
+            rounds = OneHostGroup.create(policy, ranks, numel, size, dtype, seed, survival)
+            return OneHostPlane(RecordedGroup(rounds, survival), *parts)
+        return MultiHostPlane(MultiHostGroup(policy, ranks, _slots(policy, numel, size, dtype, survival), seed, now), *parts)
+    if isinstance(policy, GossipRule):
+        if together:
+            return GossipPlane(RecordedGroup(GossipGroup.create(policy, ranks, size, dtype, seed, survival), survival), *parts)
+        return MultiHostGossipPlane(MultiHostGossipGroup(policy, ranks, seed, now), *parts)
     raise TypeError(f"{type(policy).__name__} must extend RoundRule or GossipRule")
 
 
-@plane_of.register
-def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankPlane:
-    sizes = ranks.workers, ranks.numel, ranks.size, ranks.dtype, ranks.seed
-    if ranks.together:
-        assert not survival.follows, "the links of a server with a standby share no memory"
-        return OneHostPlane(RecordedGroup(OneHostGroup.create(policy, *sizes, survival), survival), *parts)
-    *_, now = parts
-    return MultiHostPlane(MultiHostGroup(policy, ranks.workers, _slots(policy, ranks, survival), ranks.seed, now), *parts)
-
-
-def _slots(policy: RoundRule, ranks: Ranks, survival: Survival) -> Sequence[int]:
+def _slots(policy: RoundRule, numel: int, size: int, dtype: torch.dtype, survival: Survival) -> Sequence[int]:
     """Return how many results each host keeps, for rounds of gradients and of parameters: as this process finds, or an earlier one did.
 
     It depends on the memory of the machine.
     """
 
     def found() -> list[int]:
-        nbytes = ranks.dtype.itemsize
-        return [slots_of(policy, ranks.numel * nbytes), slots_of(Full(), means_numel(ranks.size) * nbytes)]
+        return [slots_of(policy, numel * dtype.itemsize), slots_of(Full(), means_numel(size) * dtype.itemsize)]
 
     return list(survival.ask(found))
-
-
-@plane_of.register
-def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any, ...], survival: Survival) -> RankPlane:
-    if not ranks.together:
-        *_, now = parts
-        return MultiHostGossipPlane(MultiHostGossipGroup(policy, ranks.workers, ranks.seed, now), *parts)
-    assert not survival.follows, "check_replicas refuses the rules of this family"
-    group = GossipGroup.create(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed, survival)
-    return GossipPlane(RecordedGroup(group, survival), *parts)
 
 
 def checked_vector(header: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -112,8 +93,3 @@ def checked_vector(header: Mapping[str, Any]) -> Mapping[str, Any]:
             "or choose with --sync"
         )
     return vector
-
-
-def ranks_of(vector: Mapping[str, Any], workers: int, seed: int, *, together: bool) -> Ranks:
-    """Return the ranks of a job whose first rank has sent this description of its gradients (`checked_vector`)."""
-    return Ranks(workers, vector["numel"], vector["size"], DTYPES[vector["dtype"]], seed, together)

@@ -20,28 +20,6 @@ STOOD_STILL_S: Seconds = 3.0
 A server that waits for a processor of a busy machine does so for 1.5 s at times: that is no stop."""
 
 
-class Stillness:
-    """Measure for how long this process neither waits nor computes, so that a stop is known.
-
-    Args:
-        clock: seconds, monotonic.
-        computed: the processor seconds of this process so far.
-
-    >>> times = iter([0.0, 9.0])
-    >>> Stillness(lambda: next(times), lambda: 0.0).since(waited_s=1.0)
-    8.0
-    """
-
-    def __init__(self, clock: Callable[[], Seconds], computed: Callable[[], Seconds]) -> None:
-        self._clock, self._computed = clock, computed
-        self._looked = clock(), computed()
-
-    def since(self, waited_s: Seconds) -> Seconds:
-        """Return the seconds since the last call in which this process neither waited, for at most ``waited_s``, nor computed."""
-        (then, computed), self._looked = self._looked, (self._clock(), self._computed())
-        return self._looked[0] - then - waited_s - (self._looked[1] - computed)
-
-
 class ServerProcess(ABC):
     """The loop of one process.
 
@@ -71,7 +49,8 @@ class ServerProcess(ABC):
         """The signal by which this process was told to leave, until the supervisor has been told."""
         self._status_at: Seconds = 0.0
         """When the last status, or sign of life, was sent to the supervisor."""
-        self._stillness = Stillness(clock, computed)
+        self._looked = clock(), computed()
+        """When `hear` had last been called, and what this process had computed by then: the rest of the time it stood still."""
 
     def turn(self, timeout_s: Seconds) -> None:
         """Handle what comes within ``timeout_s``, and do what is due. Raises what `Service.handle` raises."""
@@ -82,7 +61,8 @@ class ServerProcess(ABC):
     def hear(self, timeout_s: Seconds) -> None:
         """Handle what comes within ``timeout_s``. Raises what `Service.handle` raises."""
         arrived = self._hub.poll(timeout_s)
-        if (seconds := self._stillness.since(timeout_s)) > STOOD_STILL_S:
+        (then, computed), self._looked = self._looked, (self._clock(), self._computed())
+        if (seconds := self._looked[0] - then - timeout_s - (self._looked[1] - computed)) > STOOD_STILL_S:
             self._stood_still(seconds)
         for connection, item in arrived:
             self._arrived(connection, item)

@@ -155,7 +155,9 @@ def owned_state(parts: list[Owned], pieces: Iterable[StatePiece], *, elementwise
             seen[piece.tensor, piece.key] = seen.get((piece.tensor, piece.key), 0) + stop - start
     for (index, key), count in seen.items():
         if count != (wanted := own[index].stop - own[index].start):
-            raise ProtocolError(f"optimizer state has {count} elements of {key} of {own[index].spec.name} (expected {wanted})")
+            raise ProtocolError(
+                f"optimizer state has {count} elements of {key} of {own[index].spec.name} (expected {wanted}): a shard's are missing"
+            )
     return state
 
 

@@ -2,10 +2,10 @@
 
 >>> import torch
 >>> from offbeat.tensors.layout import Layout
->>> model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 2, bias=False))
+>>> model = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False), torch.nn.Linear(1024, 2, bias=False))
 >>> layout = Layout.of(model, torch.optim.SGD(model.parameters()))
->>> [(bucket.span, bucket.tensors) for bucket in buckets_of(layout, Span(0, layout.nbytes), nbytes=64)]
-[(Span(start=0, stop=64), (0,)), (Span(start=64, stop=128), (1,))]
+>>> [(bucket.span, bucket.tensors) for bucket in buckets_of(layout, Span(0, layout.nbytes))]
+[(Span(start=0, stop=4194304), (0,)), (Span(start=4194304, stop=4202496), (1,))]
 """
 
 from __future__ import annotations
@@ -32,15 +32,12 @@ class Bucket(NamedTuple):
     """The indices in `Layout.tensors` of those that lie in the bucket, or partly: a span may end inside of a tensor."""
 
 
-def buckets_of(layout: Layout, span: Span, nbytes: int | None = None) -> tuple[Bucket, ...]:
+def buckets_of(layout: Layout, span: Span) -> tuple[Bucket, ...]:
     """Return the buckets of a span, by ascending place. They cover the span.
 
-    Args:
-        layout, span: of the model, and the part of it to cut.
-        nbytes: the least size of a bucket except the last, rounded up to `ALIGNMENT`; no bucket has twice that size or more. None:
-            `BUCKET_NBYTES`.
+    Every bucket except the last has `BUCKET_NBYTES` at least, rounded up to `ALIGNMENT`; none has twice that or more.
     """
-    least = aligned(BUCKET_NBYTES if nbytes is None else nbytes)
+    least = aligned(BUCKET_NBYTES)
     buckets: list[Bucket] = []
     start, tensors = span.start, []
     for own in owned(layout, span):

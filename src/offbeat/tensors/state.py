@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.tensors.blocks import owned
+from offbeat.errors import ConfigurationError
+from offbeat.tensors.blocks import owned, owned_state
 from offbeat.tensors.layout import Layout, Span, TensorSpec
-from offbeat.tensors.pieces import SCALARS, STATE_DTYPES, Headers, StatePiece, pack, piece_of, unpack
+from offbeat.tensors.pieces import SCALARS, STATE_DTYPES, Headers, pack, piece_of, unpack
 
 if TYPE_CHECKING:
     from offbeat.tensors.optimizers import OptimizerSpec
@@ -34,17 +34,14 @@ def assemble_state_dict(
     Raises:
         ProtocolError: the parts do not fit the layout, or elements are missing, for example those of a shard.
     """
+    pieces = [piece for headers, payload in parts for piece in unpack(layout, headers, payload)]
     state: dict[int, dict[str, torch.Tensor]] = {}
-    seen: dict[tuple[int, str], int] = {}
-    for headers, payload in parts:
-        for piece in unpack(layout, headers, payload):
-            _place(layout.tensors[piece.tensor], piece, state, seen)
-    for (slot, key), count in seen.items():
-        tensor = next(tensor for tensor in layout.tensors if tensor.slot == slot)
-        if count != tensor.numel:
-            raise ProtocolError(
-                f"{spec.name}: of {tensor.numel} elements of {key} of {tensor.name}, {count} have come; a shard's are missing"
-            )
+    for index, entry in owned_state(owned(layout, Span(0, layout.nbytes)), pieces, elementwise=spec.elementwise).items():
+        tensor = layout.tensors[index]
+        state[tensor.slot] = {
+            key: torch.as_strided(value, tensor.shape, tensor.stride) if spec.elementwise and value.dim() else value
+            for key, value in entry.items()
+        }
     return {"state": {slot: state[slot] for slot in sorted(state)}, "param_groups": groups}
 
 
@@ -61,17 +58,6 @@ def by_position(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     groups = [{**group, "params": [numbers[key] for key in group["params"]]} for group in state_dict["param_groups"]]
     state = {numbers.get(key, key): entry for key, entry in state_dict["state"].items()}
     return {**state_dict, "state": state, "param_groups": groups}
-
-
-def _place(tensor: TensorSpec, piece: StatePiece, state: dict[int, dict[str, torch.Tensor]], seen: dict[tuple[int, str], int]) -> None:
-    values, entry = piece.values(), state.setdefault(tensor.slot, {})
-    if piece.shape is not None:
-        entry[piece.key] = values.reshape(piece.shape)
-        return
-    if piece.key not in entry:
-        entry[piece.key] = torch.empty_strided(tensor.shape, tensor.stride, dtype=values.dtype)
-    torch.as_strided(entry[piece.key], (tensor.numel,), (1,))[piece.start : piece.stop] = values
-    seen[tensor.slot, piece.key] = seen.get((tensor.slot, piece.key), 0) + len(values)
 
 
 def split_state_dict(

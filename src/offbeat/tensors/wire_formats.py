@@ -14,9 +14,9 @@ zeros in ``int8``, since its scale would be a subnormal number.
 Infinity and NaN stay infinity and NaN in ``bf16``; a finite magnitude above 3.39e38 rounds to infinity there. In ``int8`` all values of a
 block that contains infinity or NaN become NaN. So a gradient that is not finite is not finite after decoding either.
 
-Parameters in ``int8`` travel as changes (`Codec.encode_change`): both ends keep the values that the receiver has, and what is sent is the
-difference to them. So errors do not add up, and an error is at most 1/254 of the largest change of a block. Fragments of the model travel
-as changes in both formats (`Changes`).
+Parameters in ``int8`` travel as changes to a base: both ends keep the values that the receiver has, and what is sent is the difference to
+them. So errors do not add up, and an error is at most 1/254 of the largest change of a block. Fragments of the model travel as changes in
+both formats (`Changes`).
 
 Plain rounding of gradients loses what is small beside the largest value of a block, in each push again. `ErrorFeedback` adds the rounding
 error of a push to the next push, so that the decoded pushes add up to the gradients, but for the error of the last push.
@@ -102,115 +102,102 @@ class Codec:
             return torch.int8
         return dtype if dtype.itemsize == 2 else torch.bfloat16
 
-    def encode(self, values: Memory, encoded: Memory) -> None:
-        """Write the encoding of ``values``, all bytes of the span, to ``encoded``, which has `nbytes` bytes."""
-        self._check(values, encoded)
-        with torch.no_grad(), single_threaded():
-            if self._wire == "bf16":
-                for run in self._runs:
-                    self._codes(run, encoded).copy_(elements(values, run.start, run.numel, run.dtype))
-            else:
-                self._encode(values, encoded, None, None)
-
-    def encode_change(self, values: Memory, encoded: Memory, base: torch.Tensor, feedback: torch.Tensor | None = None) -> None:
-        """Encode the change from ``base`` to ``values``, and add what it decodes to to ``base``.
+    def encode(
+        self,
+        values: Memory,
+        encoded: Memory,
+        *,
+        base: torch.Tensor | None = None,
+        before: torch.Tensor | None = None,
+        after: torch.Tensor | None = None,
+    ) -> None:
+        """Encode ``values``, or their change from a base, and the feedback before it.
 
         Args:
             values: all bytes of the span.
             encoded: written; `nbytes` bytes.
-            base: `numel` float32 values, in the order of the span, equal to those of the peer that will `apply_change`: the change contains
-                the errors of all changes before it.
-            feedback: as many, added to the change, and replaced by the error of the sum, 0 where it is not finite; None: there is none.
+            base: `numel` float32 values, in the order of the span: their change to ``values`` is encoded, and what it decodes to is added
+                to them. Equal to those with which the peer decodes: the change contains the errors of all changes before it.
+            before: as many, added to what is encoded.
+            after: as many, written: the error of the encoding, 0 where it is not finite. May be ``before``. Only in ``int8``.
+        """
+        self._check(values, encoded)
+        assert after is None or self._wire == "int8", f"error feedback is for int8, not for {self._wire}"
+        with torch.no_grad(), single_threaded():
+            if self._wire == "bf16" and base is None:
+                for run in self._runs:
+                    self._codes(run, encoded).copy_(elements(values, run.start, run.numel, run.dtype))
+                return
+            scratch = self._scratch()
+            for run, start, stop, source in self._chunks(values):
+                x, y = scratch[0, : stop - start], scratch[1, : stop - start]
+                at = slice(run.first + start, run.first + stop)
+                if base is not None:
+                    torch.sub(source, base[at], out=x)
+                    if before is not None:
+                        x.add_(before[at])
+                elif before is not None:
+                    torch.add(source, before[at], out=x)
+                else:
+                    x.copy_(source)
+                finite = self._quantise(run, start, stop, x, y, encoded, decode=base is not None or after is not None)
+                if base is not None:
+                    base[at].add_(y)
+                if after is not None:
+                    torch.sub(x, y, out=after[at])
+                    if not finite:
+                        after[at].nan_to_num_(0.0, 0.0, 0.0)
+
+    def decode(self, encoded: Memory, values: Memory, base: torch.Tensor | None = None) -> None:
+        """Write the values of an encoded span to ``values``. Any bytes of the right size can be decoded.
+
+        Args:
+            encoded: `nbytes` bytes.
+            values: all bytes of the span, written.
+            base: what came is a change: it is added to the base, with the arithmetic of `encode`, and ``values`` become the sum.
         """
         self._check(values, encoded)
         with torch.no_grad(), single_threaded():
-            for run, start, stop, x, y in self._scratched():
-                at = slice(run.first + start, run.first + stop)
-                torch.sub(elements(values, run.start, run.numel, run.dtype)[start:stop], base[at], out=x)
-                if feedback is not None:
-                    x.add_(feedback[at])
+            scratch = None if base is None else self._scratch()[0]
+            for run, start, stop, out in self._chunks(values):
+                came = out if scratch is None else scratch[: stop - start]
+                came.copy_(self._codes(run, encoded)[start:stop])
                 if self._wire == "int8":
-                    self._quantise(run, start, stop, x, y, encoded, decode=True)
-                else:
-                    y.copy_(self._codes(run, encoded)[start:stop].copy_(x))
-                base[at].add_(y)
-                if feedback is not None:
-                    torch.sub(x, y, out=feedback[at]).nan_to_num_(0.0, 0.0, 0.0)
-
-    def apply_change(self, encoded: Memory, values: Memory, base: torch.Tensor) -> None:
-        """Add a decoded change to ``base``, with the arithmetic of `encode_change`, and write the result to ``values``."""
-        self._check(values, encoded)
-        with torch.no_grad(), single_threaded():
-            for run, start, stop, change, _ in self._scratched():
-                self._decode(run, start, stop, encoded, change)
-                own = base[run.first + start : run.first + stop].add_(change)
-                elements(values, run.start, run.numel, run.dtype)[start:stop].copy_(own)
+                    for block, scale in _blocks(came, self._scales(run, encoded, start, stop)):
+                        block.mul_(scale)
+                if base is not None:
+                    out.copy_(base[run.first + start : run.first + stop].add_(came))
 
     def read(self, values: Memory, base: torch.Tensor) -> None:
-        """Copy the values of a span to ``base``, as float32, for `encode_change` or `apply_change`."""
+        """Copy the values of a span to ``base``, as float32: the base of the changes after it."""
         with torch.no_grad(), single_threaded():
             for run in self._runs:
                 base[run.first : run.first + run.numel].copy_(elements(values, run.start, run.numel, run.dtype))
 
-    def encode_with_feedback(self, values: Memory, encoded: Memory, before: torch.Tensor, after: torch.Tensor) -> None:
-        """Encode the sum of values and ``before``, and write the error of the encoding to ``after``. Only for ``int8``.
+    def _scratch(self) -> torch.Tensor:
+        """Return scratch memory for two chunks."""
+        return torch.empty(2, min(CHUNK_NUMEL, max((run.numel for run in self._runs), default=0)), device="cpu")
 
-        Args:
-            values: all bytes of the span.
-            encoded: written; `nbytes` bytes.
-            before: `numel` float32 values, in the order of the span.
-            after: as many, written: ``values + before - decoded``; 0 where this is not finite.
-        """
-        assert self._wire == "int8", f"error feedback is for int8, not for {self._wire}"
-        self._check(values, encoded)
-        with torch.no_grad(), single_threaded():
-            self._encode(values, encoded, before, after)
-
-    def decode(self, encoded: Memory, values: Memory) -> None:
-        """Write the values of an encoded span to ``values``. Any bytes of the right size can be decoded."""
-        self._check(values, encoded)
-        with torch.no_grad(), single_threaded():
-            for run in self._runs:
-                out = elements(values, run.start, run.numel, run.dtype)
-                for start, stop in _chunks(run.numel):
-                    self._decode(run, start, stop, encoded, out[start:stop])
-
-    def _decode(self, run: _Run, start: int, stop: int, encoded: Memory, out: torch.Tensor) -> None:
-        out.copy_(self._codes(run, encoded)[start:stop])
-        if self._wire == "bf16":
-            return
-        for block, scale in _blocks(out, self._scales(run, encoded)[start // BLOCK : -(-stop // BLOCK)]):
-            block.mul_(scale)
-
-    def _encode(self, values: Memory, encoded: Memory, before: torch.Tensor | None, after: torch.Tensor | None) -> None:
-        for run, start, stop, x, y in self._scratched():
-            at, source = slice(run.first + start, run.first + stop), elements(values, run.start, run.numel, run.dtype)[start:stop]
-            if before is None:
-                x.copy_(source)
-            else:
-                torch.add(source, before[at], out=x)
-            finite = self._quantise(run, start, stop, x, y, encoded, decode=after is not None)
-            if after is not None:
-                torch.sub(x, y, out=after[at])
-                if not finite:
-                    after[at].nan_to_num_(0.0, 0.0, 0.0)
-
-    def _scratched(self) -> Iterator[tuple[_Run, int, int, torch.Tensor, torch.Tensor]]:
-        """Yield each chunk of each run with two scratch tensors of its size, which are used again for the next."""
-        scratch, other = torch.empty(2, min(CHUNK_NUMEL, max((run.numel for run in self._runs), default=0)), device="cpu")
+    def _chunks(self, values: Memory) -> Iterator[tuple[_Run, int, int, torch.Tensor]]:
+        """Yield each chunk of each run: its place, and its values."""
         for run in self._runs:
-            for start, stop in _chunks(run.numel):
-                yield run, start, stop, scratch[: stop - start], other[: stop - start]
+            whole = elements(values, run.start, run.numel, run.dtype)
+            for start in range(0, run.numel, CHUNK_NUMEL):
+                stop = min(start + CHUNK_NUMEL, run.numel)
+                yield run, start, stop, whole[start:stop]
 
     def _quantise(self, run: _Run, start: int, stop: int, x: torch.Tensor, y: torch.Tensor, encoded: Memory, *, decode: bool) -> bool:
-        scales = self._scales(run, encoded)[start // BLOCK : -(-stop // BLOCK)]
-        return _quantise(x, y, scales, self._codes(run, encoded)[start:stop], decode=decode)
+        codes = self._codes(run, encoded)[start:stop]
+        if self._wire == "bf16":
+            y.copy_(codes.copy_(x))
+            return True
+        return _quantise(x, y, self._scales(run, encoded, start, stop), codes, decode=decode)
 
     def _codes(self, run: _Run, encoded: Memory) -> torch.Tensor:
         return elements(encoded, run.at, run.numel, self._code(run.dtype))
 
-    def _scales(self, run: _Run, encoded: Memory) -> torch.Tensor:
-        return elements(encoded, run.scales_at, -(-run.numel // BLOCK), torch.float32)
+    def _scales(self, run: _Run, encoded: Memory, start: int, stop: int) -> torch.Tensor:
+        return elements(encoded, run.scales_at, -(-run.numel // BLOCK), torch.float32)[start // BLOCK : -(-stop // BLOCK)]
 
     def _check(self, values: Memory, encoded: Memory) -> None:
         assert values.nbytes == self._span.nbytes, f"{values.nbytes} bytes for a span of {self._span.nbytes}"
@@ -236,7 +223,7 @@ class ErrorFeedback:
 
     def encode(self, gradient: Memory, encoded: Memory) -> None:
         """Encode the gradient plus the feedback, and keep the error. Where the sum is not finite, the error is 0."""
-        self._codec.encode_with_feedback(gradient, encoded, self.feedback, self._error)
+        self._codec.encode(gradient, encoded, before=self.feedback, after=self._error)
 
     def pushed(self) -> None:
         """Note that what was encoded last is pushed: its error is the feedback from now on."""
@@ -289,14 +276,14 @@ class Changes:
 
     def encode(self, values: Memory) -> memoryview:
         """Return the message that brings the other end to ``values``."""
-        codec, encoded = self._codec, memoryview(bytearray(self.nbytes))
-        codec.encode_change(values, encoded, self._base, self.feedback)
+        encoded = memoryview(bytearray(self.nbytes))
+        self._codec.encode(values, encoded, base=self._base, before=self.feedback, after=self.feedback)
         return encoded
 
     def decode(self, encoded: Memory) -> memoryview:
         """Return the values to which a message, of `nbytes` bytes, brings this end."""
         values = memoryview(bytearray(self._span.nbytes))
-        self._codec.apply_change(encoded, values, self._base)
+        self._codec.decode(encoded, values, self._base)
         return values
 
 
@@ -333,7 +320,3 @@ def _blocks(values: torch.Tensor, scales: torch.Tensor) -> Iterator[tuple[torch.
         yield values[: whole * BLOCK].view(whole, BLOCK), scales[:whole].unsqueeze(1)
     if rest:
         yield values[whole * BLOCK :].view(1, rest), scales[whole:].unsqueeze(1)
-
-
-def _chunks(numel: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + CHUNK_NUMEL, numel)) for start in range(0, numel, CHUNK_NUMEL))

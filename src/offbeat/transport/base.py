@@ -27,11 +27,8 @@ class SharedMemory(ABC):
     """A block of memory that several processes of one host can map. The kernel frees it when the last of them has ended."""
 
     nbytes: int
-
-    @property
-    @abstractmethod
-    def view(self) -> memoryview:
-        """Return the bytes, writable, format ``B``. Valid until `close`."""
+    view: memoryview
+    """The bytes, writable, format ``B``. Valid until `close`."""
 
     @abstractmethod
     def close(self) -> None:

@@ -44,7 +44,7 @@ class OwnView:
 
     Args:
         block: may be closed afterwards.
-        nbytes: of the part, which begins at the block's first byte until `renew` says otherwise; None: the whole block.
+        nbytes: of the part, which begins at the block's first byte until `renew` says otherwise.
 
     Raises:
         OSError: this system does not tell which pages have been copied, or cannot map the block.
@@ -61,8 +61,8 @@ class OwnView:
     (True, 3)
     """
 
-    def __init__(self, block: MemoryBlock, nbytes: int | None = None) -> None:
-        self._nbytes = block.nbytes if nbytes is None else nbytes
+    def __init__(self, block: MemoryBlock, nbytes: int) -> None:
+        self._nbytes = nbytes
         self._descriptor = os.dup(block.descriptor)
         weakref.finalize(self, os.close, self._descriptor)
         self._map = mmap.mmap(self._descriptor, self._nbytes, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -173,11 +173,10 @@ def _error(what: str) -> OSError:
     return OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def own_view(block: SharedMemory, nbytes: int | None = None) -> OwnView | OwnCopy | None:
+def own_view(block: SharedMemory, nbytes: int) -> OwnView | OwnCopy | None:
     """Return a block's view in which writes stay in this process; None where the system has none. ``nbytes`` is that of `OwnView`."""
     if not isinstance(block, MemoryBlock) or not block.nbytes:
         return None
-    nbytes = block.nbytes if nbytes is None else nbytes
     try:
         return OwnCopy(block, nbytes) if nbytes <= COPIED_NBYTES else OwnView(block, nbytes)
     except OSError:

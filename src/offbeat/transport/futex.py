@@ -125,23 +125,17 @@ class RobustLock:
         """Take the lock if it is free. Returns True if it was taken."""
         return self._got(self._try(self._address))
 
-    def acquire(self, timeout_s: float | None = None) -> bool:
-        """Take the lock, waiting at most ``timeout_s`` seconds (None: for ever). Returns True if it was taken.
+    def acquire(self) -> None:
+        """Take the lock, and wait for it.
 
         A holder that has been stopped for `PATIENCE_S` is killed: no other process can go on without the lock.
         """
         error = self._try(self._address)
-        if error == 0 or self._got(error):
-            return True
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            remaining = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
-            if remaining <= 0.0:
-                return False
-            limit = ctypes.byref(_timespec(time.time() + remaining))  # this call takes a wall-clock time
-            if self._got(_slow.pthread_mutex_timedlock(self._address, limit)):
-                return True
-            self.look_at_holder()
+        while error != 0 and not self._got(error):
+            limit = ctypes.byref(_timespec(time.time() + LOOK_S))  # this call takes a wall-clock time
+            error = _slow.pthread_mutex_timedlock(self._address, limit)
+            if error == errno.ETIMEDOUT:
+                self.look_at_holder()
 
     def look_at_holder(self) -> None:
         """Kill the holder if it was stopped at every check for `PATIENCE_S`. Call it at least every `LOOK_S`.

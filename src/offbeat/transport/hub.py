@@ -61,10 +61,10 @@ _WRITE: Final = selectors.EVENT_WRITE
 class Attempt:
     """What is known of a connection whose handshake is not done, or whose last socket has ended."""
 
-    address: Address | None
-    """Where to connect; None: this end has accepted, and waits."""
     at: float = math.inf
     """When to do something about it, monotonic."""
+    speaks_at: float = math.inf
+    """When this end speaks first if nothing has come by then, monotonic."""
     count: int = 1
     """Attempts to connect so far."""
     until: float = math.inf
@@ -130,12 +130,8 @@ class SocketHub(Hub):
         """Connections over which a process on this machine is asked for the name of its local socket, and the name that it had."""
         self._renamed: dict[str, str] = {}
         """Names of local sockets that another process has taken, and those that followed them."""
-        self._made: dict[StreamConnection, Address] = {}
-        """Connections made here, and where to."""
         self._streams: dict[bytes, StreamConnection] = {}
         """By name of the stream: accepted connections."""
-        self._unanswered: dict[StreamConnection, float] = {}
-        """Connections made here, and when to speak first if nothing has come by then, oldest first."""
         self._writing: set[StreamConnection] = set()
         self._to_attend: deque[StreamConnection] = deque()
         self._waiting = False
@@ -178,15 +174,15 @@ class SocketHub(Hub):
         wanted, self._local_name = self._local_name, ""
         if not self._local:
             return
-        try:
+        # A process of another user may have taken the name. A peer that asks over TCP is told the new name, see `_ask_for_name`.
+        for name in (wanted, ""):
             try:
-                listening, self._local_name = tcp.listen_local(wanted)
-            except OSError:
-                # A process of another user has taken the name. A peer that asks over TCP is told the new name, see `_ask_for_name`.
-                listening, self._local_name = tcp.listen_local()
-            self._listeners.append(listening)
-        except OSError as error:
-            log.warning("no local socket (%s): peers on this host will use TCP", error.strerror)
+                listening, self._local_name = tcp.listen_local(name)
+                self._listeners.append(listening)
+                return
+            except OSError as error:
+                why = error.strerror
+        log.warning("no local socket (%s): peers on this host will use TCP", why)
 
     def connect(self, address: Address) -> Connection:
         self._watch(())  # a descriptor that `poll` was given may be closed by now, and the new socket may get its number
@@ -223,10 +219,8 @@ class SocketHub(Hub):
             sock.close()
             raise JobError(f"nobody listens at {address.tcp[0]}, port {address.tcp[1]} any more ({error.strerror})") from error
         log.debug("connecting to %s by %s", connection.peer, connection.way)
-        self._made[connection] = where
-        self._pending[connection] = Attempt(where)
-        if not connection.shares_memory:
-            self._unanswered[connection] = time.monotonic() + UNANSWERED_S
+        connection.address = where
+        self._pending[connection] = Attempt(speaks_at=math.inf if connection.shares_memory else time.monotonic() + UNANSWERED_S)
         return connection
 
     def _as_client(self, sock: socket.socket, stream: Stream, where: Address) -> tuple[socket.socket | TlsSocket, Handshake]:
@@ -337,18 +331,14 @@ class SocketHub(Hub):
                     self._to_attend.append(stranger)
             self._waited, self._resting = set(self._resting), {}
         due = min(due, self._rested_at)
-        for connection, at in list(self._unanswered.items()):
-            if connection not in self._pending or connection.bytes_received:
-                del self._unanswered[connection]
-            elif at <= now:
-                del self._unanswered[connection]
-                connection.say_that_it_is_clear()
-            else:
-                due = min(due, at)
         for connection, attempt in list(self._pending.items()):
+            if attempt.speaks_at <= now:
+                attempt.speaks_at = math.inf
+                if not connection.bytes_received:
+                    connection.say_that_it_is_clear()
             if attempt.at <= now:
                 self._try_again(connection, attempt, now)
-            due = min(due, attempt.at)
+            due = min(due, attempt.at, attempt.speaks_at)
         return due
 
     def _try_again(self, connection: StreamConnection, attempt: Attempt, now: float) -> None:
@@ -359,9 +349,9 @@ class SocketHub(Hub):
                 self._give_up(connection, attempt.reason)
                 return
         attempt.at = now + LOOK_S
-        if attempt.address is None:
+        if connection.address is None:  # this end has accepted, and waits
             return
-        sock = self._connected(attempt.address)
+        sock = self._connected(connection.address)
         if sock is None and attempt.until == math.inf:
             self._give_up(connection, f"nobody listens there any more, after: {BUSY}")
         if sock is None:
@@ -369,7 +359,7 @@ class SocketHub(Hub):
         attempt.at, attempt.count = math.inf, attempt.count + 1
         peer = connection.gate.peer
         try:
-            connection.reconnect(*self._as_client(sock, connection.said(self._about), attempt.address))
+            connection.reconnect(*self._as_client(sock, connection.said(self._about), connection.address))
         except OSError:  # the peer is gone again
             sock.close()
             attempt.at = now + LOOK_S
@@ -392,27 +382,22 @@ class SocketHub(Hub):
 
     def _lose_socket(self, connection: StreamConnection, reason: str) -> None:
         """Let a connection whose socket has ended wait for another."""
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(connection.sock)
-        self._writing.discard(connection)
+        self._unwatch(connection)
         log.info("the connection with %s has lost its socket, and waits for another: %s", connection.peer, reason)
         connection.cut()
         now = time.monotonic()
-        made = self._made.get(connection)
         if (known := self._pending.get(connection)) is not None:
             known.at = now + LOOK_S
         else:
             # A process that ends closes its sockets a moment before anybody can see that it has ended.
-            at = now if made is not None else now + LOOK_S / 2
-            self._pending[connection] = Attempt(made, at, until=now + RETURN_S, reason=reason)
+            at = now if connection.address is not None else now + LOOK_S / 2
+            self._pending[connection] = Attempt(at, until=now + RETURN_S, reason=reason)
 
     def _go_on(self, fresh: StreamConnection, arrived: Arrivals) -> None:
         """Let an accepted stream go on over the socket of a connection that has just been accepted."""
         connection = self._streams[fresh.gate.peer.name]
         for gone in (fresh, connection):
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(gone.sock)
-            self._writing.discard(gone)
+            self._unwatch(gone)
             self._pending.pop(gone, None)
         self._connections.discard(fresh)
         log.info("the connection with %s goes on over another socket, of %s", connection.peer, fresh.peer)
@@ -432,23 +417,20 @@ class SocketHub(Hub):
         """Do as `Hub.poll`; also return when one of the descriptors ``also`` can be read."""
         self._watch(also)
         assert not self._closed, "this hub is closed"
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         arrived: Arrivals = []
         while True:
             due = self._do_what_is_due()
             arrived += self._lost
             self._lost = []
             now = time.monotonic()
-            left = None if deadline is None else max(0.0, deadline - now)
-            patience = left if due == math.inf else max(0.0, due - now) if left is None else min(left, max(0.0, due - now))
-            if arrived:
-                patience = 0.0
+            patience = max(0.0, min(due, deadline) - now)
             # Set before the list is read: a thread that adds to the list afterwards sees that it must wake this one.
             self._waiting = True
             self._attend_all()
-            if self._lost:
+            if arrived or self._lost:
                 patience = 0.0
-            ready = self._selector.select(patience)
+            ready = self._selector.select(None if patience == math.inf else patience)
             self._waiting = False
             strangers = []
             for key, events in ready:
@@ -457,7 +439,7 @@ class SocketHub(Hub):
                 else:
                     self._serve(key.data, events, arrived)
             self._serve_strangers(strangers, arrived)
-            if arrived or self._woken or left == 0.0:
+            if arrived or self._woken or now >= deadline:
                 self._woken = False
                 return arrived
 
@@ -535,8 +517,7 @@ class SocketHub(Hub):
             return
         attempt = self._pending.pop(connection, None) if connection.gate.open or closed is not None else None
         if closed is not None and attempt is not None and connection.must_retry and attempt.count < ATTEMPTS_MAX:
-            self._selector.unregister(connection.sock)
-            self._writing.discard(connection)
+            self._unwatch(connection)
             attempt.at = time.monotonic() + RETRY_PAUSE_S
             self._pending[connection] = attempt
             return
@@ -599,20 +580,22 @@ class SocketHub(Hub):
 
     # Closing.
 
-    def _forget(self, connection: StreamConnection) -> None:
+    def _unwatch(self, connection: StreamConnection) -> None:
+        """Wait for nothing more at the present socket of a connection."""
         with contextlib.suppress(KeyError, ValueError):  # a connection that is to retry is not registered
             self._selector.unregister(connection.sock)
+        self._writing.discard(connection)
+
+    def _forget(self, connection: StreamConnection) -> None:
+        self._unwatch(connection)
         self._connections.discard(connection)
         self._admitted.discard(connection)
         self._unverified[connection.shares_memory].pop(connection, None)
         self._resting.pop(connection, None)
         self._waited.discard(connection)
         self._pending.pop(connection, None)
-        self._made.pop(connection, None)
         if self._streams.get(connection.name) is connection:
             del self._streams[connection.name]
-        self._unanswered.pop(connection, None)
-        self._writing.discard(connection)
         connection.release()
 
     def _refused(self, connection: StreamConnection, reason: str) -> None:

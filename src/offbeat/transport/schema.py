@@ -131,22 +131,17 @@ def maybe(check_value: Check) -> Check:
 
 def many(check_item: Check, most: int = 1 << 20, *, least: int = 0) -> Check:
     """Accept a list of ``least`` to ``most`` items that each pass a check."""
-    expected = f"a list of {least} to {most} items"
-
-    def check(value: Any) -> None:
-        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
-            raise Unfit(expected, shown(value))
-        _each(repeat(check_item), value)
-
-    return check
+    return _items(f"a list of {least} to {most} items", least, most, repeat(check_item))
 
 
 def row(*checks: Check) -> Check:
     """Accept a list with one item for each of these checks."""
-    expected = f"a list of {len(checks)} items"
+    return _items(f"a list of {len(checks)} items", len(checks), len(checks), checks)
 
+
+def _items(expected: str, least: int, most: int, checks: Iterable[Check]) -> Check:
     def check(value: Any) -> None:
-        if not isinstance(value, list | tuple) or len(value) != len(checks):
+        if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             raise Unfit(expected, shown(value))
         _each(checks, value)
 
@@ -272,9 +267,6 @@ class Kinds:
 
     def __init__(self, kinds: Mapping[str, MessageSchema], *, key: str = "kind") -> None:
         self.kinds, self.key = dict(kinds), key
-
-    def __contains__(self, kind: object) -> bool:
-        return isinstance(kind, str) and kind in self.kinds
 
     def check(self, header: Mapping[str, Any], peer: str, payload_nbytes: int = 0, blocks: int = 0) -> str:
         """Check a message, and return its kind.

@@ -72,13 +72,13 @@ class MemoryBlock(SharedMemory):
         self.name = name
         self.descriptor = descriptor
         self._map: mmap.mmap | None = None
-        self._view = memoryview(bytearray())
+        self.view = memoryview(bytearray())
         if nbytes and mapped:
             # The page table is filled now: 6,400 faults while the first 25 MB are copied would cost more than the copy. A sparse
             # block has pages that may never be needed; to fill its table would set them aside.
             whole = os.fstat(descriptor).st_blocks * 512 >= nbytes
             self._map = mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED | (mmap.MAP_POPULATE if whole else 0))
-            self._view = memoryview(self._map)
+            self.view = memoryview(self._map)
         self._release = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
@@ -94,10 +94,8 @@ class MemoryBlock(SharedMemory):
         Raises:
             ConfigurationError: there is not enough memory.
         """
-        available = available_nbytes()
-        if available is not None and nbytes > available and not sparse:
-            # Checked here, since the kernel would kill a process later rather than refuse now.
-            raise _too_large(nbytes, name, available, "more than there is")
+        if not sparse:
+            _check_room(nbytes, name)
         try:
             descriptor = os.memfd_create(f"offbeat-{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
@@ -117,7 +115,7 @@ class MemoryBlock(SharedMemory):
                 os.close(descriptor)
             if error.errno not in _OUT_OF_MEMORY:
                 raise
-            raise _too_large(nbytes, name, available, error.strerror) from error
+            raise _too_large(nbytes, name, error.strerror) from error
 
     @classmethod
     def receive(cls, descriptor: int, *, mapped: bool = True) -> MemoryBlock:
@@ -137,10 +135,6 @@ class MemoryBlock(SharedMemory):
             os.close(descriptor)
         raise ProtocolError(f"the peer handed over {why}")
 
-    @property
-    def view(self) -> memoryview:
-        return self._view
-
     def populate(self, start: int, nbytes: int) -> None:
         """Allocate and map the pages of a part of a sparse block, which begins at a page. Otherwise the first use does this, page by
         page."""
@@ -157,13 +151,13 @@ class MemoryBlock(SharedMemory):
         try:
             os.posix_fallocate(self.descriptor, start, nbytes)
         except OSError as error:
-            raise _too_large(nbytes, self.name, available_nbytes(), error.strerror) from error
+            raise _too_large(nbytes, self.name, error.strerror) from error
 
     def close(self) -> None:
         self._release()
         # While a view is in use, by a tensor for example, the mapping stays until the last one is gone.
         with contextlib.suppress(BufferError):
-            self._view.release()
+            self.view.release()
             if self._map is not None:
                 self._map.close()
 
@@ -174,31 +168,33 @@ class PrivateBlock(SharedMemory):
     def __init__(self, memory: memoryview, name: str) -> None:
         self.nbytes = len(memory)
         self.name = name
-        self._view = memory[:]
+        self.view = memory[:]
 
     @classmethod
     def allocate(cls, nbytes: int, name: str) -> PrivateBlock:
         """Return a new block, filled with zeros. Arguments and errors are those of `MemoryBlock.allocate`."""
-        available = available_nbytes()
-        if available is not None and nbytes > available:
-            raise _too_large(nbytes, name, available, "more than there is")
+        _check_room(nbytes, name)
         if not nbytes:
             return cls(memoryview(bytearray()), name)
         try:
             return cls(memoryview(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)), name)
         except OSError as error:
-            raise _too_large(nbytes, name, available, error.strerror) from error
-
-    @property
-    def view(self) -> memoryview:
-        return self._view
+            raise _too_large(nbytes, name, error.strerror) from error
 
     def close(self) -> None:
         with contextlib.suppress(BufferError):
-            self._view.release()
+            self.view.release()
 
 
-def _too_large(nbytes: int, name: str, available: int | None, why: str | None) -> ConfigurationError:
+def _check_room(nbytes: int, name: str) -> None:
+    """Raise `ConfigurationError` now rather than let the kernel kill a process later."""
+    available = available_nbytes()
+    if available is not None and nbytes > available:
+        raise _too_large(nbytes, name, "more than there is")
+
+
+def _too_large(nbytes: int, name: str, why: str | None) -> ConfigurationError:
+    available = available_nbytes()
     known = "" if available is None else f"; {available:,} bytes are available"
     return ConfigurationError(
         f"cannot have {nbytes:,} bytes of memory for {name!r}: {why}{known}. Use a smaller model or fewer workers on this machine, "

@@ -28,7 +28,7 @@ from typing import Any
 from offbeat.errors import ProtocolError, RefusedError
 from offbeat.transport import wire
 from offbeat.transport.addresses import plain
-from offbeat.transport.base import Buffer, Closed, Connection, Message, PartArrived, SharedMemory
+from offbeat.transport.base import Address, Buffer, Closed, Connection, Message, PartArrived, SharedMemory
 from offbeat.transport.buffers import Buffers
 from offbeat.transport.handshake import CLEAR_TEXT, Handshake, Stream
 from offbeat.transport.outbox import Outbox, Piece
@@ -93,6 +93,8 @@ class StreamConnection(Connection):
         self.interface = "" if self.shares_memory else plain(str(sock.getsockname()[0]))
         self.within_host = self.shares_memory or self.interface == _address_of_peer(sock)
         self.bytes_received = 0
+        self.address: Address | None = None
+        """Where this end has connected to; None: it has accepted."""
         self.maps = True
         """False: blocks of memory that come are held, and not mapped."""
         self.gate = gate

@@ -135,17 +135,19 @@ def test_sleep_ends_with_the_deadline_and_says_when_it_has_passed() -> None:
     assert not tallies.sleep(tallies.events.value, time.monotonic())
 
 
-def test_the_log_is_not_overwritten_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "FOLLOWER_TIMEOUT_S", 0.05)
+def test_the_log_is_not_overwritten_before_it_is_read() -> None:
     block, tallies = create(TallyLayout.of(entries=128, followed=True))
     follower = Tallies(block)
 
+    def over() -> None:
+        raise JobError("the job is over")
+
     def go_on(times: int) -> None:
         for _ in range(times):
-            tallies.make_room()
+            tallies.make_room(over)
             tallies.change(Tally.raised, 0)
 
-    with pytest.raises(JobError, match=r"has read nothing of the log of tallies for 0.05 s"):
+    with pytest.raises(JobError, match="the job is over"):
         go_on(129)
     unread = follower.follow(0)
     assert 0 < len(unread) < 128

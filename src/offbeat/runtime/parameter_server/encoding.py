@@ -149,10 +149,7 @@ class WorkerEncoding:
 
     def _decode(self, number: int) -> None:
         codec, values, encoded = self._buckets[number]
-        if self._bases:
-            codec.apply_change(self._encoded_pull[encoded], self._pull[values], self._bases[number])
-        else:
-            codec.decode(self._encoded_pull[encoded], self._pull[values])
+        codec.decode(self._encoded_pull[encoded], self._pull[values], self._bases[number] if self._bases else None)
 
 
 class _Bucketed:
@@ -222,7 +219,7 @@ class ParameterChanges(_Bucketed):
     def encode(self, number: int, changes: int) -> tuple[int, int]:
         """Encode the change of one bucket since the last call, or since the last exact parameters. Returns its place, as above."""
         codec, values, encoded = self._buckets[number]
-        codec.encode_change(self._parameters.now[values], self.encoded[encoded], self._bases[number])
+        codec.encode(self._parameters.now[values], self.encoded[encoded], base=self._bases[number])
         return encoded.start, encoded.stop
 
     def sent_exact(self) -> None:

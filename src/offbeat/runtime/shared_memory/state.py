@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Generic, TypeVar, TypeVarTuple
 
 from offbeat.core.rank_log import Entry
-from offbeat.errors import JobError
 from offbeat.runtime.shared_memory.layout import SharedLayout
 from offbeat.runtime.shared_memory.log import EntryLog
 from offbeat.transport.futex import Futex, RobustLock
@@ -24,8 +23,6 @@ C = TypeVar("C")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-FOLLOWER_TIMEOUT_S = 60.0
-"""Seconds that a process waits for a coordinator that does not read the log, where no message tells the process of the job's end."""
 TICK_S = 0.05
 """Seconds after which a waiting process checks again even if it is not woken: the process that was to wake it may be dead."""
 
@@ -55,7 +52,6 @@ class SharedState(ABC, Generic[C]):
         """The number of changes; then, for each copy, the number of log entries with it."""
         self._followed = memory["followed"].cast("q")
         """The number of log entries that were read."""
-        self._use = layout.USE
         # All ranks may pass `make_room` at the same moment, and each then writes a few entries.
         self._room = layout.log_entries - 4 * (layout.ranks + 16) if layout.followed else None
 
@@ -125,33 +121,19 @@ class SharedState(ABC, Generic[C]):
             return []
         return self.hold(lambda _: self._log.entries(start, self._end()))
 
-    def make_room(self, meanwhile: Callable[[], None] | None = None) -> None:
+    def make_room(self, meanwhile: Callable[[], None] | None) -> None:
         """Wait until the log has room for a rank's next entries.
 
         Args:
             meanwhile: called now and then while this rank waits, without a limit: a coordinator that is frozen is replaced after some
-                timeouts of the job. The function raises once the job is over. None: no message tells this process of the job's end.
-
-        Raises:
-            JobError: without ``meanwhile``, the coordinator has read nothing for `FOLLOWER_TIMEOUT_S`.
+                timeouts of the job. The function raises once the job is over.
         """
-        if self._room is None or self._end() - self._followed[0] < self._room:
-            return
-        before, deadline, call_at = self._followed[0], time.monotonic() + FOLLOWER_TIMEOUT_S, 0.0
-        while self._end() - self._followed[0] >= self._room:
+        call_at = 0.0
+        while self._room is not None and self._end() - self._followed[0] >= self._room:
             time.sleep(0.0005)
-            if meanwhile is not None:
-                if time.monotonic() >= call_at:
-                    meanwhile()
-                    call_at = time.monotonic() + TICK_S
-                continue
-            if self._followed[0] != before:
-                before, deadline = self._followed[0], time.monotonic() + FOLLOWER_TIMEOUT_S
-            if time.monotonic() > deadline:
-                raise JobError(
-                    f"the coordinator has read nothing of the log of {self._use} for {FOLLOWER_TIMEOUT_S:g} s, and the log is full: "
-                    "its process is stopped or overloaded; look at its output, and start the job again"
-                )
+            if meanwhile is not None and time.monotonic() >= call_at:
+                meanwhile()
+                call_at = time.monotonic() + TICK_S
 
     def sleep(self, events: int, deadline: Seconds | None) -> bool:
         """Sleep until ``events.value`` changes, for at most `TICK_S`.

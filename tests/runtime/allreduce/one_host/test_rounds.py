@@ -19,7 +19,6 @@ from offbeat.core.rank_log import Entry, EntryKind, Fenced, TooOld
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
-from offbeat.runtime.shared_memory import state
 from offbeat.transport.shm import MemoryBlock
 
 
@@ -221,7 +220,6 @@ def test_dropped_is_what_the_predecessor_had_pending() -> None:
 
 def test_the_log_is_followed_and_waits_for_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.runtime.shared_memory.layout.LOG_ENTRIES", 128)
-    monkeypatch.setattr(state, "FOLLOWER_TIMEOUT_S", 0.05)
     host = create("quorum(q=1)", SMALL, followed=True)
     ranks = entered(host)
     read: list[Entry] = []
@@ -236,7 +234,11 @@ def test_the_log_is_followed_and_waits_for_its_reader(monkeypatch: pytest.Monkey
         for _ in range(40):
             step(ranks[0], torch.ones(SMALL))
 
-    with pytest.raises(JobError, match="has read nothing of the log"):
+    def over() -> None:
+        raise JobError("the job is over")
+
+    ranks[0].meanwhile = over
+    with pytest.raises(JobError, match="the job is over"):
         go_on()
     assert host.follow(len(read))
     host.follow(len(read) + len(host.follow(len(read))))
