@@ -16,11 +16,11 @@ import torch
 from tests.device import DEVICE
 from tests.live.harness import Job, Worker
 from tests.live.samples import audited
-from tests.live.test_equality import CLOSE, JOBS, Batch, Case, adamw, mlp, sgd
+from tests.live.test_equality import CLOSE, JOBS, Batch, Case, adamw, mlp, plain_sgd, sgd
+from tests.support.same_state import alike, error
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.tensors import fisher
 
 Values = dict[str, Tensor]
 
@@ -36,10 +36,6 @@ def by_samples(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 def middle_two(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """The median of four, and their mean without the greatest and the least."""
     return torch.stack(list(parts)).sort(dim=0).values[1:3].mean(dim=0)
-
-
-def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
 def natural(model: nn.Module) -> torch.optim.Optimizer:
@@ -137,31 +133,6 @@ def values(model: nn.Module) -> Values:
     return {name: value.detach().clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
 
-def error(value: Tensor, expected: Tensor) -> float:
-    return float((value.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
-
-
-def alike(state: Any, expected: Any) -> bool:
-    if isinstance(expected, Tensor):
-        return error(state, expected) < CLOSE
-    if isinstance(expected, dict):
-        state, expected = estimates(state), estimates(expected)
-        return bool(state.keys() == expected.keys() and all(alike(state[key], expected[key]) for key in expected))
-    if isinstance(expected, list | tuple):
-        return len(state) == len(expected) and all(alike(a, b) for a, b in zip(state, expected, strict=True))
-    return bool(state == expected)
-
-
-def estimates(state: dict[Any, Any]) -> dict[Any, Any]:
-    """With each factor of a natural gradient as the F that it stands for: the last bit of a gradient decides the signs of R's rows."""
-    made = dict(state)
-    for axis in range(2):
-        if (factor := fisher.read(state, axis)) is not None:
-            R, d, rho = (made.pop(f"{key}{axis}") for key in factor._fields)
-            made[f"F{axis}"] = R.T @ (d[:, None] * R) + rho * torch.eye(R.shape[1], device=R.device)
-    return made
-
-
 CASES: dict[str, Local] = {
     "sgd": Local(optimizer=plain_sgd),
     "momentum kept": Local(),
@@ -198,7 +169,7 @@ def test_a_job_equals_copies_that_are_combined(name: str) -> None:
     for (result, state), own in zip(case.together(**JOBS["mixed-2"]), states, strict=True):
         for key, value in expected.items():
             assert error(result[key], value) <= CLOSE, key
-        assert alike(state, own)
+        assert alike(state, own, within=CLOSE)
 
 
 DIFFERENT = Local(model=with_norm, optimizer=adamw, momentum="average", rule=", outer_lr=0.7", outer=lambda p: torch.optim.SGD(p, lr=0.7))

@@ -71,7 +71,7 @@ def _of_round_rule(policy: RoundRule, ranks: Ranks, hub: Hub, parts: tuple[Any, 
     sizes = ranks.workers, ranks.numel, ranks.size, ranks.dtype, ranks.seed
     if ranks.together:
         assert not survival.follows, "the links of a server with a standby share no memory"
-        return OneHostPlane(RecordedGroup(OneHostGroup.create(policy, *sizes, survival), survival), *parts)
+        return OneHostPlane(RecordedGroup(OneHostGroup.of_rounds(policy, *sizes, survival), survival), *parts)
     *_, now = parts
     return MultiHostPlane(MultiHostGroup(policy, ranks.workers, _slots(policy, ranks, survival), ranks.seed, now), *parts)
 
@@ -95,7 +95,7 @@ def _of_gossip_rule(policy: GossipRule, ranks: Ranks, hub: Hub, parts: tuple[Any
         *_, now = parts
         return MultiHostGossipPlane(MultiHostGossipGroup(policy, ranks.workers, ranks.seed, now), *parts)
     assert not survival.follows, "check_replicas refuses the rules of this family"
-    group = GossipGroup.create(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed, survival)
+    group = GossipGroup.of_gossip(policy, ranks.workers, ranks.size, ranks.dtype, ranks.seed, survival)
     return GossipPlane(RecordedGroup(group, survival), *parts)
 
 
