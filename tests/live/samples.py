@@ -99,9 +99,11 @@ def once(used: Iterable[Iterable[int]], size: int) -> bool:
 
 
 def audited(journal: Path) -> list[dict[str, Any]]:
-    """The records of a journal, in which every push has one fate."""
+    """The records of a journal, in which every push has one fate at each shard that has heard of it."""
     records = list(read(journal))
     assert Tally.of(records).problems() == []
+    pushed, settled = (Counter(record.get("shard") for record in of_kind(records, kind)) for kind in ("pushed", "settle"))
+    assert pushed == settled
     return records
 
 
