@@ -63,8 +63,13 @@ class Trained(NamedTuple):
     """What a script has at its end."""
 
     parameters: dict[str, Tensor]
+    """And buffers."""
     state: dict[str, Any]
     """Of the optimizer."""
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +115,7 @@ class Case:
             step(number)
             if schedule is not None:
                 schedule.step()
-        return Trained({name: p.detach().clone() for name, p in model.named_parameters()}, optimizer.state_dict())
+        return Trained(values(model), optimizer.state_dict())
 
     def alone(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """What one process trains without offbeat."""
@@ -158,7 +163,9 @@ class Case:
                 self.before_step(worker)
                 optimizer.step(samples=self.sizes[worker.number])
 
-            return self.train(model, optimizer, step)
+            self.train(model, optimizer, step)
+            optimizer.pull()  # local steps that are left over are handed in
+            return Trained(values(model), optimizer.state_dict())
 
         with Job(len(self.sizes), **self.job) as job:
             return job.run(script)

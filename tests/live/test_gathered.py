@@ -16,8 +16,8 @@ import pytest
 import torch
 from tests.live.harness import Job, Worker, wait
 from tests.live.samples import audited, data, finished
-from tests.live.test_equality import CLOSE, JOBS, Case, adamw, mlp, plain_sgd, sgd
-from tests.live.test_local_steps import Values, values
+from tests.live.test_equality import CLOSE, JOBS, Case, adamw, mlp, plain_sgd, sgd, values
+from tests.live.test_local_steps import Values
 from tests.support.same_state import error
 from torch import Tensor, nn
 

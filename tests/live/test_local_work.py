@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.live.harness import APART, Job, Worker, barrier, wait
 from tests.live.samples import Trainer, Used, ahead, all_is_pushed, audited, finished, once, pushes, run
-from tests.live.test_equality import plain_sgd
-from tests.live.test_local_steps import natural, values
+from tests.live.test_equality import plain_sgd, values
+from tests.live.test_local_steps import natural
 from torch import nn
 
 from offbeat.errors import JobError, RefusedError
