@@ -36,11 +36,7 @@ OWN = {
     "toygossip": {"tests/core/gossip/test_ledger.py": "random schedules", "tests/sim/test_same_script_gossip.py": "live and simulated"},
 }
 """By the rule: tests of its family."""
-LIVE = {
-    "toyserver": "tests/live/test_rules.py",
-    "toyrounds": "tests/live/test_ranks.py",
-    "toygossip": "tests/live/test_ranks_gossip.py",
-}
+LIVE = "tests/live/test_rules.py"
 ITS_TEST = '''"""A toy's test."""
 
 from __future__ import annotations
@@ -124,9 +120,9 @@ def test_the_tests_of_all_rules_find_it_and_pass(house: Path) -> None:
 
 @pytest.mark.slow
 def test_live_jobs_run_under_it(house: Path) -> None:
-    passed, said = outcomes(house, *LIVE.values(), only="toy and add_up and not mixed and not apart and not halves", OFFBEAT_ALL_TESTS="1")
-    for word, file in LIVE.items():
-        assert passed[file, word], f"{file} has no test of {word}:\n{said}"
+    passed, said = outcomes(house, LIVE, only="toy and add_up and not mixed and not apart and not halves", OFFBEAT_ALL_TESTS="1")
+    for word in TOYS:
+        assert passed[LIVE, word], f"{LIVE} has no test of {word}:\n{said}"
 
 
 def outcomes(copy: Path, *files: str, only: str = "toy or made_from", **environment: str) -> tuple[Counter[tuple[str, str]], str]:

@@ -1,11 +1,52 @@
-"""Follows what a gossip ledger says, with one number for a rank's parameters: where the mass is, and what has been lost."""
+"""What gossip comes to: by the pure machine, with all ranks in step; and by what a ledger says, with one number for a rank's parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Release, Settle, Share, Source, WrittenOff
+from offbeat.core.gossip.push_sum import Gossip, GossipRule
 from offbeat.types import Clock, Fate, WorkerId
+
+
+def in_step(
+    rule: GossipRule, begin: Sequence[Any], steps: int, moved: Callable[[WorkerId, Clock], Any] = lambda rank, step: 0.0
+) -> tuple[list[Any], Gossip]:
+    """Let everybody make a step, then everybody mix, and so on.
+
+    Args:
+        rule: how; who is first matters only to pairs.
+        begin: each rank's parameters, numbers or vectors.
+        steps: how many.
+        moved: what a rank's optimizer adds in a step.
+
+    Returns:
+        Each rank's parameters before the division by its mass, and the machine.
+    """
+    gossip, x = Gossip(rule, seed=3), list(begin)
+    for rank in range(len(x)):
+        gossip.enter(rank)
+    kept = {(rank, 0): value for rank, value in enumerate(x)}
+
+    def mix() -> None:
+        mixtures = [gossip.mix(rank) for rank in range(len(x))]
+        x[:] = [
+            m.own * x[rank] + sum(part.weight * kept[part.sender, part.steps] for part in m.messages) for rank, m in enumerate(mixtures)
+        ]
+
+    for step in range(1, steps + 1):
+        if rule.exchange == "average":
+            mix()
+        for rank in range(len(x)):
+            if rule.exchange == "pair" and (partner := gossip.partner(rank)) is not None:
+                x[rank] = x[partner] = (x[rank] + x[partner]) / 2
+            x[rank] = x[rank] + moved(rank, step)
+            gossip.step(rank)
+            kept[rank, step] = x[rank]
+        if rule.exchange == "push":
+            mix()
+    return x, gossip
 
 
 class Replicas:

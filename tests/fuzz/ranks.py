@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -70,9 +71,9 @@ class FirstOfRank(Receiver):
     name = "first-of-rank"
 
     def begin(self) -> None:
-        hub = Mailbox()
-        nothing = cast(Any, lambda *_: None)
-        self.connections = PeerConnections(WorkerId(0), hub, threading.Condition(), nothing, nothing, nothing, nothing)
+        nothing = SimpleNamespace(**dict.fromkeys(("on_message", "on_connected", "on_cut", "place"), lambda *_: None))
+        nothing.lock = threading.Condition()
+        self.connections = PeerConnections(WorkerId(0), Mailbox(), cast(Any, nothing))
 
     def receive(self, message: Message) -> Outcome:
         line = Mute("a peer")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tests.live.freezing import FreezableHub
@@ -31,7 +31,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import Reduction, WireFormat, WorkerId
+from offbeat.types import WorkerId
 
 DEADLINE_S = 30.0
 HERE = "here"
@@ -64,7 +64,7 @@ class Worker:
     def __init__(self, job: Job, number: WorkerId, host: str) -> None:
         self.job = job
         self.number = number
-        self.hub = FreezableHub(SocketHub(job.token, host=host))
+        self.hub = FreezableHub(job.token, host)
         self.sessions: list[JobSession] = []
         """One for each optimizer."""
 
@@ -74,17 +74,10 @@ class Worker:
         return self.sessions[0] if self.sessions else None
 
     def distribute(
-        self,
-        optimizer: torch.optim.Optimizer,
-        model: torch.nn.Module,
-        sync: str | Policy = "bsp",
-        *,
-        wire: WireFormat = "float32",
-        nonfinite: Literal["reject", "stop"] = "reject",
-        reduction: Reduction = "mean",
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, sync: str | Policy = "bsp", **options: Any
     ) -> DistributedOptimizer:
         """What `DistributedOptimizer` does in a process that a launcher has started."""
-        return _Injected(self, optimizer, model, sync, wire, nonfinite, reduction)
+        return _Injected(self, optimizer, model, sync, **options)
 
     def die(self) -> None:
         """End as a killed process ends: the connections close, nothing is said."""
@@ -116,18 +109,9 @@ class Worker:
 class _Injected(DistributedOptimizer):
     """A `DistributedOptimizer` whose job is not in the environment: several of them live in one process."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        optimizer: torch.optim.Optimizer,
-        model: torch.nn.Module,
-        sync: str | Policy,
-        wire: WireFormat,
-        nonfinite: Literal["reject", "stop"],
-        reduction: Reduction,
-    ) -> None:
+    def __init__(self, worker: Worker, *wrapped: Any, **options: Any) -> None:
         self.owner = worker
-        super().__init__(optimizer, model, sync, wire=wire, nonfinite=nonfinite, reduction=reduction)
+        super().__init__(*wrapped, **options)
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         stop, owner = self._nonfinite == "stop", self.owner
@@ -287,11 +271,19 @@ class Job:
         """Let every worker run the script; what it returned, by worker."""
         self.start_all(script)
         self.join()
-        return [self._results.get(number) for number in range(self.settings.workers)]
+        return self.results(*range(self.settings.workers))
 
     def results(self, *numbers: int) -> list[Any]:
         """What these workers' newest scripts have returned."""
         return [self._results.get(number) for number in numbers]
+
+    def run_past_death(self, script: Script, of: int, known: threading.Event) -> list[Any]:
+        """Do as `run`, and announce the death of one worker to the others once the coordinator knows of it."""
+        self.start_all(script)
+        self.await_state(of, "dead")
+        known.set()
+        self.join()
+        return self.results(*range(self.settings.workers))
 
     def start_all(self, script: Script) -> list[threading.Thread]:
         """Let every worker run the script in a thread."""

@@ -6,11 +6,10 @@ Counted where it arrives, everything included: gradients or parameters, headers,
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.live import harness
 from tests.live.harness import Job, Worker, barrier
 from tests.live.samples import data
 from torch import nn
@@ -52,15 +51,14 @@ class Counted:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    kept = Counted()
+    kept, add = Counted(), SocketHub._add
 
-    class Counting(SocketHub):
-        def _add(self, *args: object) -> StreamConnection:
-            connection = super()._add(*args)  # type: ignore[arg-type]
-            kept.ends.append((self, connection))
-            return connection
+    def counting(hub: SocketHub, *about: Any) -> StreamConnection:
+        connection = add(hub, *about)
+        kept.ends.append((hub, connection))
+        return connection
 
-    monkeypatch.setattr(harness, "SocketHub", Counting)
+    monkeypatch.setattr(SocketHub, "_add", counting)
     return kept
 
 

@@ -39,7 +39,7 @@ def test_each_element_of_a_stream_once(tmp_path: Path, sync: str, size: int) -> 
             if size > 12:  # else there is not a batch for everybody
                 next(iter(loader))
                 loader.set_epoch(epoch)
-            used.append([index for batch in loader for index in trainer.step(batch)])
+            used.append(trainer.through(loader))
         return used
 
     results, reports = run(tmp_path / "journal", 3, script)
@@ -77,7 +77,7 @@ def test_a_stream_of_ready_batches_and_one_without_its_rest(tmp_path: Path) -> N
         trainer = Trainer(worker, "bsp")
         ready = elastic(lambda epoch: (torch.arange(5 * n, 5 * n + 5) for n in range(7)), optimizer=trainer.optimizer)
         whole = elastic(DataLoader(Numbers(50), batch_size=4, drop_last=True), optimizer=trainer.optimizer)
-        return [[index for batch in loader for index in trainer.step(batch)] for loader in (ready, whole)]
+        return [trainer.through(loader) for loader in (ready, whole)]
 
     with Job(2, journal=str(tmp_path / "journal")) as job:
         results = job.run(script)
@@ -90,8 +90,7 @@ def test_streams_that_differ_are_found_out() -> None:
     def script(worker: Worker) -> str:
         trainer = Trainer(worker, "bsp")
         try:
-            for batch in elastic(Numbers(20 + 4 * worker.number), batch_size=4, optimizer=trainer.optimizer):
-                trainer.step(batch)
+            trainer.through(elastic(Numbers(20 + 4 * worker.number), batch_size=4, optimizer=trainer.optimizer))
         except ConfigurationError as error:
             return str(error)
         return ""

@@ -1,20 +1,25 @@
-"""Under BSP a job computes what one process computes on the joined batch: the same parameters, up to the rounding of float32.
+"""A job computes what one process computes on the joined batch, up to the rounding of float32: under BSP, without servers under full, and
+at settings at which a rule is a plain barrier.
 
 Each case is a script that both sides run: plain PyTorch with all samples of a step at once, and a live job with a part of them per worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from tests.device import DEVICE
-from tests.live.harness import Job, Worker, seeded
+from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, seeded
+from tests.support.same_state import alike, error
 from torch import Tensor, nn
+
+import offbeat
 
 STEPS = 40
 CLOSE = 1e-5
@@ -36,8 +41,35 @@ def sgd_nesterov(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True)
 
 
+def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+def adafactor(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adafactor(model.parameters(), lr=1e-2)
+
+
+def two_groups(model: nn.Module) -> torch.optim.Optimizer:
+    assert isinstance(model, nn.Sequential)
+    groups: list[dict[str, Any]] = [{"params": model[2].parameters(), "lr": 3e-3, "weight_decay": 0.1}, {"params": model[0].parameters()}]
+    return torch.optim.AdamW(groups, lr=1e-2, amsgrad=True)
+
+
+class Trained(NamedTuple):
+    """What a script has at its end."""
+
+    parameters: dict[str, Tensor]
+    """And buffers."""
+    state: dict[str, Any]
+    """Of the optimizer."""
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +87,9 @@ class Case:
     zero: Callable[[torch.optim.Optimizer, nn.Module], None] = lambda optimizer, model: optimizer.zero_grad()
     schedule: Callable[[torch.optim.Optimizer], Any] | None = None
     autocast: bool = False
+    dtype: torch.dtype = torch.float32
+    before_step: Callable[[Worker], object] = lambda worker: None
+    """What each worker does between the backward pass and the step."""
     steps: int = STEPS
     rule: str = "bsp"
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -62,7 +97,7 @@ class Case:
     def batch(self, worker: int, step: int) -> Batch:
         generator = torch.Generator().manual_seed(1000 * step + worker)
         x = torch.randn(self.sizes[worker], *self.shape, generator=generator)
-        return x.to(DEVICE), torch.randint(4, (self.sizes[worker],), generator=generator).to(DEVICE)
+        return x.to(DEVICE, self.dtype), torch.randint(4, (self.sizes[worker],), generator=generator).to(DEVICE)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
@@ -73,20 +108,24 @@ class Case:
             (self.loss(model, (x, y)) / self.micro).backward()
         self.after_backward(model)
 
-    def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[int], None]) -> dict[str, Tensor]:
+    def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: Callable[[int], None]) -> Trained:
         schedule = self.schedule(optimizer) if self.schedule else None
         for number in range(self.steps):
             self.zero(optimizer, model)
             step(number)
             if schedule is not None:
                 schedule.step()
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
+        return Trained(values(model), optimizer.state_dict())
 
-    def plain(self) -> dict[str, Tensor]:
-        """The joined batch, one process, no offbeat."""
+    def alone(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """What one process trains without offbeat."""
         torch.manual_seed(0)
-        model = self.model().to(DEVICE)
-        optimizer = self.optimizer(model)
+        model = self.model().to(DEVICE, self.dtype)
+        return model, self.optimizer(model)
+
+    def plain(self) -> Trained:
+        """The joined batch, one process, no offbeat."""
+        model, optimizer = self.alone()
 
         def step(number: int) -> None:
             parts = [self.batch(worker, number) for worker in range(len(self.sizes))]
@@ -95,37 +134,38 @@ class Case:
 
         return self.train(model, optimizer, step)
 
-    def averaged(self) -> dict[str, Tensor]:
+    def averaged(self) -> Trained:
         """One process, no offbeat, but each part's gradient by itself: for what is not linear in the batch, such as clipping."""
-        torch.manual_seed(0)
-        model = self.model().to(DEVICE)
-        optimizer = self.optimizer(model)
+        model, optimizer = self.alone()
 
         def step(number: int) -> None:
-            sums = [torch.zeros_like(p) for p in model.parameters()]
+            sums = [torch.zeros_like(p, dtype=torch.float32) for p in model.parameters()]
             for worker, size in enumerate(self.sizes):
                 model.zero_grad()
                 self.backward(model, self.batch(worker, number))
                 for total, p in zip(sums, model.parameters(), strict=True):
                     total += 0.0 if p.grad is None else p.grad * (size / sum(self.sizes))
             for total, p in zip(sums, model.parameters(), strict=True):
-                p.grad = total
+                p.grad = total.to(p.dtype)
             optimizer.step()
 
         return self.train(model, optimizer, step)
 
-    def live(self) -> list[dict[str, Tensor]]:
-        """The job; the parameters of each worker."""
+    def live(self) -> list[Trained]:
+        """The job; what each worker has."""
 
-        def script(worker: Worker) -> dict[str, Tensor]:
+        def script(worker: Worker) -> Trained:
             model = self.model_of(worker)
             optimizer = worker.distribute(self.optimizer(model), model, self.rule)
 
             def step(number: int) -> None:
                 self.backward(model, self.batch(worker.number, number))
+                self.before_step(worker)
                 optimizer.step(samples=self.sizes[worker.number])
 
-            return self.train(model, optimizer, step)
+            self.train(model, optimizer, step)
+            optimizer.pull()  # local steps that are left over are handed in
+            return Trained(values(model), optimizer.state_dict())
 
         with Job(len(self.sizes), **self.job) as job:
             return job.run(script)
@@ -133,14 +173,16 @@ class Case:
     def model_of(self, worker: Worker) -> nn.Module:
         """Each worker begins with other parameters: those of worker 0 are the job's."""
         with seeded(worker.number):
-            return self.model().to(DEVICE)
+            return self.model().to(DEVICE, self.dtype)
 
 
-def check(case: Case, expected: Mapping[str, Tensor]) -> None:
+def check(case: Case, expected: Trained, *, within: float = CLOSE, states: bool = False) -> None:
+    """Compare the parameters of all workers, and if it is asked for the optimizer's state, which is to have plain PyTorch's form."""
     for result in case.live():
-        for name, value in expected.items():
-            error = float((result[name] - value).norm() / value.norm().clamp_min(1e-12))
-            assert error <= CLOSE, f"{name} is off by {error:.1e}"
+        for name, value in expected.parameters.items():
+            off = error(result.parameters[name], value)
+            assert off <= within, f"{name} is off by {off:.1e}"
+        assert not states or alike(result.state, expected.state, within=10 * CLOSE)
 
 
 TCP = {worker: f"host{worker}" for worker in range(4)}
@@ -153,7 +195,7 @@ JOBS: dict[str, Mapping[str, Any]] = {
     "mixed-2": {"hosts": {1: "other", 3: "other"}, "servers": 2},
     "apart-2": {"servers": 2, "elsewhere": (1,)},
 }
-PLAIN: dict[Make, dict[str, Tensor]] = {}
+PLAIN: dict[Make, Trained] = {}
 
 
 @pytest.mark.parametrize("make", [sgd, sgd_nesterov, adamw])
@@ -162,7 +204,7 @@ def test_a_job_equals_the_joined_batch(make: Make, job: str) -> None:
     case = Case(optimizer=make, job=JOBS[job])
     if make not in PLAIN:
         PLAIN[make] = case.plain()
-    check(case, PLAIN[make])
+    check(case, PLAIN[make], states=True)
 
 
 def test_unequal_batches_weigh_by_their_samples() -> None:
@@ -178,15 +220,45 @@ def test_without_servers_unequal_batches_weigh_by_their_samples_too(rule: str, j
     check(case, case.plain())
 
 
-def two_groups(model: nn.Module) -> torch.optim.Optimizer:
-    assert isinstance(model, nn.Sequential)
-    groups: list[dict[str, Any]] = [{"params": model[2].parameters(), "lr": 0.02, "weight_decay": 0.01}, {"params": model[0].parameters()}]
-    return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+@pytest.mark.parametrize("make", [plain_sgd, two_groups, adafactor])
+def test_settings_of_groups_and_states_of_whole_tensors(make: Make) -> None:
+    """A server cuts no tensor of an optimizer that needs it whole."""
+    case = Case(optimizer=make, job={"servers": 2})
+    check(case, case.plain(), states=True)
 
 
-def test_parameter_groups_keep_their_settings() -> None:
-    case = Case(optimizer=two_groups, job={"servers": 2})
-    check(case, case.plain())
+class Scaled(torch.optim.SGD):
+    """A class of the user's own, which writes into the gradients that it is given."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(0.5)
+        return super().step(closure)
+
+
+ANY_CLASS: dict[str, Make] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2),
+    "sgd, written into": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True),
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True),
+    "adafactor": adafactor,
+    "natural gradient": lambda model: offbeat.NaturalGradient(model.parameters(), lr=1e-2, momentum=0.5),
+    "a class of the user's own": lambda model: Scaled(model.parameters(), lr=0.1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "hosts"),
+    [
+        *((name, torch.float32, TOGETHER) for name in ANY_CLASS),
+        ("adamw", torch.float32, APART),
+        ("sgd", torch.bfloat16, TOGETHER),
+        ("sgd", torch.bfloat16, HALVES),
+    ],
+)
+def test_without_servers_parameters_are_those_of_distributed_data_parallel(name: str, dtype: torch.dtype, hosts: dict[int, str]) -> None:
+    case = Case(rule="full", optimizer=ANY_CLASS[name], dtype=dtype, job={"hosts": hosts})
+    check(case, case.averaged(), within=CLOSE / 10)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +271,7 @@ def test_parameter_groups_keep_their_settings() -> None:
 )
 def test_schedulers_reach_the_servers(schedule: Callable[[torch.optim.Optimizer], Any]) -> None:
     case = Case(schedule=schedule, job={"servers": 2})
-    check(case, case.plain())
+    check(case, case.plain(), states=True)
 
 
 @pytest.mark.parametrize("job", ["shm-1", "tcp-2"])
@@ -248,9 +320,9 @@ def zero_by_hand(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("zero", [zero_in_place, zero_model, zero_by_hand])
-@pytest.mark.parametrize("job", ["shm-1", "tcp-1"])
-def test_every_way_to_forget_gradients(zero: Callable[[torch.optim.Optimizer, nn.Module], None], job: str) -> None:
-    check(Case(zero=zero, job=JOBS[job]), Case().plain())
+@pytest.mark.parametrize(("rule", "job"), [("bsp", "shm-1"), ("bsp", "tcp-1"), ("full", "shm-1")])
+def test_every_way_to_forget_gradients(zero: Callable[[torch.optim.Optimizer, nn.Module], None], rule: str, job: str) -> None:
+    check(Case(zero=zero, rule=rule, job=JOBS[job]), Case().plain())
 
 
 class WithUnused(nn.Module):
@@ -285,15 +357,6 @@ def test_tied_parameters() -> None:
     check(case, case.plain())
 
 
-def adafactor(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(model.parameters(), lr=1e-2)
-
-
-def test_optimizers_of_whole_tensors_are_not_cut() -> None:
-    case = Case(optimizer=adafactor, job={"servers": 2})
-    check(case, case.plain())
-
-
 def without_biases() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16, bias=False), nn.Tanh(), nn.Linear(16, 4, bias=False))
 
@@ -314,3 +377,84 @@ def convolution() -> nn.Module:
 def test_channels_last(job: str) -> None:
     case = Case(model=convolution, shape=(3, 4, 4), sizes=(4, 4, 4, 4), job=JOBS[job], steps=50)
     check(case, case.plain())
+
+
+# Degenerate settings.
+
+
+def nth(model: nn.Module) -> torch.optim.Optimizer:
+    """For rules that fold each gradient by itself: they make n steps of what others make one of."""
+    return torch.optim.SGD(model.parameters(), lr=0.1 / 4)
+
+
+def decayed(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "live", "plain"),
+    [
+        ("backup(b=0)", sgd, sgd),
+        ("dbw(k_min=4)", sgd, sgd),
+        ("b_dbw(k_min=4)", sgd, sgd),
+        ("ssp(staleness=0)", nth, plain_sgd),
+        ("dssp(lower=0, upper=0)", nth, plain_sgd),
+        ("psp(c=4, b=1.0, scaling=none)", sgd, sgd),
+        ("psp(c=4, b=1.0)", nth, plain_sgd),
+        ("ensemble(steps=1)", decayed, decayed),
+        ("elastic(R=1, mode=local)", decayed, decayed),
+    ],
+)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_degenerate_rule_is_a_barrier(rule: str, live: Make, plain: Make, servers: int) -> None:
+    case = Case(rule=rule, job={"servers": servers})
+    check(replace(case, optimizer=live), replace(case, optimizer=plain).plain())
+
+
+def test_the_comparison_would_notice_another_learning_rate() -> None:
+    one, other = (Case(optimizer=make).plain().parameters for make in (nth, plain_sgd))
+    assert max(error(one[name], other[name]) for name in other) > 100 * CLOSE
+
+
+# States that are saved and loaded.
+
+
+@pytest.mark.parametrize("model_first", [True, False], ids=["model first", "wrapped first"])
+@pytest.mark.parametrize(
+    ("rule", "job", "make"),
+    [
+        *(("bsp", JOBS[job], make) for job in ("shm-1", "mixed-2") for make in (sgd, plain_sgd, two_groups, adafactor)),
+        ("full", {}, adamw),
+        ("ensemble(steps=5, momentum=average)", {"servers": 2}, sgd),
+    ],
+)
+def test_ten_steps_and_ten_more_from_what_they_have_saved_are_twenty(
+    rule: str, job: Mapping[str, Any], make: Make, model_first: bool
+) -> None:
+    case = Case(sizes=(8, 8), optimizer=make)
+
+    def run(steps: range, files: Sequence[bytes] = ()) -> list[bytes]:
+        def script(worker: Worker) -> bytes:
+            saved: Any = torch.load(io.BytesIO(files[worker.number]), weights_only=True) if files else None
+            model = case.model_of(worker)
+            if saved is not None and model_first:
+                model.load_state_dict(saved["model"])
+            optimizer = worker.distribute(make(model), model, rule)
+            parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)}
+            for name, part in parts.items() if saved is not None else ():
+                if not (model_first and name == "model"):
+                    part.load_state_dict(saved[name])
+            for number in steps:
+                optimizer.zero_grad()
+                case.backward(model, case.batch(worker.number, number))
+                optimizer.step()
+                parts["schedule"].step()
+            file = io.BytesIO()
+            torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+            return file.getvalue()
+
+        with Job(2, **job) as running:
+            return running.run(script)
+
+    for whole, rest in zip(run(range(20)), run(range(10, 20), run(range(10))), strict=True):
+        assert alike(*(torch.load(io.BytesIO(file), weights_only=True) for file in (rest, whole)), within=CLOSE)

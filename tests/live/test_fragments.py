@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,65 +12,12 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import APART, Job, Worker, seeded, wait
-from tests.live.samples import audited
-from tests.live.test_psp import Training
-from tests.live.test_rules import SIZE, WORKERS, script
-from tests.tiers import marked
+from tests.live.samples import Training, audited
 
 from offbeat.runtime.parameter_server.encoding import FragmentEncoding
 from offbeat.transport.stream import StreamConnection
 
 Record = dict[str, Any]
-
-
-def books(journal: Path) -> list[Record]:
-    """The records, of which every fragment that was pushed has one fate at its shard."""
-    records = audited(journal)
-    pushed, settled = (Counter(r["shard"] for r in records if r["kind"] == kind) for kind in ("pushed", "settle"))
-    assert pushed == settled and all(record["alone"] for record in records if record["kind"] == "pushed")
-    return records
-
-
-@pytest.mark.parametrize(
-    "job",
-    [
-        {},
-        {"servers": 2, "hosts": {1: "other", 2: "third"}},
-        {"servers": 3, "elsewhere": (2,)},
-        {"servers": 2, "elsewhere": (1,), "hosts": {1: "other", 2: "third"}, "wire": "int8"},
-    ],
-    ids=["1 server", "mixed, 2 servers", "3 servers, 1 elsewhere", "int8"],
-)
-@pytest.mark.parametrize(
-    "sync",
-    marked(
-        [
-            "diloco(steps=3)",
-            "diloco(steps=6, delay=1, alpha=0.5)",
-            "decoupled(steps=3, quorum=2)",
-            "decoupled(steps=6, quorum=1, delay=1, alpha=0.5)",
-        ],
-        "diloco(steps=6, delay=1, alpha=0.5)",
-    ),
-)
-def test_the_books_add_up(tmp_path: Path, sync: str, job: dict[str, Any]) -> None:
-    with Job(WORKERS, journal=str(tmp_path / "journal"), sync=sync, **job) as running:
-        results = running.run(lambda worker: script(worker, "bsp"))
-    records = books(tmp_path / "journal")
-    folded = Counter(record["shard"] for record in records if record["kind"] == "fold")
-    assert len(folded) == job.get("servers", 1), "every fragment has its turn"
-    for version, parameters in (result[-1] for result in results):
-        assert version == results[0][-1][0]
-        assert all(torch.equal(a, b) for a, b in zip(parameters, results[0][-1][1], strict=True)), (
-            "the end of an epoch brings all one model"
-        )
-    summary = running.summary
-    assert summary is not None and summary["ok"]
-    for report in summary["epochs"]:
-        assert report["folded"] == report["indices"] == SIZE, report
-    assert summary["samples"] == SIZE * len(summary["epochs"])
-    if sync.startswith("diloco"):
-        assert all(part["staleness"] == 0 for record in records if record["kind"] == "fold" for part in record["parts"])
 
 
 TASK = torch.randn(512, 32, generator=torch.Generator().manual_seed(7))
@@ -150,11 +97,8 @@ def test_both_ends_have_the_same_values_after_one_was_thought_dead(sync: str, tm
             training.step()
 
     with Job(3, servers=2, hosts=APART, wire="int8", timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        job.start_all(body)
-        job.await_state(1, "dead")
-        thought_dead.set()
-        job.join()
-    mine = [record for record in books(tmp_path / "journal") if record["kind"] == "settle" and record["worker"] == 1]
+        job.run_past_death(body, 1, thought_dead)
+    mine = [record for record in audited(tmp_path / "journal") if record["kind"] == "settle" and record["worker"] == 1]
     assert any(record["fate"] == "folded" and record["incarnation"] > 1 for record in mine)
     worker, server = (sorted(end._pushes._base.tolist() for end in ends[pushes]) for pushes in (True, False))
     assert len(worker) == 3 * 2 and worker == server
@@ -189,5 +133,5 @@ def test_under_decoupled_a_slow_worker_holds_nobody_up(tmp_path: Path) -> None:
     for sync in ("diloco(steps=4)", "decoupled(steps=4, quorum=1, grace=0.1)"):
         with Job(2, servers=2, journal=str(tmp_path / sync)) as job:
             took[sync], _ = job.run(steps(20, sync, slow=1))[0]
-        books(tmp_path / sync)
+        audited(tmp_path / sync)
     assert took["decoupled(steps=4, quorum=1, grace=0.1)"] < 1.0 < took["diloco(steps=4)"], took

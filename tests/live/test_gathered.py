@@ -16,8 +16,9 @@ import pytest
 import torch
 from tests.live.harness import Job, Worker, wait
 from tests.live.samples import audited, data, finished
-from tests.live.test_equality import CLOSE, JOBS, Case, adamw, mlp, sgd
-from tests.live.test_local_steps import Values, error, plain_sgd, values
+from tests.live.test_equality import CLOSE, JOBS, Case, adamw, mlp, plain_sgd, sgd, values
+from tests.live.test_local_steps import Values
+from tests.support.same_state import error
 from torch import Tensor, nn
 
 import offbeat
@@ -32,23 +33,6 @@ BULK = "elastic(R=6, mode=bulk)"
 def pace(worker: Worker) -> None:
     """Workers of different speeds, so that a superstep has some gradients of one and few of another."""
     threading.Event().wait(0.003 * worker.number)
-
-
-def train(case: Case, journal: Path, sync: str, **job: Any) -> list[dict[str, Tensor]]:
-    """The parameters of each worker at the end."""
-
-    def script(worker: Worker) -> dict[str, Tensor]:
-        model = case.model_of(worker)
-        optimizer = worker.distribute(case.optimizer(model), model, sync)
-        for number in range(STEPS):
-            optimizer.zero_grad()
-            case.backward(model, case.batch(worker.number, number))
-            pace(worker)
-            optimizer.step(samples=case.sizes[worker.number])
-        return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-    with Job(len(case.sizes), journal=str(journal), **job) as running:
-        return running.run(script)
 
 
 def by_hand(case: Case, records: list[Record]) -> list[dict[str, Tensor]]:
@@ -82,8 +66,10 @@ def off(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 def test_a_superstep_is_the_weighted_mean_of_all_its_gradients(
     tmp_path: Path, make: Callable[[nn.Module], torch.optim.Optimizer], weighting: str, job: str
 ) -> None:
-    case = Case(optimizer=make, sizes=SIZES)
-    results = train(case, tmp_path / "journal", f"elastic(R=6, mode=bulk, weighting={weighting})", **JOBS[job])
+    rule = f"elastic(R=6, mode=bulk, weighting={weighting})"
+    own = {"journal": str(tmp_path / "journal"), **JOBS[job]}
+    case = Case(optimizer=make, sizes=SIZES, steps=STEPS, rule=rule, job=own, before_step=pace)
+    results = [trained.parameters for trained in case.live()]
     records = audited(tmp_path / "journal")
     folds = [record["parts"] for record in records if record["kind"] == "fold"]
     assert sum(len(parts) for parts in folds) == 3 * STEPS, "every gradient is in one fold"
@@ -154,10 +140,7 @@ def test_one_that_dies_with_samples_in_its_gathered_gradients(tmp_path: Path) ->
             optimizer.step()
 
     with Job(3, journal=str(tmp_path / "journal")) as job:
-        job.start_all(script)
-        job.await_state(2, "dead")
-        dead.set()
-        job.join()
+        job.run_past_death(script, 2, dead)
     (report,) = finished(job, tmp_path / "journal")
     assert report["folded"] == 60 and report["returned"] == 3
     records = audited(tmp_path / "journal")

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from tests.live.harness import Job, Worker, seeded
+from tests.live.harness import Job, Worker
+from tests.live.samples import Trainer
 from tests.tiers import marked
-from torch import nn
 
 from offbeat.journal import epoch_reports
 from offbeat.journal.file import read
@@ -19,18 +18,12 @@ EPOCHS, SIZE, BATCH = 12, 120, 5
 
 
 def script(worker: Worker, sync: str) -> int:
-    with seeded(worker.number):
-        model = nn.Linear(6, 1)
-    optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model, sync)
-    data = torch.utils.data.TensorDataset(torch.ones(SIZE, 6))
-    loader = torch.utils.data.DataLoader(data, batch_sampler=optimizer.batch_sampler(data, batch_size=BATCH))
+    trainer = Trainer(worker, sync)
+    loader = trainer.loader(SIZE, BATCH)
     for _ in range(EPOCHS):
-        for (x,) in loader:
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-    assert len(optimizer.reports) == EPOCHS
-    return optimizer.version
+        trainer.through(loader)
+    assert len(trainer.optimizer.reports) == EPOCHS
+    return trainer.optimizer.version
 
 
 @pytest.mark.parametrize("sync", marked(["asp", "bsp", "backup(b=1)", "majority"], "asp"))

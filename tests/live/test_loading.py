@@ -209,8 +209,11 @@ def test_a_worker_that_comes_to_a_running_job_gets_the_jobs_state(sync: str) -> 
         if worker.number == 1:
             worker.die()
         saved.set()
+        optimizer.pull()
+        trained = model.state_dict()["weight"].clone()
         while not back.is_set():
             optimizer.pull()
+            assert torch.equal(model.state_dict()["weight"], trained), "the one that has come back has undone what the others have learnt"
         return None
 
     with Job(2) as job:

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from tests.device import DEVICE
-from tests.live.harness import Job, Worker
 from tests.live.samples import audited
-from tests.live.test_equality import CLOSE, JOBS, Batch, Case, adamw, mlp, sgd
+from tests.live.test_equality import CLOSE, JOBS, Batch, Case, Trained, adamw, mlp, plain_sgd, sgd, values
+from tests.support.same_state import alike, error
 from torch import Tensor, nn
 
 import offbeat
-from offbeat.tensors import fisher
 
 Values = dict[str, Tensor]
 
@@ -38,10 +37,6 @@ def middle_two(parts: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     return torch.stack(list(parts)).sort(dim=0).values[1:3].mean(dim=0)
 
 
-def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
 def natural(model: nn.Module) -> torch.optim.Optimizer:
     return offbeat.NaturalGradient(model.parameters(), lr=0.05, momentum=0.9)
 
@@ -56,17 +51,17 @@ class Local(Case):
 
     period: int = 5
     steps: int = 20
-    rule: str = ""
-    """More of the rule's settings, as they are spelled."""
+    settings: str = ""
+    """More of the rule's, as they are spelled."""
     combine: Callable[[Sequence[Tensor], Sequence[int]], Tensor] = mean
     outer: Callable[[Any], torch.optim.Optimizer] = lambda parameters: torch.optim.SGD(parameters, lr=1.0)
     momentum: Literal["keep", "reset", "average"] = "keep"
     spoilt: tuple[int, int] | None = None
     """The worker and the step of which the batch is not finite."""
 
-    @property
-    def sync(self) -> str:
-        return f"ensemble(steps={self.period}, momentum={self.momentum}{self.rule})"
+    def together(self, **job: Any) -> list[Trained]:
+        """The same in a job."""
+        return replace(self, rule=f"ensemble(steps={self.period}, momentum={self.momentum}{self.settings})", job=job).live()
 
     def batch(self, worker: int, step: int) -> Batch:
         x, y = super().batch(worker, step)
@@ -114,53 +109,6 @@ class Local(Case):
                     for state in states:
                         state[key].copy_(average)
 
-    def together(self, **job: Any) -> list[tuple[Values, dict[str, Any]]]:
-        """The same in a job: what each worker's model is after it has left, and its optimizer's state."""
-
-        def script(worker: Worker) -> tuple[Values, dict[str, Any]]:
-            model = self.model_of(worker)
-            optimizer = worker.distribute(self.optimizer(model), model, self.sync)
-
-            def step(number: int) -> None:
-                self.backward(model, self.batch(worker.number, number))
-                optimizer.step(samples=self.sizes[worker.number])
-
-            self.train(model, optimizer, step)
-            optimizer.close()
-            return values(model), optimizer.state_dict()
-
-        with Job(len(self.sizes), **job) as running:
-            return running.run(script)
-
-
-def values(model: nn.Module) -> Values:
-    return {name: value.detach().clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
-
-
-def error(value: Tensor, expected: Tensor) -> float:
-    return float((value.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-12))
-
-
-def alike(state: Any, expected: Any) -> bool:
-    if isinstance(expected, Tensor):
-        return error(state, expected) < CLOSE
-    if isinstance(expected, dict):
-        state, expected = estimates(state), estimates(expected)
-        return bool(state.keys() == expected.keys() and all(alike(state[key], expected[key]) for key in expected))
-    if isinstance(expected, list | tuple):
-        return len(state) == len(expected) and all(alike(a, b) for a, b in zip(state, expected, strict=True))
-    return bool(state == expected)
-
-
-def estimates(state: dict[Any, Any]) -> dict[Any, Any]:
-    """With each factor of a natural gradient as the F that it stands for: the last bit of a gradient decides the signs of R's rows."""
-    made = dict(state)
-    for axis in range(2):
-        if (factor := fisher.read(state, axis)) is not None:
-            R, d, rho = (made.pop(f"{key}{axis}") for key in factor._fields)
-            made[f"F{axis}"] = R.T @ (d[:, None] * R) + rho * torch.eye(R.shape[1], device=R.device)
-    return made
-
 
 CASES: dict[str, Local] = {
     "sgd": Local(optimizer=plain_sgd),
@@ -173,12 +121,12 @@ CASES: dict[str, Local] = {
     "norm and momentum averaged": Local(model=with_norm, momentum="average"),
     "diloco": Local(
         optimizer=adamw,
-        rule=", outer_lr=0.7, outer_momentum=0.9",
+        settings=", outer_lr=0.7, outer_momentum=0.9",
         outer=lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True),
     ),
-    "median": Local(rule=", combine=median", combine=middle_two),
-    "trimmed mean": Local(rule=", combine=trimmed_mean, trim=0.25", combine=middle_two),
-    "by samples": Local(rule=", combine=samples", combine=by_samples, sizes=(1, 5, 8, 16)),
+    "median": Local(settings=", combine=median", combine=middle_two),
+    "trimmed mean": Local(settings=", combine=trimmed_mean, trim=0.25", combine=middle_two),
+    "by samples": Local(settings=", combine=samples", combine=by_samples, sizes=(1, 5, 8, 16)),
     "unequal batches, each worker alike": Local(sizes=(1, 5, 8, 16)),
     "clipped": Local(after_backward=lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.5)),
     "autocast": Local(autocast=True),
@@ -198,10 +146,12 @@ def test_a_job_equals_copies_that_are_combined(name: str) -> None:
     for (result, state), own in zip(case.together(**JOBS["mixed-2"]), states, strict=True):
         for key, value in expected.items():
             assert error(result[key], value) <= CLOSE, key
-        assert alike(state, own)
+        assert alike(state, own, within=CLOSE)
 
 
-DIFFERENT = Local(model=with_norm, optimizer=adamw, momentum="average", rule=", outer_lr=0.7", outer=lambda p: torch.optim.SGD(p, lr=0.7))
+DIFFERENT = Local(
+    model=with_norm, optimizer=adamw, momentum="average", settings=", outer_lr=0.7", outer=lambda p: torch.optim.SGD(p, lr=0.7)
+)
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -6,15 +6,15 @@ None is lost but those of the dead, whose samples somebody else does again. And 
 from __future__ import annotations
 
 import threading
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.live.harness import APART, Job, Worker, barrier, wait
-from tests.live.samples import Trainer, Used, ahead, all_is_pushed, audited, data, finished, once, pushes, run
-from tests.live.test_local_steps import Local, alike, natural, plain_sgd, values
+from tests.live.samples import Trainer, Used, ahead, all_is_pushed, audited, finished, once, pushes, run
+from tests.live.test_equality import plain_sgd, values
+from tests.live.test_local_steps import natural
 from torch import nn
 
 from offbeat.errors import JobError, RefusedError
@@ -27,7 +27,7 @@ def test_samples_of_the_dead_find_a_worker_that_has_only_now_handed_in_its_local
 
     def script(worker: Worker) -> None:
         trainer = Trainer(worker, "ensemble(steps=5)")
-        for (batch,) in trainer.loader(8, 4):
+        for batch in trainer.sampler(8, 4):
             if not used[worker.number]:
                 both.wait()
             if worker.number == 1:
@@ -73,7 +73,7 @@ def test_a_step_over_several_batches_does_not_miss_a_fraction_of_the_epoch(tmp_p
 
     def script(worker: Worker) -> None:
         trainer = Trainer(worker, "ensemble(per_epoch=2, overlap=0.0)")
-        batches = iter(trainer.optimizer.batch_sampler(data(40), batch_size=2))
+        batches = iter(trainer.sampler(40, 2))
         for batch in batches:
             trainer.optimizer.zero_grad()
             for part in (batch, next(batches)):
@@ -87,7 +87,7 @@ def test_a_step_over_several_batches_does_not_miss_a_fraction_of_the_epoch(tmp_p
 def test_a_watched_step_takes_the_samples_of_its_own_batch(tmp_path: Path) -> None:
     def script(worker: Worker) -> int:
         trainer, steps = Trainer(worker, "ensemble(steps=5)"), 0
-        for batch in ahead(trainer.optimizer.batch_sampler(data(60), batch_size=4), 4):
+        for batch in ahead(trainer.sampler(60, 4), 4):
             with trainer.optimizer.interruptible():
                 trainer.optimizer.zero_grad()
                 trainer.model(batch.float().unsqueeze(1)).square().mean().backward()
@@ -104,30 +104,24 @@ def test_a_watched_step_takes_the_samples_of_its_own_batch(tmp_path: Path) -> No
 @pytest.mark.parametrize("late", [False, True], ids=["", "about to push"])
 def test_thought_dead_in_the_middle_of_local_steps(tmp_path: Path, job: dict[str, Any], late: bool) -> None:
     """Its steps are lost, and their samples are done again by the other; it takes part from the next epoch on."""
-    thought_dead, stopped = threading.Event(), threading.Event()
+    thought_dead = threading.Event()
 
     def script(worker: Worker) -> Used:
         trainer = Trainer(worker, "ensemble(steps=4, momentum=average)")
-        sampler = trainer.optimizer.batch_sampler(data(60), batch_size=2)
+        sampler = trainer.sampler(60, 2)
         used: Used = [[], []]
         for epoch in range(2):
             for number, batch in enumerate(sampler):
                 if (epoch, number) == (0, 6 + late):
                     if worker.number == 1:
                         worker.freeze()
-                        stopped.set()
                     wait(thought_dead)
                     worker.thaw()
-                used[epoch] += trainer.step(torch.tensor(batch))
+                used[epoch] += trainer.step(batch)
         return used
 
     with Job(2, timeout_s=1.0, journal=str(tmp_path / "journal"), **job) as running:
-        for number in range(2):
-            running.start(number, script)
-        wait(stopped)
-        running.await_state(1, "dead")
-        thought_dead.set()
-        running.join()
+        running.run_past_death(script, 1, thought_dead)
     first, second = finished(running, tmp_path / "journal")
     assert first["folded"] == second["folded"] == 60 and first["returned"] == (8 if late else 6)
     mine = [push for push in pushes(tmp_path / "journal") if push["worker"] == 1]
@@ -137,33 +131,7 @@ def test_thought_dead_in_the_middle_of_local_steps(tmp_path: Path, job: dict[str
     assert rejected == ["sent by incarnation 1, which was declared dead"] * late
 
 
-# States.
-
-
-def test_the_state_is_the_workers_own_and_plain_pytorch() -> None:
-    """Twenty steps are ten, a checkpoint, and ten more: in a job as with copies; momentum averaged, so that one state is everybody's."""
-    case = Local(momentum="average", steps=10)
-    expected, states = Local(momentum="average", steps=20).copies()
-
-    def script(worker: Worker, half: tuple[Any, Any] | None) -> tuple[Any, Any]:
-        first = 10 if half is not None else 0
-        model = case.model_of(worker)
-        optimizer = worker.distribute(case.optimizer(model), model, case.sync)
-        if half is not None:
-            model.load_state_dict(half[0])
-            optimizer.load_state_dict(deepcopy(half[1]))
-        for number in range(first, first + 10):
-            optimizer.zero_grad()
-            case.backward(model, case.batch(worker.number, number))
-            optimizer.step()
-        return deepcopy(model.state_dict()), deepcopy(optimizer.state_dict())
-
-    with Job(4, servers=2) as job:
-        halves = job.run(lambda worker: script(worker, None))
-    with Job(4) as job:
-        ends = job.run(lambda worker: script(worker, halves[worker.number]))
-    for model, state in ends:
-        assert alike(dict(model), expected) and alike(state, states[0])
+# Steps that cannot be made, or used.
 
 
 def test_an_optimizer_that_cannot_step_on_servers_is_refused_by_rules_that_need_that() -> None:

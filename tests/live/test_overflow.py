@@ -57,11 +57,7 @@ def test_a_step_whose_mean_cannot_be_held_is_left_out_and_its_contributions_are_
         return [before, void, step(model, optimizer, 1.0, 0.0)]
 
     with Job(2, hosts=hosts, journal=str(tmp_path / "journal")) as job:
-        threads = job.start_all(script)
-        job.await_state(1, "dead")
-        dead.set()
-        job.join(*threads)
-        ((before, void, after), _) = job.results(0, 1)
+        ((before, void, after), _) = job.run_past_death(script, 1, dead)
     assert void == before and after == [before[0] - 1.0, before[1]]
     records = audited(tmp_path / "journal")
     undone = [record for record in records if record["kind"] == "undone"]
@@ -88,10 +84,7 @@ def test_a_job_that_is_to_stop_at_what_is_not_finite_stops_there() -> None:
 
     def run() -> None:
         with Job(2) as job:
-            job.start_all(script)
-            job.await_state(1, "dead")
-            dead.set()
-            job.join()
+            job.run_past_death(script, 1, dead)
 
     with pytest.raises(FloatingPointError, match="round 1: the mean"):
         run()

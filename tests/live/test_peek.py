@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.live.harness import DEADLINE_S, Job, Worker, barrier, wait
-from tests.live.samples import Trainer, Used, ahead, data, finished, once, run
+from tests.live.samples import Trainer, Used, ahead, finished, indices, once, run
 
 import offbeat
 
@@ -26,16 +26,14 @@ def test_a_peek_costs_nothing(tmp_path: Path, sync: str, depth: int, told: bool)
 
     def script(worker: Worker) -> Used:
         trainer = Trainer(worker, sync)
-        sampler = trainer.optimizer.batch_sampler(data(101), batch_size=4)
+        sampler = trainer.sampler(101, 4)
         used: Used = []
         for epoch in range(2):
             seen = [next(ahead(sampler, depth)).tolist() for _ in range(2)]
             assert sampler.state_dict()["epoch"] == epoch
             if told:
                 sampler.set_epoch(epoch)
-            used.append([])
-            for batch in ahead(sampler, depth):
-                used[-1] += trainer.step(batch)
+            used.append(trainer.through(ahead(sampler, depth)))
             assert seen == [used[-1][:4]] * 2, "the pass begins with what the peek has shown"
         trainer.optimizer.pull()
         return used
@@ -52,16 +50,16 @@ def test_a_pass_over_all_data_without_a_step_is_a_look_too(tmp_path: Path) -> No
 
     def script(worker: Worker) -> Used:
         trainer = Trainer(worker, "bsp")
-        sampler = trainer.optimizer.batch_sampler(data(40), batch_size=3)
+        sampler = trainer.sampler(40, 3)
         batches = iter(sampler)
         looked = list(next(batches))
         both.wait()  # else one may find nothing left: then its look is at the next epoch
         looked += [index for batch in batches for index in batch]
-        first = [index for batch in ahead(sampler, 1) for index in trainer.step(batch)]
+        first = trainer.through(ahead(sampler, 1))
         assert sorted(first) == sorted(looked)
         next(iter(sampler))
         sampler.set_epoch(5)
-        return [first, [index for batch in ahead(sampler, 1) for index in trainer.step(batch)]]
+        return [first, trainer.through(ahead(sampler, 1))]
 
     results, reports = run(tmp_path / "journal", 2, script)
     assert all(once((used[epoch] for used in results), 40) for epoch in range(2))
@@ -70,15 +68,11 @@ def test_a_pass_over_all_data_without_a_step_is_a_look_too(tmp_path: Path) -> No
 
 Loaded = Callable[[Trainer], Any]
 SOURCES: dict[str, Loaded] = {
-    "sampler": lambda trainer: trainer.optimizer.batch_sampler(data(40), batch_size=4),
+    "sampler": lambda trainer: trainer.sampler(40, 4),
     "loader": lambda trainer: trainer.loader(40, 4),
     "processes": lambda trainer: trainer.loader(40, 4, num_workers=1),
     "stream": lambda trainer: offbeat.elastic(lambda epoch: iter(range(40)), batch_size=4, optimizer=trainer.optimizer),
 }
-
-
-def indices(batch: Any) -> list[int]:
-    return torch.as_tensor(batch[0] if isinstance(batch, list) and isinstance(batch[0], torch.Tensor) else batch).tolist()
 
 
 def stays(source: Loaded, epochs: int, *, last: int, looked: threading.Event, there: threading.Event) -> Callable[[Worker], Used]:
@@ -92,7 +86,7 @@ def stays(source: Loaded, epochs: int, *, last: int, looked: threading.Event, th
                 if (epoch, number) == (last, 2):
                     there.set()
                     wait(looked)
-                used[epoch] += trainer.step(torch.tensor(indices(batch)))
+                used[epoch] += trainer.step(batch)
         trainer.optimizer.pull()
         return used
 
@@ -102,7 +96,7 @@ def stays(source: Loaded, epochs: int, *, last: int, looked: threading.Event, th
 def dies(source: Loaded) -> Callable[[Worker], None]:
     def script(worker: Worker) -> None:
         trainer = Trainer(worker, "asp")
-        trainer.step(torch.tensor(indices(next(iter(source(trainer))))))
+        trainer.step(next(iter(source(trainer))))
         worker.die()
 
     return script
@@ -118,11 +112,7 @@ def test_a_restarted_worker_looks_at_the_present_epoch_and_trains_on_that_batch_
         seen = [indices(next(iter(loader))) for _ in range(2)]
         assert seen[0] == seen[1] and len(seen[0]) == 4
         looked.set()
-        used: Used = []
-        for _ in range(3):
-            used.append([])
-            for batch in loader:
-                used[-1] += trainer.step(torch.tensor(indices(batch)))
+        used = [trainer.through(loader) for _ in range(3)]
         trainer.optimizer.pull()
         assert used[:2] == [[], []], "epochs that are over have nothing for it"
         assert used[2][:4] == seen[0]
@@ -154,7 +144,7 @@ def test_passes_that_a_script_begins_anew_by_next_never_end_at_once(source: Load
             except StopIteration:
                 batches = iter(loader)
                 batch = next(batches)
-            trainer.step(torch.tensor(indices(batch)))
+            trainer.step(batch)
             looked.set()
 
     with Job(2, journal=str(tmp_path / "journal")) as job:
@@ -181,13 +171,12 @@ def test_a_look_when_the_job_is_over_ends_the_script_with_it() -> None:
     def finishes(worker: Worker) -> None:
         trainer = Trainer(worker, "asp")
         wait(dead)
-        for batch in ahead(trainer.optimizer.batch_sampler(data(40), batch_size=4), 1):
-            trainer.step(batch)
+        trainer.through(ahead(trainer.sampler(40, 4), 1))
         trained.set()
         wait(left)
 
     def comes_back(worker: Worker) -> None:
-        sampler = Trainer(worker, "asp").optimizer.batch_sampler(data(40), batch_size=4)
+        sampler = Trainer(worker, "asp").sampler(40, 4)
         left.set()
         next(iter(sampler))
 

@@ -1,25 +1,25 @@
-"""Ranks that die, freeze, leave or come late: the others go on, and who comes has a living rank's replica, bit by bit."""
+"""Workers and ranks that die, freeze, leave or come late: the others go on, and who comes has what the job has, bit by bit."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.live.harness import APART, DEADLINE_S, HALVES, TOGETHER, Job, Worker, barrier, wait
-from tests.live.samples import audited
-from tests.live.test_ranks import mlp, parameters, same
+from tests.live.samples import Training, audited, of_kind
 from tests.support.rule_examples import spelled
+from tests.support.same_state import same
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.errors import JobEnded, JobError, RefusedError
-from offbeat.optimizer import DistributedOptimizer
 from offbeat.policies import rule_of
 from offbeat.runtime.allreduce.multi_host_member import MultiHostMember
 from offbeat.runtime.allreduce.round_member import RoundMember
@@ -29,23 +29,6 @@ from offbeat.runtime.worker import siblings
 from offbeat.types import WorkerId
 
 
-class Trainer:
-    """One rank's script: random data, and an optimizer with a state."""
-
-    def __init__(self, worker: Worker, rule: str) -> None:
-        self.model = mlp()
-        self.optimizer: DistributedOptimizer = worker.distribute(torch.optim.Adam(self.model.parameters(), lr=0.01), self.model, rule)
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        self.model(torch.randn(4, 8)).square().mean().backward()
-        self.optimizer.step()
-
-    def everything(self) -> tuple[int, list[Tensor]]:
-        state = [entry[key] for entry in self.optimizer.state_dict()["state"].values() for key in ("exp_avg", "exp_avg_sq", "step")]
-        return self.optimizer.version, [*parameters(self.model), *state]
-
-
 def together(results: list[tuple[int, list[Tensor]]]) -> None:
     """All replicas of a version are one."""
     known: dict[int, list[Tensor]] = {}
@@ -53,12 +36,11 @@ def together(results: list[tuple[int, list[Tensor]]]) -> None:
         assert same(known.setdefault(version, mine), mine), f"version {version}"
 
 
-def history(trainer: Trainer, steps: int) -> list[tuple[int, list[Tensor]]]:
+def history(training: Training, steps: int) -> list[tuple[int, list[Tensor]]]:
     found = []
     for _ in range(steps):
-        trainer.step()
-        version, mine = trainer.everything()
-        found.append((version, [part.clone() for part in mine]))
+        training.step()
+        found.append(training.everything())
     return found
 
 
@@ -68,39 +50,41 @@ PLACES = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 GOSSIP = spelled(GossipRule)
 
 
-def everywhere(*rules: str) -> pytest.MarkDecorator:
-    """These rules, and all of gossip, in all places."""
-    cases = [pytest.param(rule, hosts, id=f"{rule}-{name}") for rule in (*rules, *GOSSIP) for name, hosts in HOSTS.items()]
-    return pytest.mark.parametrize(("rule", "hosts"), cases)
+def everywhere(*rules: str, served: Sequence[str]) -> pytest.MarkDecorator:
+    """These rules, and all of gossip, in all places; and rules with servers, by shared memory and with one worker elsewhere."""
+    cases = [pytest.param(rule, {"hosts": hosts}, id=f"{rule}-{name}") for rule in (*rules, *GOSSIP) for name, hosts in HOSTS.items()]
+    places: dict[str, dict[int, str]] = {"shm": {}, "tcp": {1: "other"}}
+    cases += [pytest.param(rule, {"servers": 2, "hosts": hosts}, id=f"{rule}-{name}") for rule in served for name, hosts in places.items()]
+    return pytest.mark.parametrize(("rule", "job"), cases)
 
 
-@everywhere("full", "majority", "solo", "solo(delivery=latest, model_sync_every=8)")
-def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule: str, hosts: dict[int, str]) -> None:
+@everywhere("full", "majority", "solo", "solo(delivery=latest, model_sync_every=8)", served=["psp(c=3)"])
+def test_one_that_dies_comes_back_with_what_the_others_have(tmp_path: Path, rule: str, job: dict[str, Any]) -> None:
     back = threading.Event()
     results: list[tuple[int, list[Tensor]]] = []
     states: list[float] = []
 
     def stay(worker: Worker) -> None:
-        trainer = Trainer(worker, rule)
-        mine = history(trainer, 4)
+        training = Training(worker, rule)
+        mine = history(training, 4)
         if worker.number == 1:
             worker.die()
         while not back.is_set():
-            mine += history(trainer, 1)
+            mine += history(training, 1)
         results.extend(mine)
 
     def come(worker: Worker) -> None:
-        trainer = Trainer(worker, rule)
-        assert trainer.optimizer.version >= 4
-        states.extend(float(entry["step"]) for entry in trainer.optimizer.state_dict()["state"].values())
-        results.extend(history(trainer, 6))
+        training = Training(worker, rule)
+        assert training.optimizer.version >= 4
+        states.extend(float(entry["step"]) for entry in training.optimizer.state_dict()["state"].values())
+        results.extend(history(training, 6))
         back.set()
 
-    with Job(3, hosts=hosts, journal=str(tmp_path / "journal")) as job:
-        job.start_all(stay)
-        job.await_state(1, "dead")
-        job.start(1, come)
-        job.join()
+    with Job(3, journal=str(tmp_path / "journal"), **job) as running:
+        running.start_all(stay)
+        running.await_state(1, "dead")
+        running.start(1, come)
+        running.join()
     assert states and min(states) >= 4, "its optimizer goes on from where another's was"
     records = audited(tmp_path / "journal")
     assert {part["incarnation"] for r in records if r["kind"] == "fold" for part in r["parts"] if part["worker"] == 1} == {1, 2}
@@ -111,39 +95,42 @@ def test_a_rank_that_dies_comes_back_with_anothers_replica(tmp_path: Path, rule:
         return
     if "latest" not in rule:
         together(results)
+    if "psp" in rule:
+        return
     divisors = [record["divisor"] for record in records if record["kind"] == "fold"]
     assert divisors[0] == 3 and 2 in divisors, "a result is divided by the living"
 
 
-@everywhere("full", "solo")
-def test_a_rank_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule: str, hosts: dict[int, str]) -> None:
+@everywhere("full", "solo", served=["bsp", "asp", "psp(c=3, b=0.5)"])
+def test_one_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule: str, job: dict[str, Any]) -> None:
     thought_dead, back = threading.Event(), threading.Event()
     results: list[tuple[int, list[Tensor]]] = []
 
     def script(worker: Worker) -> None:
-        trainer = Trainer(worker, rule)
-        mine = history(trainer, 2)
+        training = Training(worker, rule)
+        mine = history(training, 2)
         if worker.number == 1:
             worker.freeze()
             wait(thought_dead)
             worker.thaw()
-            mine += history(trainer, 5)
+            mine += history(training, 5)
             back.set()
         while not back.is_set():
-            mine += history(trainer, 1)
+            mine += history(training, 1)
         results.extend(mine)
 
-    with Job(3, hosts=hosts, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        job.start_all(script)
-        job.await_state(1, "dead")
-        thought_dead.set()
-        job.join()
-    if rule not in GOSSIP:
+    with Job(3, timeout_s=1.0, journal=str(tmp_path / "journal"), **job) as running:
+        running.run_past_death(script, 1, thought_dead)
+    if rule in ("full", "solo", "bsp"):
         together(results)
     records = audited(tmp_path / "journal")
-    states = [record["state"] for record in records if record["kind"] == "state_changed" and record["worker"] == 1]
+    states = [record["state"] for record in of_kind(records, "state_changed", 1)]
     assert states[:4] == ["alive", "dead", "recovered", "alive"] and states[-1] == "finished"
-    assert any(r["fate"] == "folded" and r["incarnation"] > 1 for r in records if r["kind"] == "settle" and r["worker"] == 1)
+    fates = of_kind(records, "settle", 1)
+    assert any(fate["fate"] == "folded" and fate["incarnation"] > 1 for fate in fates)
+    if "servers" in job:
+        late = {fate.get("shard"): fate["reason"] for fate in reversed(fates) if fate["fate"] == "rejected"}  # the first of each shard
+        assert late == dict.fromkeys((0, 1) if "psp" in rule else (None,), "sent by incarnation 1, which was declared dead")
 
 
 @pytest.mark.parametrize("hosts", [TOGETHER, APART], ids=["together", "apart"])
@@ -167,8 +154,8 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(siblings, "IDLE_S", 0.001)
 
     def script(worker: Worker) -> None:
-        trainer = Trainer(worker, "solo")
-        sampler = trainer.optimizer.batch_sampler(TensorDataset(torch.zeros(8)), batch_size=4)
+        training = Training(worker, "solo")
+        sampler = training.optimizer.batch_sampler(TensorDataset(torch.zeros(8)), batch_size=4)
         for epoch in itertools.count():
             for _ in sampler:
                 if epoch == 0:
@@ -177,7 +164,7 @@ def test_who_waits_to_be_let_in_takes_no_results(monkeypatch: pytest.MonkeyPatch
                         wait(thought_dead)
                     else:
                         frozen.append(worker)
-                trainer.step()
+                training.step()
             if worker.number == 1:
                 back.set()
             if back.is_set():
@@ -228,16 +215,16 @@ def test_who_is_asked_for_its_replica_while_it_waits_to_leave_waits_for_the_newc
     monkeypatch.setattr(MultiHostMember, "give_to", spied_give_to)
 
     def stay(worker: Worker) -> tuple[int, list[Tensor]]:
-        trainer = Trainer(worker, "full")
-        trainer.step()
+        training = Training(worker, "full")
+        training.step()
         if worker.number == 1:
             worker.die()
-        return trainer.everything()
+        return training.everything()
 
     def come(worker: Worker) -> int:
-        trainer = Trainer(worker, "full")
-        trainer.step()
-        return trainer.optimizer.version
+        training = Training(worker, "full")
+        training.step()
+        return training.optimizer.version
 
     with Job(2, hosts=APART) as job:
         threads += job.start_all(stay)
@@ -274,18 +261,14 @@ def test_stale_samples_of_a_returned_worker_are_rejected(tmp_path: Path, sync: s
         return model.weight.item()
 
     with Job(2, hosts=hosts, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        job.start_all(script)
-        job.await_state(1, "dead")
-        thought_dead.set()
-        job.join()
-        weights = job.results(0, 1)
+        weights = job.run_past_death(script, 1, thought_dead)
     records = audited(tmp_path / "journal")
-    reasons = [r["reason"] for r in records if r["kind"] == "settle" and r["worker"] == 1 and r["fate"] == "rejected"]
+    reasons = [record["reason"] for record in of_kind(records, "settle", 1) if record["fate"] == "rejected"]
     assert reasons[0].startswith("sent by incarnation 1")
     assert reasons[1:] == ["its samples have gone to another worker"] * 2
-    (report,) = [record["report"] for record in records if record["kind"] == "epoch_ended"]
-    assert report["folded"] == size and report["returned"] == 12
-    expected = -sum(6.0 * part["weight"] for r in records if r["kind"] == "fold" for part in r["parts"])
+    (ended,) = of_kind(records, "epoch_ended")
+    assert ended["report"]["folded"] == size and ended["report"]["returned"] == 12
+    expected = -sum(6.0 * part["weight"] for fold in of_kind(records, "fold") for part in fold["parts"])
     assert max(weights, key=abs) == pytest.approx(expected), "what was rejected is in no result"
     assert sync == "asp" or weights[0] == weights[1]
 
@@ -298,31 +281,26 @@ def test_the_last_rank_leaves_its_replica_to_those_who_may_come_back(rule: str, 
     died = threading.Event()
 
     def stay(worker: Worker) -> tuple[int, list[Tensor]]:
-        trainer = Trainer(worker, rule)
-        trainer.step()
+        training = Training(worker, rule)
+        training.step()
         if worker.number == 1:
             worker.die()
         wait(died)
-        trainer.step()
-        return trainer.everything()
+        training.step()
+        return training.everything()
 
     with Job(2, hosts=hosts) as job:
-        threads = job.start_all(stay)
-        job.await_state(1, "dead")
-        died.set()
-        job.join(*threads)
+        job.run_past_death(stay, 1, died)
         job.await_state(0, "finished")
 
         def come(worker: Worker) -> tuple[int, list[Tensor]]:
-            trainer = Trainer(worker, rule)
-            found = trainer.everything()
-            kept = found[0], [part.clone() for part in found[1]]
+            training = Training(worker, rule)
+            kept = training.everything()
             with pytest.raises(JobEnded):
-                trainer.step()
+                training.step()
             return kept
 
-        thread = job.start(1, come)
-        job.join(thread)
+        job.join(job.start(1, come))
         first, second = job.results(0, 1)
     assert first[0] == second[0] == version
     together([first, second])
@@ -331,12 +309,12 @@ def test_the_last_rank_leaves_its_replica_to_those_who_may_come_back(rule: str, 
 @pytest.mark.parametrize(("rule", "hosts"), [("majority", TOGETHER), ("majority", APART), ("sgp", TOGETHER)])
 def test_where_all_die_at_once_the_parameters_are_gone(rule: str, hosts: dict[int, str]) -> None:
     def die(worker: Worker) -> None:
-        Trainer(worker, rule).step()
+        Training(worker, rule).step()
         worker.die()
 
     def come(worker: Worker) -> None:
         with pytest.raises((RefusedError, JobError)):
-            Trainer(worker, rule)
+            Training(worker, rule)
 
     with Job(1, hosts=hosts) as job:
         job.start(0, die)
@@ -349,16 +327,16 @@ def test_who_comes_from_another_host_to_a_job_of_one_is_refused() -> None:
     refused = threading.Event()
 
     def stay(worker: Worker) -> None:
-        trainer = Trainer(worker, "solo")
-        trainer.step()
+        training = Training(worker, "solo")
+        training.step()
         if worker.number == 1:
             worker.die()
         wait(refused)
-        trainer.step()
+        training.step()
 
     def come(worker: Worker) -> None:
         with pytest.raises(RefusedError, match="worker 1 is on another host than server 0, and the job has begun with all workers there"):
-            Trainer(worker, "solo")
+            Training(worker, "solo")
         refused.set()
 
     with Job(2, hosts=(hosts := {})) as job:
@@ -376,11 +354,11 @@ def test_a_donor_that_dies_is_replaced(tmp_path: Path, hosts: dict[int, str]) ->
     quick: Any = {}
 
     def stay(worker: Worker) -> None:
-        trainer = Trainer(worker, "solo")
-        trainer.step()
+        training = Training(worker, "solo")
+        training.step()
         if worker.number == 2:
             worker.die()
-        quick[worker.number] = trainer
+        quick[worker.number] = training
         if worker.number == 0:
             worker.freeze()
             frozen.set()
@@ -388,12 +366,12 @@ def test_a_donor_that_dies_is_replaced(tmp_path: Path, hosts: dict[int, str]) ->
             worker.thaw()
             worker.die()
         while not end.is_set():
-            trainer.step()
+            training.step()
             threading.Event().wait(0.05)
 
     def come(worker: Worker) -> None:
-        trainer = Trainer(worker, "solo")
-        together(history(trainer, 3))
+        training = Training(worker, "solo")
+        together(history(training, 3))
         end.set()
 
     with Job(3, hosts=hosts, timeout_s=1.5, journal=str(tmp_path / "journal")) as job:

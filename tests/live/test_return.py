@@ -1,15 +1,13 @@
-"""BatchNorm's statistics at an epoch's end, and workers that come late, come back, or were thought dead."""
+"""What a job has of a worker besides its gradients: BatchNorm's statistics, and settings, which do not count once it is dead."""
 
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.live.harness import Job, Worker, barrier, wait
-from tests.live.samples import audited
 from torch import Tensor, nn
 
 
@@ -85,43 +83,9 @@ def test_a_joiner_gets_the_mean() -> None:
         job.join()
 
 
-def test_a_returning_worker_cannot_undo_what_the_others_have_learnt() -> None:
-    """Its script wraps first and then loads an old checkpoint into the model, as it did at the start."""
-    stand, joined = barrier(2), threading.Event()
-
-    def stay(worker: Worker) -> None:
-        model = WithNorm(worker.number)
-        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model)
-        model.step(optimizer)
-        if worker.number == 1:
-            worker.die()
-        before = [p.detach().clone() for p in model.parameters()]
-        stand.wait()
-        wait(joined)
-        assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
-        model.step(optimizer)
-
-    def join(worker: Worker) -> None:
-        model = WithNorm(worker.number)
-        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model)
-        with torch.no_grad():
-            for p in model.parameters():
-                p.zero_()
-        joined.set()
-        model.step(optimizer)
-        assert optimizer.version == 2 and all(bool(p.any()) for p in model.parameters())
-
-    with Job(2, servers=2) as job:
-        job.start_all(stay)
-        job.await_state(1, "dead")
-        stand.wait()
-        job.start(1, join)
-        job.join()
-
-
 def test_the_settings_of_the_dead_do_not_count() -> None:
     """The learning rate is that of the worker furthest on, among the living."""
-    stopped, thought_dead = threading.Event(), threading.Event()
+    thought_dead = threading.Event()
 
     def script(worker: Worker) -> None:
         model = nn.Linear(1, 1)
@@ -131,7 +95,6 @@ def test_the_settings_of_the_dead_do_not_count() -> None:
                 model(torch.ones(1, 1)).sum().backward()
                 optimizer.step()
             worker.freeze()
-            stopped.set()
             wait(thought_dead)
             worker.die()
         wait(thought_dead)
@@ -144,43 +107,4 @@ def test_the_settings_of_the_dead_do_not_count() -> None:
         assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
 
     with Job(2, timeout_s=1.0) as job:
-        job.start_all(script)
-        wait(stopped)
-        job.await_state(1, "dead")
-        thought_dead.set()
-        job.join()
-
-
-@pytest.mark.parametrize("sync", ["bsp", "asp", "psp(c=3, b=0.5)"])
-@pytest.mark.parametrize("hosts", [{}, {1: "other"}], ids=["shm", "tcp"])
-def test_a_worker_that_was_thought_dead_comes_back(tmp_path: Path, sync: str, hosts: dict[int, str]) -> None:
-    thought_dead, back = threading.Event(), threading.Event()
-
-    def script(worker: Worker) -> list[float]:
-        model = WithNorm(worker.number)
-        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model, sync)
-        if worker.number != 1:
-            while not back.is_set():
-                model.step(optimizer)
-            return []
-        model.step(optimizer)
-        worker.freeze()
-        wait(thought_dead)
-        worker.thaw()
-        for _ in range(5):  # the first is the late one
-            model.step(optimizer)
-        back.set()
-        return []
-
-    with Job(3, servers=2, hosts=hosts, timeout_s=1.0, journal=str(tmp_path / "journal")) as job:
-        job.start_all(script)
-        job.await_state(1, "dead")
-        thought_dead.set()
-        job.join()
-    records = audited(tmp_path / "journal")
-    mine = [record for record in records if record["kind"] == "settle" and record["worker"] == 1]
-    late = {record.get("shard"): record["reason"] for record in reversed(mine) if record["fate"] == "rejected"}  # the first of each shard
-    assert late == dict.fromkeys((0, 1) if "psp" in sync else (None,), "sent by incarnation 1, which was declared dead")
-    assert sum(record["fate"] == "folded" and record["incarnation"] > 1 for record in mine) > 0
-    states = [record["state"] for record in records if record["kind"] == "state_changed" and record["worker"] == 1]
-    assert states[:4] == ["alive", "dead", "recovered", "alive"] and states[-1] == "finished"
+        job.run_past_death(script, 1, thought_dead)

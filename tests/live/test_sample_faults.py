@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.live.harness import Job, Worker, barrier, wait
-from tests.live.samples import Trainer, ahead, data, finished, once, run
+from tests.live.samples import Trainer, ahead, finished, of_kind, once, run
+from tests.support.rule_examples import spelled
 from torch import nn
+
+from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.journal.file import read
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["slow", "dead"])
@@ -20,18 +24,17 @@ def test_who_has_no_samples_left_takes_over_from_the_slow_and_takes_those_of_the
 
     def script(worker: Worker) -> int:
         trainer = Trainer(worker)
-        sampler = trainer.optimizer.batch_sampler(data(size), batch_size=batch)
+        sampler = trainer.sampler(size, batch)
         joined.wait()
-        steps = 0
-        for steps, indices in enumerate(sampler, start=1):
-            if worker.number == 1 and steps == 1 + dies:
+        for number, indices in enumerate(sampler):
+            if worker.number == 1 and number == dies:
                 wait(others_idle)
                 if dies:
                     worker.die()
-            done.append(trainer.step(torch.tensor(indices)))
+            done.append(trainer.step(indices))
             if sum(map(len, done)) == size - batch:
                 others_idle.set()
-        return steps
+        return trainer.steps
 
     with Job(3, journal=str(tmp_path / "journal")) as job:
         steps = job.run(script)
@@ -50,7 +53,7 @@ def test_the_samples_of_the_dead_are_done_again(tmp_path: Path, sync: str) -> No
 
     def script(worker: Worker) -> None:
         trainer = Trainer(worker, sync)
-        sampler = trainer.optimizer.batch_sampler(data(size), batch_size=batch)
+        sampler = trainer.sampler(size, batch)
         joined.wait()
         for number, indices in enumerate(ahead(sampler, depth)):
             if number == 2:
@@ -58,27 +61,26 @@ def test_the_samples_of_the_dead_are_done_again(tmp_path: Path, sync: str) -> No
             done.append(trainer.step(indices))
 
     with Job(3, journal=str(tmp_path / "journal")) as job:
-        threads = job.start_all(script)
-        job.await_state(1, "dead")
-        dead.set()
-        job.join(*threads)
+        job.run_past_death(script, 1, dead)
     (report,) = finished(job, tmp_path / "journal")
     assert once(done, size)
     assert report["folded"] == size and report["returned"] == depth * batch
 
 
-@pytest.mark.parametrize("sync", ["bsp", "full"])
-def test_a_gradient_that_is_not_finite(tmp_path: Path, sync: str) -> None:
+@pytest.mark.parametrize(("sync", "servers"), [("bsp", 1), ("full", 1), ("psp(c=2)", 2), *((rule, 1) for rule in spelled(GossipRule))])
+def test_a_gradient_that_is_not_finite_stays_out_of_everything_and_its_worker_goes_on(tmp_path: Path, sync: str, servers: int) -> None:
     def script(worker: Worker) -> list[float]:
         trainer = Trainer(worker, sync)
-        for number, (batch,) in enumerate(trainer.loader(40, 4)):
+        for number, batch in enumerate(trainer.sampler(40, 4, deal="even")):
             trainer.step(batch, scale=float("nan") if worker.number == 1 and number == 2 else 1.0)
         return [p.item() for p in trainer.model.parameters()]
 
-    results, (report,) = run(tmp_path / "journal", 2, script)
+    results, (report,) = run(tmp_path / "journal", 2, script, servers=servers)
     assert report["rejected"] == 4 and report["folded"] == 36
     assert report["exceptions"][0]["why"] == "rejected: gradient not finite in weight"
     assert torch.isfinite(torch.tensor(results)).all()
+    fates = [record["fate"] for record in of_kind(read(tmp_path / "journal"), "settle")]
+    assert fates.count("rejected") == servers and fates.count("folded") == 9 * servers, "under psp each shard has a fate for it"
 
 
 @pytest.mark.parametrize("sync", ["bsp", "full"])

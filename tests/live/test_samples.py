@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.live.harness import APART, Job, Worker, barrier, wait
-from tests.live.samples import Trainer, Used, ahead, all_is_pushed, data, finished, once, pushes, run
+from tests.live.samples import Trainer, Used, ahead, all_is_pushed, finished, once, pushes, run
 
 from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
@@ -34,15 +35,9 @@ def test_every_index_once(tmp_path: Path, sync: str, loaders: int, job: dict[str
     def script(worker: Worker) -> tuple[Used, int]:
         trainer = Trainer(worker, sync)
         loader = trainer.loader(101, 4, num_workers=loaders)
-        used, steps = Used(), 0
-        for _ in range(3):
-            used.append([])
-            for (batch,) in loader:
-                used[-1] += trainer.step(batch)
-                steps += 1
-                trainer.pause()
+        used = [trainer.through(loader, pause_s=0.001) for _ in range(3)]
         trainer.optimizer.pull()
-        return used, steps
+        return used, trainer.steps
 
     results, reports = run(tmp_path / "journal", 3, script, **job)
     for epoch in range(3):
@@ -80,15 +75,8 @@ def test_a_loop_left_early(tmp_path: Path, depth: int, sync: str, steps: int, si
 
     def script(worker: Worker) -> Used:
         trainer = Trainer(worker, sync)
-        sampler = trainer.optimizer.batch_sampler(data(100), batch_size=5)
-        used: Used = [[], []]
-        for number, batch in enumerate(ahead(sampler, depth), start=1):
-            used[0] += trainer.step(batch)
-            if number == steps:
-                break
-        for batch in ahead(sampler, depth):
-            used[1] += trainer.step(batch)
-        return used
+        sampler = trainer.sampler(100, 5)
+        return [trainer.through(islice(ahead(sampler, depth), steps)), trainer.through(ahead(sampler, depth))]
 
     results, (first, second) = run(tmp_path / "journal", 2, script)
     assert first["folded"] == sum(len(used[0]) for used in results) == 10 * steps
@@ -106,19 +94,14 @@ def test_two_samplers_in_turn(tmp_path: Path) -> None:
         used: list[Used] = [[], []]
         for _ in range(2):
             for loader, into in zip(loaders, used, strict=True):
-                into.append([index for (batch,) in loader for index in trainer.step(batch)])
+                into.append(trainer.through(loader))
         return used
 
     results, reports = run(tmp_path / "journal", 2, script)
     for epoch in range(2):
         assert once((used[0][epoch] for used in results), 30)
         assert once((used[1][epoch] for used in results), 45)
-    assert sorted((r["pool"], r["epoch"], r["folded"]) for r in reports) == [
-        (0, 0, 30),
-        (0, 1, 30),
-        (1, 0, 45),
-        (1, 1, 45),
-    ]
+    assert sorted((r["pool"], r["epoch"], r["folded"]) for r in reports) == [(0, 0, 30), (0, 1, 30), (1, 0, 45), (1, 1, 45)]
 
 
 def test_two_samplers_at_once(tmp_path: Path) -> None:
@@ -147,15 +130,13 @@ def test_two_samplers_at_once(tmp_path: Path) -> None:
 def test_resuming_at_an_epoch(tmp_path: Path) -> None:
     def script(worker: Worker) -> tuple[Used, Used, int]:
         trainer = Trainer(worker)
-        first, second = (trainer.optimizer.batch_sampler(data(25), batch_size=2, seed=5) for _ in range(2))
+        first, second = (trainer.sampler(25, 2, seed=5) for _ in range(2))
         first.set_epoch(3)
-        batches: list[Used] = [[], []]
-        for _ in range(2):
-            batches[0].append([i for indices in first for i in trainer.step(torch.tensor(indices))])
+        begun = [trainer.through(first) for _ in range(2)]
         second.load_state_dict({"epoch": 4})
-        batches[1].append([i for indices in second for i in trainer.step(torch.tensor(indices))])
+        resumed = [trainer.through(second)]
         assert first.state_dict() == second.state_dict() and first.state_dict()["epoch"] == 5
-        return batches[0], batches[1], len(first)
+        return begun, resumed, len(first)
 
     results, reports = run(tmp_path / "journal", 2, script)
     assert [(r["pool"], r["epoch"]) for r in reports] == [(0, 3), (0, 4), (1, 4)]
@@ -183,10 +164,10 @@ def test_impossible_data() -> None:
 def test_each_worker_goes_through_its_own_split_in_an_order_of_its_own(tmp_path: Path) -> None:
     def script(worker: Worker) -> tuple[list[int], Used]:
         trainer = Trainer(worker, "ensemble(steps=3, overlap=0.5)")
-        sampler = trainer.optimizer.batch_sampler(data(60), batch_size=4)
+        sampler = trainer.sampler(60, 4)
         lengths, used = [len(sampler)], Used()
         for _ in range(3):
-            used.append([index for batch in sampler for index in trainer.step(torch.tensor(batch))])
+            used.append(trainer.through(sampler))
             lengths.append(len(sampler))
         return lengths, used
 
@@ -207,8 +188,7 @@ def test_each_worker_goes_through_its_own_split_in_an_order_of_its_own(tmp_path:
 def test_without_shuffling_splits_are_cut_from_the_data_as_they_are(tmp_path: Path) -> None:
     def script(worker: Worker) -> Used:
         trainer = Trainer(worker, "ensemble(steps=2, overlap=0.25)")
-        sampler = trainer.optimizer.batch_sampler(data(16), batch_size=3, shuffle=False)
-        return [[index for batch in sampler for index in trainer.step(torch.tensor(batch))]]
+        return [trainer.through(trainer.sampler(16, 3, shuffle=False))]
 
     results, _ = run(tmp_path / "journal", 2, script)
     assert results == [[list(range(10))], [[*range(4), *range(10, 16)]]]
@@ -220,7 +200,7 @@ def test_workers_push_at_equal_fractions_of_their_splits_with_the_batches_that_t
 
     def script(worker: Worker) -> list[list[int]]:
         trainer = Trainer(worker, "ensemble(per_epoch=6, overlap=0.0, budget=15)")
-        sampler = trainer.optimizer.batch_sampler(data(120), batch_size=50)
+        sampler = trainer.sampler(120, 50)
         return [[len(trainer.step(batch)) for batch in ahead(sampler, depth)] for _ in range(2)]
 
     results, reports = run(tmp_path / "journal", 2, script)
@@ -235,14 +215,13 @@ def test_batches_change_at_the_end_of_an_epoch(tmp_path: Path) -> None:
 
     def script(worker: Worker) -> list[list[int]]:
         trainer = Trainer(worker, "ensemble(per_epoch=2, overlap=0.0, budget=16, reallocate=inverse, batch_min=2)")
-        sampler = trainer.optimizer.batch_sampler(data(64), batch_size=4)
-        epochs: list[list[int]] = []
-        for _ in range(2):
-            epochs.append([])
-            for batch in ahead(sampler, 3):
-                threading.Event().wait(0.08 * worker.number)
-                epochs[-1].append(len(trainer.step(batch)))
-        return epochs
+        sampler = trainer.sampler(64, 4)
+
+        def step(batch: torch.Tensor) -> int:
+            threading.Event().wait(0.08 * worker.number)
+            return len(trainer.step(batch))
+
+        return [[step(batch) for batch in ahead(sampler, 3)] for _ in range(2)]
 
     results, _ = run(tmp_path / "journal", 2, script)
     assert [epochs[0] for epochs in results] == [[8] * 4, [8] * 4]
@@ -257,19 +236,16 @@ def test_the_split_of_the_dead_goes_to_the_living_at_the_next_epoch(tmp_path: Pa
 
     def script(worker: Worker) -> None:
         trainer = Trainer(worker, "ensemble(steps=2, overlap=0.0)")
-        sampler = trainer.optimizer.batch_sampler(data(40), batch_size=2)
+        sampler = trainer.sampler(40, 2)
         joined.wait()
         for epoch in range(2):
             for number, batch in enumerate(sampler):
                 if (epoch, number) == (0, 4):
                     worker.die() if worker.number == 1 else wait(dead)
-                used[worker.number][epoch] += trainer.step(torch.tensor(batch))
+                used[worker.number][epoch] += trainer.step(batch)
 
     with Job(2, journal=str(tmp_path / "journal")) as job:
-        threads = job.start_all(script)
-        job.await_state(1, "dead")
-        dead.set()
-        job.join(*threads)
+        job.run_past_death(script, 1, dead)
     first, second = finished(job, tmp_path / "journal")
     assert len(used[0][0]) == 20 and sorted(used[0][1]) == list(range(40))
     assert (first["indices"], first["folded"], first["unused"]) == (40, 28, 12)

@@ -79,7 +79,7 @@ def train(case: Case, sync: str = "bsp", wires: Mapping[int, str] | None = None,
 @pytest.mark.parametrize(("wire", "most"), [("bf16", 0.02), ("int8", 0.02)])
 def test_a_job_stays_near_the_joined_batch(where: str, wire: str, most: float) -> None:
     case = Case(steps=STEPS)
-    PLAIN.update(PLAIN or case.plain())
+    PLAIN.update(PLAIN or case.plain().parameters)
     for number, (stepped, pulled, encoded) in enumerate(train(case, wire=wire, **EVERYWHERE[where])):
         halves = where == "halves-2"
         assert encoded == (1 if where == "apart-1" or (halves and number < 2) else 2), "only connections that do not share memory encode"
@@ -92,7 +92,7 @@ def test_a_job_stays_near_the_joined_batch(where: str, wire: str, most: float) -
 
 def test_on_one_host_nothing_is_encoded() -> None:
     case = Case(steps=STEPS)
-    PLAIN.update(PLAIN or case.plain())
+    PLAIN.update(PLAIN or case.plain().parameters)
     for _, pulled, encoded in train(case, wire="int8"):
         assert encoded == 0
         assert distance(pulled, PLAIN) < 1e-5

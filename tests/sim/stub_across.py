@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
 import torch
+from tests.runtime.allreduce.multi_host.network import carried
 from tests.sim.stub_process import LR, Waits
 from tests.sim.stub_ranks import StubRank
 from tests.sim.with_fleet import LinkedHub
@@ -76,7 +77,7 @@ class StubAcross(StubRank):
         self.met, self._lost, self._asked = set(), False, deque()
         hub = self.job.hub(lambda: None, self.number)
         assert isinstance(hub, LinkedHub)
-        self.node = node = Node(self.number, memory, self._send, leave_memory=self._leave_memory)
+        self.node = node = Node(self.number, memory, carried(self._send, self._leave_memory))
         hub._turn = partial(self._hear_sequencer, hub, node)
         hub.process = self
         self._sequencer_hub, self._sequencer = hub, None

@@ -9,7 +9,7 @@ import torch
 from tests.sim.stub_process import LR
 from tests.sim.stub_ranks import StubRank
 
-from offbeat.runtime.gossip.exchange import Exchanged, Wait
+from offbeat.runtime.gossip.exchange import Waiting
 from offbeat.runtime.gossip.one_host import OneHostGossip
 from offbeat.types import WorkerId
 
@@ -17,8 +17,8 @@ from offbeat.types import WorkerId
 class StubGossip(StubRank):
     """A rank of the gossip family, in `runtime.gossip`."""
 
-    _stepping: Generator[Wait, None, Exchanged]
-    _wait: Wait | None = None
+    _stepping: Waiting[tuple[WorkerId, ...]]
+    _told: int | None = None
     _over = False
     on: WorkerId | None = None
     """For whom it waits, the first of them."""
@@ -38,7 +38,7 @@ class StubGossip(StubRank):
         self._gossip.resume()
 
     def contribute(self, gradient: torch.Tensor, samples: int) -> Generator[Any, None, None]:
-        self._stepping, self._wait, self._over = self._gossip.stepping(-LR * gradient), None, False
+        self._stepping, self._told, self._over = self._gossip.stepping(-LR * gradient), None, False
         if not self._go_further():
             self.on = self._first_behind()
             yield from self.wait(self._go_further)
@@ -63,9 +63,9 @@ class StubGossip(StubRank):
 
     def _go_further(self) -> bool:
         """With its step, if anything has changed since it last looked. Returns whether the step is over."""
-        if not self._over and (self._wait is None or self._gossip._memory.events.value != self._wait.told):
+        if not self._over and self._gossip._memory.events.value != self._told:
             try:
-                self._wait = next(self._stepping)
+                self._told = next(self._stepping)
             except StopIteration:
                 self._over = True
         return self._over

@@ -38,13 +38,14 @@ def part_of(
     header = welcome.header
     match header.get("backend"):
         case "gossip":
-            return OneHostGossipMember(welcome.memory, rank, replica, hear)
+            return OneHostGossipMember(rank, replica, hear, welcome.memory)
         case "gossip_multi_host":
             mixed = rule_of(GossipRule, policy)  # type: ignore[type-abstract]
             call = SequencerCall(link.call_coordinator, link.number_of_optimizer)
             return MultiHostGossipMember(header["ranks"], mixed, link.hub, link.interface, call, rank, replica, hear)
         case "one_host":
-            return OneHostMember(welcome.memory, rank, rule_of(RoundRule, policy), replica, hear, voided)  # type: ignore[type-abstract]
+            chosen = rule_of(RoundRule, policy)  # type: ignore[type-abstract]
+            return OneHostMember(rank, chosen, replica, hear, voided, welcome.memory)
         case "multi_host":
             chosen = rule_of(RoundRule, policy)  # type: ignore[type-abstract]
             call = SequencerCall(link.call_coordinator, link.number_of_optimizer)

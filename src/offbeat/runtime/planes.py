@@ -58,12 +58,12 @@ def plane_of(
         assert not survival.follows, "the links of a server with a standby share no memory"
     if isinstance(policy, RoundRule):
         if together:
-            rounds = OneHostGroup.create(policy, ranks, numel, size, dtype, seed, survival)
+            rounds = OneHostGroup.of_rounds(policy, ranks, numel, size, dtype, seed, survival)
             return OneHostPlane(RecordedGroup(rounds, survival), *parts)
         return MultiHostPlane(MultiHostGroup(policy, ranks, _slots(policy, numel, size, dtype, survival), seed, now), *parts)
     if isinstance(policy, GossipRule):
         if together:
-            return GossipPlane(RecordedGroup(GossipGroup.create(policy, ranks, size, dtype, seed, survival), survival), *parts)
+            return GossipPlane(RecordedGroup(GossipGroup.of_gossip(policy, ranks, size, dtype, seed, survival), survival), *parts)
         return MultiHostGossipPlane(MultiHostGossipGroup(policy, ranks, seed, now), *parts)
     raise TypeError(f"{type(policy).__name__} must extend RoundRule or GossipRule")
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.allreduce.played import Played, latency, play
+from tests.core.allreduce.played import Played, play
 from tests.tiers import examples
 
 from offbeat.core.allreduce.algorithms import activation, doubling, halving, partial_allreduce, ring
 from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, Passage, RankProgram, Schedule, in_order
-from offbeat.sim.latency.registry import law
 from offbeat.tensors.running_sum import RunningSum
 
 RANKS = range(1, 34)
@@ -221,19 +220,3 @@ def test_a_message_of_another_schedule_is_told() -> None:
 def test_programs_have_no_cycles() -> None:
     with pytest.raises(AssertionError, match="comes after"):
         RankProgram((Operation(OperationKind.NOP, after=(0,)),), done=0)
-
-
-def test_latency_under_a_law() -> None:
-    slow, small = law("shifted_exponential(shift=0.001, scale=0.001)"), partial_allreduce(8, 16, 4)
-    taken = latency(small, slow, seed=1, rounds=50)
-    assert taken.shape == (50, 8)
-    assert (taken == latency(small, slow, seed=1, rounds=50)).all()
-    # Activation along the initiator's own messages and then three exchanges, each of which is the longer of two, on average.
-    assert 0.006 < taken.mean() < 0.02
-    # Sixteen times the vector, in pieces, beats the whole of it.
-    many = 1 << 20
-    whole, pieces = (
-        latency(in_order(activation(8), way(8, many)), law("constant(seconds=0.0001)"), seed=0, rounds=1, element_s=4e-9).max()
-        for way in (doubling, halving)
-    )
-    assert pieces < 0.7 * whole

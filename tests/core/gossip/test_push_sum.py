@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.core.mixing import in_step
 from tests.tiers import examples
 
 from offbeat.core.gossip.push_sum import Gossip, GossipRule
@@ -63,27 +64,9 @@ def test_hops_are_those_of_the_papers() -> None:
 
 
 def spread(rule: GossipRule, count: int, steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Models of all ranks, which begin with their numbers, after so many steps without gradients, everybody in turn."""
-    gossip, x = Gossip(rule, seed=1), np.arange(count, dtype=float)
-    for rank in range(count):
-        gossip.enter(rank)
-    shared = {(rank, 0): x[rank] for rank in range(count)}
-    for step in range(1, steps + 1):
-        new = x.copy()
-        for rank in range(count) if rule.exchange == "average" else ():
-            own, messages, _ = gossip.mix(rank)
-            new[rank] = own * x[rank] + sum(m.weight * shared[m.sender, m.steps] for m in messages)
-        for rank in range(count):
-            if rule.exchange == "pair" and (partner := gossip.partner(rank)) is not None:
-                new[rank] = new[partner] = (new[rank] + new[partner]) / 2
-            gossip.step(rank)
-            shared[rank, step] = new[rank]
-        x = new.copy()
-        for rank in range(count) if rule.exchange == "push" else ():
-            own, messages, _ = gossip.mix(rank)
-            new[rank] = own * x[rank] + sum(m.weight * shared[m.sender, m.steps] for m in messages)
-        x = new
-    return x, np.array([gossip.mass(rank) for rank in range(count)])
+    """Parameters and masses of all ranks, which begin with their numbers, after so many steps without gradients."""
+    x, gossip = in_step(rule, [float(rank) for rank in range(count)], steps)
+    return np.array(x), np.array([gossip.mass(rank) for rank in range(count)])
 
 
 @pytest.mark.few(5)

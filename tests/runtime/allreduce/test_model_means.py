@@ -44,7 +44,7 @@ def test_who_joins_by_a_rank_that_waits_for_a_mean_takes_part_in_it(call: str) -
     def hear() -> None:
         assert "joined" not in done, "the rank that has joined waits for the one that waits for it"
         done.append("joined")
-        joiner = Joiner((), 1, Full(), joined[1], hear, lambda _: None)
+        joiner = Joiner(1, Full(), joined[1], hear, lambda _: None)
         joiner.version = 3
         joiner.contribute(True, 0) if call == "contribute" else joiner.catch_up()
 

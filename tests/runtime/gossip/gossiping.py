@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from tests.core.mixing import in_step
 
-from offbeat.core.gossip.push_sum import Gossip, GossipRule
+from offbeat.core.gossip.push_sum import GossipRule
 
 NUMEL, STEPS = 5, 40
 
@@ -14,25 +15,7 @@ def moved(rank: int, step: int) -> torch.Tensor:
 
 
 def lockstep(policy: GossipRule, count: int, *, apart: float = 1.0) -> torch.Tensor:
-    """What the pure machine says: everybody makes a step, then everybody mixes. Only for rules in which who is first does not matter.
-
-    Args:
-        apart: rank r begins with r times this.
-    """
-    gossip = Gossip(policy, seed=3)
-    x = [torch.full((NUMEL,), apart * rank, dtype=torch.float64) for rank in range(count)]
-    kept = {(rank, 0): x[rank] for rank in range(count)}
-    for rank in range(count):
-        gossip.enter(rank)
-    for step in range(1, STEPS + 1):
-        if policy.exchange == "average":
-            mixtures = [gossip.mix(rank) for rank in range(count)]
-            x = [m.own * x[rank] + sum(p.weight * kept[p.sender, p.steps] for p in m.messages) for rank, m in enumerate(mixtures)]
-        for rank in range(count):
-            x[rank] = x[rank] + moved(rank, step)
-            gossip.step(rank)
-            kept[rank, step] = x[rank]
-        if policy.exchange == "push":
-            mixtures = [gossip.mix(rank) for rank in range(count)]
-            x = [m.own * x[rank] + sum(p.weight * kept[p.sender, p.steps] for p in m.messages) for rank, m in enumerate(mixtures)]
+    """What the pure machine says of ranks of which rank r begins with r times ``apart``, and who is first does not matter."""
+    begin = [torch.full((NUMEL,), apart * rank, dtype=torch.float64) for rank in range(count)]
+    x, gossip = in_step(policy, begin, STEPS, moved)
     return torch.stack([x[rank] / gossip.mass(rank) for rank in range(count)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from offbeat.errors import ProtocolError
 from offbeat.policies import ADPSGD, DPSGD, SGP
 from offbeat.runtime.allreduce.multi_host import connections
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
-from offbeat.runtime.gossip.exchange import Exchanged, Wait
+from offbeat.runtime.gossip.exchange import Waiting
 from offbeat.runtime.gossip.multi_host import MultiHostGossip
 from offbeat.runtime.gossip.sequenced import SequencedGossip
 from offbeat.transport.base import Message
@@ -68,7 +68,7 @@ class Network:
         self.queues: dict[tuple[int, int], deque[Message | None]] = {}
         self.server = SequencedGossip(rule, ranks, lambda: 0.0, 3)
         self.ranks: dict[WorkerId, MultiHostGossip] = {}
-        self.work: dict[WorkerId, Generator[Wait, None, Exchanged]] = {}
+        self.work: dict[WorkerId, Waiting[tuple[WorkerId, ...]]] = {}
         self.unnoticed: list[WorkerId] = []
         self.made = dict.fromkeys(range(ranks), 0)
         self.server.begin({WorkerId(rank): f"host {rank}" for rank in range(ranks)})
@@ -79,8 +79,8 @@ class Network:
         gossip = MultiHostGossip(self.rule, self.count, NUMEL, rank=rank, hub=cast(Any, None), call=cast(Any, None), dtype=torch.float64)
         gossip._connections = cast(Any, Line(self, rank))
         for other in self.ranks:
-            with self.ranks[other]._lock:
-                self.ranks[other]._on_connected(rank)
+            with self.ranks[other].lock:
+                self.ranks[other].on_connected(rank)
         self.ranks[rank] = gossip
         self.server.expect(rank, f"host {rank}")
         self.server.connect(rank, cast(Any, Line(self, rank)))
@@ -88,7 +88,7 @@ class Network:
     def begin(self, rank: WorkerId, parameters: torch.Tensor) -> None:
         """The messages of a rank's beginning do not wait."""
         gossip = self.ranks[rank]
-        gossip._sleep = lambda told, deadline: self.deliver_all()  # type: ignore[method-assign]
+        gossip._sleep = lambda told: self.deliver_all()  # type: ignore[method-assign]
         gossip.begin(parameters)
         gossip.resume()
 
@@ -108,14 +108,13 @@ class Network:
             if self.server.has(WorkerId(source), self.server._connections.get(WorkerId(source), cast(Any, None))):
                 self.server.on_message(WorkerId(source), message)
         elif to in self.ranks:
-            with self.ranks[WorkerId(to)]._lock:
-                self.ranks[WorkerId(to)]._on_message(WorkerId(source), message)
+            with self.ranks[WorkerId(to)].lock:
+                self.ranks[WorkerId(to)].on_message(WorkerId(source), message)
         return True
 
-    def deliver_all(self) -> bool:
+    def deliver_all(self) -> None:
         while self.deliver():
             pass
-        return True
 
     def step(self, rank: WorkerId, change: torch.Tensor | None = None) -> None:
         """Let a rank go as far as it can."""
@@ -237,8 +236,8 @@ def test_whatever_a_rank_says_the_others_go_on_without_it(seed: int, rule: Gossi
             if at == SEQUENCER:
                 network.server.on_message(intruder, message)
             else:
-                with network.ranks[at]._lock:
-                    network.ranks[at]._on_message(intruder, message)
+                with network.ranks[at].lock:
+                    network.ranks[at].on_message(intruder, message)
         except ProtocolError:
             assert network.server.table.words() == before
             refused += 1
@@ -263,13 +262,13 @@ def test_who_breaks_the_protocol_is_told_so_and_who_is_out_is_fenced() -> None:
     with pytest.raises(ProtocolError, match="rank 0 sent 'took' with got"):
         server.on_message(WorkerId(0), took)
     asked = network.ranks[WorkerId(1)]
-    with asked._lock:
+    with asked.lock:
         for steps in range(1, 65):
-            asked._on_message(WorkerId(0), Message({"k": "want", "n": steps}, memoryview(b""), ()))
+            asked.on_message(WorkerId(0), Message({"k": "want", "n": steps}, memoryview(b""), ()))
         with pytest.raises(ProtocolError, match="rank 0 wants the parameters of more than 64 steps"):
-            asked._on_message(WorkerId(0), Message({"k": "want", "n": 65}, memoryview(b""), ()))
+            asked.on_message(WorkerId(0), Message({"k": "want", "n": 65}, memoryview(b""), ()))
         with pytest.raises(ProtocolError, match="sent 'vector' with 8 bytes"):
-            asked._on_message(WorkerId(0), Message({"k": "vector", "n": 1}, memoryview(bytes(8)), ()))
+            asked.on_message(WorkerId(0), Message({"k": "vector", "n": 1}, memoryview(bytes(8)), ()))
     server.order(WorkerId(1), "leave")
     network.deliver_all()
     with pytest.raises(Fenced, match="declared dead"):

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.support.hand_driven_coordinator import EMPTY, Line
 
-from offbeat.core.effects import Effect
-from offbeat.core.rank_log import Entry, TooOld
+from offbeat.core.rank_log import TooOld
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.state_transfer import Joiners
-from offbeat.transport.base import Message, SharedMemory
-from offbeat.types import Incarnation, Version, WorkerId
+from offbeat.transport.base import Message
+from offbeat.types import Version, WorkerId
 
 
-class Far(Group):
-    """A group whose admissions come by messages of their own."""
+class Far:
+    """What `Joiners` asks of a group whose admissions come by messages of their own."""
 
     def __init__(self) -> None:
         self.tickets = 0
@@ -36,32 +35,6 @@ class Far(Group):
     def admitted(self, rank: WorkerId) -> bool:
         return not self.waits_for_admission
 
-    @property
-    def memory(self) -> tuple[SharedMemory, ...]:
-        return ()
-
-    def follow(self, start: int) -> list[Entry]:
-        return []
-
-    def leave(self, rank: WorkerId, incarnation: Incarnation) -> Sequence[Effect]:
-        return ()
-
-    def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """All are there."""
-        return
-
-    def forget(self, rank: WorkerId) -> None:
-        self.waits_for_admission = False
-
-    def pause(self, rank: WorkerId) -> None:
-        raise AssertionError("nobody pauses")
-
-    def resume(self, rank: WorkerId) -> None:
-        raise AssertionError("nobody resumes")
-
-    def close(self) -> None:
-        return
-
     def enter(self, rank: WorkerId, version: Version) -> None:
         if self.too_old:
             raise TooOld("results are gone")
@@ -76,7 +49,7 @@ class Transfer:
         self.group, self.lines, self.alive = Far(), {rank: Line(f"rank {rank}") for rank in range(3)}, [0, 1]
         peers: Any = {rank: SimpleNamespace(connection=line) for rank, line in self.lines.items()}
         coordinator: Any = SimpleNamespace(membership=SimpleNamespace(in_state=lambda *states: list(self.alive)))
-        self.joiners = Joiners(self.group, coordinator, peers, {0: 1.0, 1: 2.0})
+        self.joiners = Joiners(cast(Group, self.group), coordinator, peers, {0: 1.0, 1: 2.0})
         self.joiners.set_initial(WorkerId(0), Message({"replica": [], "from": 0}, EMPTY, ()))
         for rank in self.alive:
             self.joiners.released(rank, {"kind": "parameters"})

@@ -48,7 +48,7 @@ class Meeting:
         self._is_connected = True
         for rounds, others in zip(self._all_rounds, addresses, strict=True):
             found = {peer: Address(host, (tcp[0], tcp[1]), local) for peer, (host, tcp, local) in others}
-            rounds.connect(found, None, later=self._later)
+            rounds.connect(found, later=self._later)
 
 
 class MultiHostMember(Meeting, RoundMember):

@@ -9,7 +9,9 @@ import torch
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import Effect
+from offbeat.core.policy import Policy
 from offbeat.core.rank_log import Entry
+from offbeat.policies import rule_of
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import means_numel
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
@@ -28,18 +30,17 @@ class OneHostPlane(RankPlane):
 
 
 class OneHostGroup(Group):
-    """Hold the rounds of one job, and the rounds that average parameters if the rule has them.
+    """Hold what the ranks of one host share: the rounds of one job and, if the rule has them, the rounds that average parameters.
 
     Args:
-        policy: the job's rule.
-        all_rounds: those of gradients, and of parameters if there are some.
+        shared: the rounds of gradients, and of parameters if there are some.
     """
 
-    def __init__(self, policy: RoundRule, all_rounds: Sequence[OneHostRounds]) -> None:
-        self._policy, self._all_rounds, self._rounds = policy, all_rounds, all_rounds[0]
+    def __init__(self, shared: Sequence[Any]) -> None:
+        self._shared, self._first = shared, shared[0]
 
     @classmethod
-    def create(
+    def of_rounds(
         cls, policy: RoundRule, ranks: int, numel: int, size: int, dtype: torch.dtype, seed: int, survival: Survival
     ) -> OneHostGroup:
         """Return the group of a job, in new memory, or in that of an earlier process of the coordinator.
@@ -57,67 +58,72 @@ class OneHostGroup(Group):
         """
 
         def kept(make: Callable[[], OneHostRounds], rule: RoundRule) -> OneHostRounds:
-            return survival.once("rounds", make, lambda block: OneHostRounds.attach(block, None, rule))
+            found: OneHostRounds = survival.once("rounds", make, lambda block: cls.attached(block, rule))
+            return found
 
-        all_rounds = [kept(lambda: OneHostRounds.create(policy, ranks, numel, dtype=dtype, seed=seed, followed=True), policy)]
+        shared = [kept(lambda: OneHostRounds.create(policy, ranks, numel, dtype=dtype, seed=seed, followed=True), policy)]
         if policy.model_sync_every is not None:
-            all_rounds.append(kept(lambda: OneHostRounds.create(Full(), ranks, means_numel(size), dtype=dtype), Full()))
-        return cls(policy, all_rounds)
+            shared.append(kept(lambda: OneHostRounds.create(Full(), ranks, means_numel(size), dtype=dtype), Full()))
+        return cls(shared)
+
+    @staticmethod
+    def attached(block: SharedMemory, rule: Policy) -> Any:
+        """Return what an earlier process of the coordinator has made in this block."""
+        return OneHostRounds.attach(block, None, rule_of(RoundRule, rule))  # type: ignore[type-abstract]
 
     def __getstate__(self) -> dict[str, Any]:
         """Have a snapshot of the server refer to the memory, which the next process attaches."""
-        return {"policy": self._policy, "memory": self.memory}
+        return {"rules": [shared.rule for shared in self._shared], "memory": self.memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        policy = state["policy"]
-        rounds = [OneHostRounds.attach(block, None, rule) for block, rule in zip(state["memory"], (policy, Full()), strict=False)]
-        self._policy, self._all_rounds, self._rounds = policy, rounds, rounds[0]
+        OneHostGroup.__init__(self, [self.attached(*each) for each in zip(state["memory"], state["rules"], strict=True)])
 
     @property
     def memory(self) -> tuple[SharedMemory, ...]:
         """Return the shared blocks: that of the gradients' rounds first."""
-        return tuple(rounds.block for rounds in self._all_rounds)
+        return tuple(shared.block for shared in self._shared)
 
     def follow(self, start: int) -> list[Entry]:
-        return self._rounds.follow(start)
+        found: list[Entry] = self._first.follow(start)
+        return found
 
     def present(self, rank: WorkerId) -> bool:
-        return self._rounds.present(rank)
+        return bool(self._first.present(rank))
 
     def begin(self, ranks: Sequence[WorkerId]) -> None:
         """Enter the ranks that the job begins with, and do not take part yet."""
         for rank in ranks:
-            for rounds in self._all_rounds:
-                if not rounds.present(rank):
-                    rounds.enter(rank, 0 if rounds is self._rounds else rounds.done)
+            for shared in self._shared:
+                if not shared.present(rank):
+                    shared.enter(rank, 0 if shared is self._first else shared.done)
 
     def enter(self, rank: WorkerId, version: Version) -> None:
-        self._rounds.enter(rank, version)
-        for rounds in self._all_rounds[1:]:
-            rounds.enter(rank, rounds.done)
+        self._first.enter(rank, version)
+        for shared in self._shared[1:]:
+            shared.enter(rank, shared.done)
 
     def ticket(self, rank: WorkerId) -> list[int]:
         """Return numbers that authorise another rank to admit `rank`'s current process, one for each of the rounds."""
         # A source admits a joiner to the rounds of gradients first. The other way round here, no stale source can do only the second part.
-        return [rounds.ticket(rank) for rounds in reversed(self._all_rounds)][::-1]
+        return [shared.ticket(rank) for shared in reversed(self._shared)][::-1]
 
     def forget(self, rank: WorkerId) -> None:
         """Withdraw the tickets of a rank whose process is gone."""
-        for rounds in reversed(self._all_rounds):  # as in `ticket`: else the rank might be in the rounds of parameters alone
-            rounds.forget(rank)
+        for shared in reversed(self._shared):  # as in `ticket`: else the rank might be in the rounds of parameters alone
+            shared.forget(rank)
 
     def leave(self, rank: WorkerId, incarnation: Incarnation, note: Note | None = None) -> tuple[Effect, ...]:
         """Remove a rank. Gradients that it has handed in stay, and nothing is lost."""
-        for rounds in self._all_rounds:
-            rounds.leave(rank)
+        for shared in self._shared:
+            shared.leave(rank)
         return ()
 
     def pause(self, rank: WorkerId) -> None:
-        self._rounds.pause(rank)
+        self._first.pause(rank)
 
     def resume(self, rank: WorkerId) -> None:
-        self._rounds.resume(rank)
+        self._first.resume(rank)
 
     def close(self) -> None:
-        for rounds in self._all_rounds:
-            rounds.close()
+        for shared in self._shared:
+            shared.close()

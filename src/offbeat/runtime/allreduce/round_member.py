@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -26,6 +25,7 @@ class RoundMember(RankMember):
         replica: results are applied to it.
         hear: called while this rank waits.
         voided: called with each round whose mean no rank can apply.
+        memory: see `RankMember`.
     """
 
     _rounds: OneHostRounds | MultiHostRounds
@@ -33,10 +33,16 @@ class RoundMember(RankMember):
     """None if the rule does not average parameters. Like ``_rounds``, set by `attach`."""
 
     def __init__(
-        self, rank: WorkerId, policy: RoundRule, replica: Replica, hear: Callable[[], None], voided: Callable[[Version], None]
+        self,
+        rank: WorkerId,
+        policy: RoundRule,
+        replica: Replica,
+        hear: Callable[[], None],
+        voided: Callable[[Version], None],
+        memory: Sequence[SharedMemory] = (),
     ) -> None:
         self._policy, self._hear, self._voided = policy, hear, voided
-        super().__init__(rank, replica)
+        super().__init__(rank, replica, memory)
 
     def _enter(self) -> None:
         self._replica.aim(self._rounds.send())
@@ -101,20 +107,11 @@ class RoundMember(RankMember):
         if self._means is not None:
             self._means.close()
         # Memory stays mapped while any view of it exists.
-        del self._rounds, self._means
+        del self._rounds, self._means, self._memory
 
 
 class OneHostMember(RoundMember):
-    """Take part as one rank where all ranks are on one host.
-
-    Args:
-        memory: the blocks that came with the welcome.
-        others: as for `RoundMember`.
-    """
-
-    def __init__(self, memory: Sequence[SharedMemory], *others: Any) -> None:
-        self._memory = memory
-        super().__init__(*others)
+    """Take part as one rank where all ranks are on one host."""
 
     def attach(self) -> None:
         rounds = OneHostRounds.attach(self._memory[0], self._rank, self._policy)
@@ -123,7 +120,3 @@ class OneHostMember(RoundMember):
         if (every := self._policy.model_sync_every) is not None:
             means = OneHostRounds.attach(self._memory[1], self._rank)
             self._means = ModelMeans(means, self._rank, every, self._replica, self._hear)
-
-    def close(self) -> None:
-        super().close()
-        self._memory = ()

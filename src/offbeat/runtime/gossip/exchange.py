@@ -6,39 +6,21 @@ step before the rank has what it mixes. A rank waits for another only as its rul
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Mixture
 from offbeat.core.gossip.table import Request, Stepped
-from offbeat.errors import JobError
-from offbeat.types import Clock, Seconds, WorkerId
+from offbeat.types import Clock, WorkerId
 
 T = TypeVar("T")
 
 
-class Wait(NamedTuple):
-    """What a rank yields when it must wait for other ranks."""
-
-    told: int
-    """The number of changes before the rank looked; it looks again when there have been more."""
-    what: str
-    """What the rank waits for, in words."""
-
-
-class Exchanged(NamedTuple):
-    """The result of a step."""
-
-    steps: Clock
-    """Steps of this rank, this one included."""
-    sources: tuple[WorkerId, ...]
-    """Ranks whose parameters were mixed in."""
-    mass: float
-    """push-sum: this rank's mass after the step."""
+Waiting: TypeAlias = Generator[int, None, T]
+"""Work that waits for other ranks: yields the number of changes before the rank looked; it looks again when there have been more."""
 
 
 class GossipRank(ABC):
@@ -63,21 +45,22 @@ class GossipRank(ABC):
         self.meanwhile: Callable[[], None] | None = None
         """Called now and then while this rank waits; if it raises, the step is abandoned. None: nothing is."""
 
-    def step(self, moved: torch.Tensor | None, timeout_s: Seconds | None = None) -> Exchanged:
+    def step(self, moved: torch.Tensor | None) -> tuple[WorkerId, ...]:
         """Make a step and exchange parameters. Changes ``model``.
 
         Args:
             moved: what the optimizer would add to ``model``, shape (numel,); None: there is no gradient.
-            timeout_s: longest wait for neighbours; None: for ever. After a timeout the rank must leave.
+
+        Returns:
+            The ranks whose parameters were mixed in.
 
         Raises:
             Fenced: this rank does not take part any more.
-            JobError: a neighbour was not there in time.
         """
-        return self._run(self.stepping(moved), timeout_s)
+        return self._run(self.stepping(moved))
 
-    def stepping(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
-        """Do what `step` does, as a generator: yields a `Wait` whenever this rank has to wait. Resuming it too early does no harm."""
+    def stepping(self, moved: torch.Tensor | None) -> Waiting[tuple[WorkerId, ...]]:
+        """Do what `step` does, as a generator. Resuming it too early does no harm."""
         exchange = {"push": self._push, "average": self._average, "pair": self._pair}[self.rule.exchange]
         return (yield from exchange(moved))
 
@@ -95,30 +78,28 @@ class GossipRank(ABC):
             torch.div(self._own, mass, out=self.model)
         return bool(sources)
 
-    def _run(self, work: Generator[Wait, None, T], timeout_s: Seconds | None = None) -> T:
+    def _run(self, work: Waiting[T]) -> T:
         """Do some work, and wait where it has to."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             try:
-                wait = next(work)
+                told = next(work)
             except StopIteration as over:
                 result: T = over.value
                 return result
             if self.meanwhile is not None:
                 self.meanwhile()
-            if not self._sleep(wait.told, deadline):
-                raise JobError(f"rank {self.rank} has waited too long for {wait.what}; report ranks that are dead, or give it more time")
+            self._sleep(told)
 
-    def _push(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
+    def _push(self, moved: torch.Tensor | None) -> Waiting[tuple[WorkerId, ...]]:
         stepped: Stepped = yield from self._ask("step", moved is not None)
         if moved is not None:
             self._own.add_(moved)
         self._publish(stepped.steps)
         sources, mass = yield from self._mix("take")
         torch.div(self._own, mass, out=self.model)
-        return Exchanged(stepped.steps, sources, mass)
+        return sources
 
-    def _mix(self, request: Request) -> Generator[Wait, None, tuple[tuple[WorkerId, ...], float]]:
+    def _mix(self, request: Request) -> Waiting[tuple[tuple[WorkerId, ...], float]]:
         """Mix in the messages that are due. Returns their senders, and the rank's mass after it."""
         mixture: Mixture = yield from self._ask(request)
         if mixture.own == 1.0 and not mixture.messages:
@@ -133,7 +114,7 @@ class GossipRank(ABC):
         missed = sum(message.mass for message in mixture.messages if message not in got)
         return tuple(message.sender for message in got), mixture.mass - missed
 
-    def _average(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
+    def _average(self, moved: torch.Tensor | None) -> Waiting[tuple[WorkerId, ...]]:
         stepped: Stepped = yield from self._ask("step", moved is not None)
         own, left = stepped.mixture.own, list(stepped.mixture.messages)
         self._request(left)
@@ -151,17 +132,17 @@ class GossipRank(ABC):
         self._own, self._spare = self._spare, self._own
         self._publish(stepped.steps)
         self.model.copy_(self._own)
-        return Exchanged(stepped.steps, tuple(message.sender for message in left), 1.0)
+        return tuple(message.sender for message in left)
 
-    def _pair(self, moved: torch.Tensor | None) -> Generator[Wait, None, Exchanged]:
+    def _pair(self, moved: torch.Tensor | None) -> Waiting[tuple[WorkerId, ...]]:
         stepped: Stepped = yield from self._ask("step", moved is not None)
         mixed = yield from self._exchange(stepped, moved)
-        return Exchanged(stepped.steps, (stepped.partner,) if stepped.partner is not None and mixed else (), 1.0)
+        return (stepped.partner,) if stepped.partner is not None and mixed else ()
 
     # How a rank reaches the table and the other ranks.
 
     @abstractmethod
-    def _ask(self, request: Request, *arguments: bool) -> Generator[Wait, None, Any]:
+    def _ask(self, request: Request, *arguments: bool) -> Waiting[Any]:
         """Return what the table says to a request, once this rank is not blocked. Raises `Fenced`."""
 
     @abstractmethod
@@ -176,11 +157,11 @@ class GossipRank(ABC):
         """Ask for parameters that `_add` will be called for."""
 
     @abstractmethod
-    def _add(self, message: GossipMessage, into: torch.Tensor) -> Generator[Wait, None, bool]:
+    def _add(self, message: GossipMessage, into: torch.Tensor) -> Waiting[bool]:
         """Add a message, times its weight. Returns False if it cannot be had any more: its sender is dead, or is too far ahead."""
 
     @abstractmethod
-    def _exchange(self, stepped: Stepped, moved: torch.Tensor | None) -> Generator[Wait, None, bool]:
+    def _exchange(self, stepped: Stepped, moved: torch.Tensor | None) -> Waiting[bool]:
         """Average with the partner, if there is one and it can be reached, then add ``moved``. Sets ``model``. Returns False if alone."""
 
     @abstractmethod
@@ -188,8 +169,8 @@ class GossipRank(ABC):
         """Raise `Fenced` if this rank does not take part any more."""
 
     @abstractmethod
-    def _sleep(self, told: int, deadline: Seconds | None) -> bool:
-        """Sleep until there have been more changes than ``told``, or for a short time. Returns False if the deadline has passed."""
+    def _sleep(self, told: int) -> None:
+        """Sleep until there have been more changes than ``told``, or for a short time."""
 
     @property
     @abstractmethod

@@ -27,17 +27,18 @@ class GossipMember(RankMember):
         rank: this rank.
         replica: its parameters are mixed.
         hear: called while this rank waits.
+        memory: see `RankMember`.
     """
 
     mixes_parameters = True
     waits_unseen = True
     _gossip: GossipRank
 
-    def __init__(self, rank: WorkerId, replica: Replica, hear: Callable[[], None]) -> None:
+    def __init__(self, rank: WorkerId, replica: Replica, hear: Callable[[], None], memory: Sequence[SharedMemory] = ()) -> None:
         self._hear = hear
         self._gradient = torch.zeros(replica.numel, dtype=replica.dtype, device="cpu")
         self._moved = torch.zeros(replica.size, dtype=replica.dtype, device="cpu")
-        super().__init__(rank, replica)
+        super().__init__(rank, replica, memory)
 
     def attach(self) -> None:
         self._gossip = self._make()
@@ -91,27 +92,14 @@ class GossipMember(RankMember):
     def close(self) -> None:
         """Release the memory. Called once, and last."""
         self._gossip.close()
-        del self._gossip
+        del self._gossip, self._memory
 
 
 class OneHostGossipMember(GossipMember):
-    """Take part where all ranks are on one host.
-
-    Args:
-        memory: the blocks that came with the welcome.
-        others: as for `GossipMember`.
-    """
-
-    def __init__(self, memory: Sequence[SharedMemory], *others: Any) -> None:
-        self._memory = memory
-        super().__init__(*others)
+    """Take part where all ranks are on one host."""
 
     def _make(self) -> GossipRank:
         return OneHostGossip(self._memory[0], self._rank)
-
-    def close(self) -> None:
-        super().close()
-        self._memory = ()
 
 
 class MultiHostGossipMember(Meeting, GossipMember):

@@ -12,8 +12,7 @@ connection of two living ranks breaks, the two exchange nothing until one of the
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -23,11 +22,11 @@ from offbeat.core.gossip.table import Request, Stepped, slots_of
 from offbeat.errors import ProtocolError
 from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, SequencerCall
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
-from offbeat.runtime.gossip.exchange import GossipRank, Wait
+from offbeat.runtime.gossip.exchange import GossipRank, Waiting
 from offbeat.runtime.gossip.messages import answered, kinds_of
 from offbeat.runtime.ranks.member import LOOK_S
 from offbeat.transport.base import Hub, Message
-from offbeat.types import Clock, Seconds, WorkerId
+from offbeat.types import Clock, WorkerId
 
 WANTED_MAX: Final = 64
 """Most steps of this rank whose parameters one peer may wait for: one of today's rules asks for one step at a time."""
@@ -76,7 +75,7 @@ class MultiHostGossip(ConnectedRank, GossipRank):
     def begin(self, parameters: torch.Tensor) -> None:
         steps = self._run(self._asked({"k": "begin"})).steps
         self.model.copy_(parameters.detach().reshape(-1))
-        with self._lock:
+        with self.lock:
             self._own.copy_(self.model)
             self._kept.clear()
             if self.rule.exchange != "push":  # with "push" no rank reads them
@@ -86,41 +85,40 @@ class MultiHostGossip(ConnectedRank, GossipRank):
         self._run(self._asked({"k": "resume"}))
 
     def admit(self, rank: WorkerId, ticket: int) -> None:
-        with self._lock:
+        with self.lock:
             self._connections.send(SEQUENCER, {"k": "let", "rank": rank, "ticket": ticket})
 
     # A rank's step.
 
-    def _await(self, holds: Callable[[], bool], what: str) -> Generator[Wait, None, None]:
+    def _await(self, holds: Callable[[], bool]) -> Waiting[None]:
         """Wait until something holds, which is asked under the lock."""
         while True:
-            with self._lock:
+            with self.lock:
                 if holds():
                     return
                 self._check()
                 told = self._changes
-            yield Wait(told, what)
+            yield told
 
-    def _asked(self, header: Mapping[str, Any], what: str = "server 0") -> Generator[Wait, None, Stepped]:
-        with self._lock:
+    def _asked(self, header: Mapping[str, Any]) -> Waiting[Stepped]:
+        with self.lock:
             self._check()
             self._answers.clear()
             self._got.clear()
             self._connections.send(SEQUENCER, header)
-        yield from self._await(lambda: bool(self._answers), what)
+        yield from self._await(lambda: bool(self._answers))
         return self._answers.pop(0)
 
-    def _ask(self, request: Request, *arguments: bool) -> Generator[Wait, None, Any]:
-        header = {"k": request, **({"gradient": arguments[0]} if request == "step" else {})}
-        stepped = yield from self._asked(header, "the steps of its neighbours")
+    def _ask(self, request: Request, *arguments: bool) -> Waiting[Any]:
+        stepped = yield from self._asked({"k": request, **({"gradient": arguments[0]} if request == "step" else {})})
         return stepped if request == "step" else stepped.mixture
 
     def _took(self, mixture: Mixture, got: Sequence[GossipMessage]) -> None:
-        with self._lock:
+        with self.lock:
             self._connections.send(SEQUENCER, {"k": "took", "got": [[message.sender, message.steps] for message in got]})
 
     def _publish(self, steps: Clock) -> None:
-        with self._lock:
+        with self.lock:
             self._keep(steps)
 
     def _keep(self, steps: Clock) -> None:
@@ -143,7 +141,7 @@ class MultiHostGossip(ConnectedRank, GossipRank):
             self._connections.send(peer, {"k": "none", "n": steps})
 
     def _request(self, messages: Sequence[GossipMessage]) -> None:
-        with self._lock:
+        with self.lock:
             self._expect([message.sender for message in messages])
             for message in messages:
                 self._connections.send(message.sender, {"k": "want", "n": message.steps})
@@ -152,30 +150,27 @@ class MultiHostGossip(ConnectedRank, GossipRank):
         """Queue what is sent to these peers until they connect: a rank may be heard of before its connection."""
         self._connections.expect({peer for peer in peers if peer not in self._ended})
 
-    def _add(self, message: GossipMessage, into: torch.Tensor) -> Generator[Wait, None, bool]:
+    def _add(self, message: GossipMessage, into: torch.Tensor) -> Waiting[bool]:
         vector = yield from self._fetch(message.sender, message.steps)
         if vector is not None:
             into.add_(vector, alpha=message.weight)
         return vector is not None
 
-    def _fetch(self, peer: WorkerId, steps: Clock) -> Generator[Wait, None, torch.Tensor | None]:
+    def _fetch(self, peer: WorkerId, steps: Clock) -> Waiting[torch.Tensor | None]:
         """Wait for what a peer was asked for. Returns None if it cannot be had."""
 
-        def over() -> bool:
-            return (peer, steps) in self._got or peer in self._gone or peer in self._ended
-
-        yield from self._await(over, f"the parameters of rank {peer}")
+        yield from self._await(lambda: (peer, steps) in self._got or peer in self._gone or peer in self._ended)
         return self._got.get((peer, steps))
 
-    def _exchange(self, stepped: Stepped, moved: torch.Tensor | None) -> Generator[Wait, None, bool]:
+    def _exchange(self, stepped: Stepped, moved: torch.Tensor | None) -> Waiting[bool]:
         partner, mean = stepped.partner, None
         if partner is not None:
-            with self._lock:
+            with self.lock:
                 sent, before = self._own.clone(), self._averaged
                 self._expect([partner])
                 self._connections.send(partner, {"k": "pair", "n": stepped.steps}, sent)
             mean = yield from self._fetch(partner, stepped.steps)
-        with self._lock:
+        with self.lock:
             if mean is not None:
                 # Another rank may have averaged with this one meanwhile: then the change counts, so that the sum over the ranks stays.
                 if self._averaged == before:
@@ -187,29 +182,25 @@ class MultiHostGossip(ConnectedRank, GossipRank):
             self.model.copy_(self._own)
         return mean is not None
 
-    def _sleep(self, told: int, deadline: Seconds | None) -> bool:
-        left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
-        if left <= 0.0:
-            return False
-        with self._lock:
+    def _sleep(self, told: int) -> None:
+        with self.lock:
             if self._changes == told:
-                self._lock.wait(left)
-        return True
+                self.lock.wait(LOOK_S)
 
     # Messages. All of this is called in the other thread, under the lock.
 
     def _changed(self) -> None:
         self._changes += 1
-        self._lock.notify_all()
+        self.lock.notify_all()
 
-    def _on_cut(self, peer: WorkerId, reason: str) -> None:
+    def on_cut(self, peer: WorkerId, reason: str) -> None:
         self._changed()
 
-    def _on_connected(self, peer: WorkerId) -> None:
+    def on_connected(self, peer: WorkerId) -> None:
         self._ended.discard(peer)
         self._changed()
 
-    def _on_message(self, peer: WorkerId, message: Message | None) -> None:
+    def on_message(self, peer: WorkerId, message: Message | None) -> None:
         if message is None:
             self._ended.add(peer)
             self._wanted = [(other, steps) for other, steps in self._wanted if other != peer]

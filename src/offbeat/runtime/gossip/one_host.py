@@ -6,7 +6,7 @@ it. Its stamp is the step that the parameters belong to, or `_BEING_WRITTEN` whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from offbeat.core.gossip.push_sum import GossipMessage, GossipRule, Mixture
 from offbeat.core.gossip.table import GossipTable, Request, Stepped, slots_of
 from offbeat.policies import rule_of
-from offbeat.runtime.gossip.exchange import GossipRank, Wait
+from offbeat.runtime.gossip.exchange import GossipRank, Waiting
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES, SharedLayout, lock_row, log_entries
 from offbeat.runtime.shared_memory.log import EntryLog
 from offbeat.runtime.shared_memory.state import SharedState
 from offbeat.transport.base import SharedMemory
 from offbeat.transport.futex import EVERYBODY, WORD_NBYTES
 from offbeat.transport.shm import MemoryBlock
-from offbeat.types import Clock, Seconds, WorkerId
+from offbeat.types import Clock, Version, WorkerId
 
 T = TypeVar("T")
 
@@ -166,14 +166,33 @@ class GossipMemory(SharedState[GossipState]):
         """Return True if a rank takes part."""
         return self.read(lambda state: state.present(rank))
 
-    def enter(self, rank: WorkerId) -> None:
-        """Let a rank take part; its process must then call `OneHostGossip.begin`. The parameters of an earlier process are lost."""
+    def enter(self, rank: WorkerId, version: Version = 0) -> None:
+        """Let a rank take part; its process must then call `OneHostGossip.begin`. The parameters of an earlier process are lost.
+
+        Any parameters will do, so ``version`` is ignored.
+        """
 
         def enter(state: GossipState) -> None:
             state.enter(rank)
             self._empty(rank)
 
         self.change(enter)
+
+    def ticket(self, rank: WorkerId) -> int:
+        """Return the number that authorises another rank to admit `rank`'s current process."""
+        return self.read(lambda state: state.processes[rank])
+
+    def forget(self, rank: WorkerId) -> None:
+        """Withdraw the ticket of a rank that does not take part and whose process is gone."""
+        self.change(GossipState.forget, rank)
+
+    def pause(self, rank: WorkerId) -> None:
+        """Let no rank wait for a rank, which has nothing to compute. Its process should call `catch_up` now and then."""
+        self.change(GossipState.pause, rank)
+
+    def close(self) -> None:
+        """Release the block."""
+        self.block.close()
 
     def admit(self, rank: WorkerId, ticket: int) -> None:
         """Let a rank take part on the word of another one, unless the ticket is void. No rank waits for it before its `resume`."""
@@ -260,7 +279,7 @@ class OneHostGossip(GossipRank):
     >>> for number, rank in enumerate(ranks):
     ...     memory.enter(number)
     ...     rank.begin(torch.tensor([1.0, 2.0]) * number)
-    >>> ranks[1].step(torch.tensor([0.0, 1.0])).sources, ranks[1].model
+    >>> ranks[1].step(torch.tensor([0.0, 1.0])), ranks[1].model
     ((0,), tensor([0.5000, 2.0000]))
     """
 
@@ -280,7 +299,7 @@ class OneHostGossip(GossipRank):
         self._memory.resume(self.rank, self._process)
 
     def close(self) -> None:
-        self._memory.block.close()
+        self._memory.close()
 
     # A rank's step.
 
@@ -298,14 +317,14 @@ class OneHostGossip(GossipRank):
         with self._hold(rank):
             memory.change(begin)
 
-    def stepping(self, moved: torch.Tensor | None) -> Generator[Wait, None, Any]:
+    def stepping(self, moved: torch.Tensor | None) -> Waiting[tuple[WorkerId, ...]]:
         self._memory.make_room(self.meanwhile)
         return super().stepping(moved)
 
     def _check(self) -> None:
         self._memory.read(lambda state: state.check(self.rank, self._process))
 
-    def _ask(self, request: Request, *arguments: bool) -> Generator[Wait, None, Any]:
+    def _ask(self, request: Request, *arguments: bool) -> Waiting[Any]:
         rank, memory = self.rank, self._memory
 
         def attempt(state: GossipState) -> Any:
@@ -319,7 +338,7 @@ class OneHostGossip(GossipRank):
             found = memory.change(attempt) if request == "step" else memory.read(attempt)
             if not isinstance(found, str):
                 return found
-            yield Wait(told, found)
+            yield told
 
     def _took(self, mixture: Mixture, got: Sequence[GossipMessage]) -> None:
         rank = self.rank
@@ -334,7 +353,7 @@ class OneHostGossip(GossipRank):
         self._memory.write(self.rank, steps, self._own)
         self._memory.tell()
 
-    def _add(self, message: GossipMessage, into: torch.Tensor) -> Generator[Wait, None, bool]:
+    def _add(self, message: GossipMessage, into: torch.Tensor) -> Waiting[bool]:
         memory, sender, steps = self._memory, message.sender, message.steps
         while True:
             told = memory.events.value
@@ -342,7 +361,7 @@ class OneHostGossip(GossipRank):
                 break
             if memory.passed(sender, steps) or not memory.present(sender):
                 return False
-            yield Wait(told, f"the parameters of rank {sender}")
+            yield told
         into.add_(memory.vector(sender, steps % memory.layout.slots), alpha=message.weight)
         return memory.holds(sender, steps)
 
@@ -361,7 +380,7 @@ class OneHostGossip(GossipRank):
             for lock in locks:
                 lock.release()
 
-    def _exchange(self, stepped: Stepped, moved: torch.Tensor | None) -> Generator[Wait, None, bool]:
+    def _exchange(self, stepped: Stepped, moved: torch.Tensor | None) -> Waiting[bool]:
         rank, memory, partner = self.rank, self._memory, stepped.partner
         mine = memory.vector(rank, 0)
         with self._hold(*({rank} if partner is None else {rank, partner})):
@@ -376,5 +395,5 @@ class OneHostGossip(GossipRank):
         yield from ()  # the only wait here is for a lock
         return found
 
-    def _sleep(self, told: int, deadline: Seconds | None) -> bool:
-        return self._memory.sleep(told, deadline)
+    def _sleep(self, told: int) -> None:
+        self._memory.sleep(told, None)

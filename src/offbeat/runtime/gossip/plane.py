@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ from offbeat.core.effects import Effect, WrittenOff
 from offbeat.core.events import Event, Pushed
 from offbeat.core.gossip.ledger import sources_of
 from offbeat.core.gossip.push_sum import GossipRule, Loss
+from offbeat.core.policy import Policy
 from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
+from offbeat.policies import rule_of
 from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup, MultiHostPlane
+from offbeat.runtime.allreduce.one_host_plane import OneHostGroup
 from offbeat.runtime.gossip.one_host import GossipMemory, GossipState
 from offbeat.runtime.gossip.sequenced import SequencedGossip
-from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.plane import RankPlane
 from offbeat.runtime.ranks.recorded_group import Note
 from offbeat.runtime.recovery.survival import Survival
@@ -25,18 +27,16 @@ from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import NO_CAUSE, NOT_JOINED, Incarnation, Seconds, Version, WorkerId
 
 
-class GossipGroup(Group):
-    """Hold the gossip of one job.
+class GossipGroup(OneHostGroup):
+    """Hold the gossip of one job whose ranks are all on one host.
 
-    Args:
-        gossip: its memory.
+    A rank's step is an arrival in the log, whose version is the number of its steps after it. A `GossipLedger` that gets the same events
+    makes the same decisions, with one exception: messages under way while a rank leaves may be mixed in a step sooner or later than the log
+    says.
     """
 
-    def __init__(self, gossip: GossipMemory) -> None:
-        self._gossip = gossip
-
     @classmethod
-    def create(cls, policy: GossipRule, ranks: int, size: int, dtype: torch.dtype, seed: int, survival: Survival) -> GossipGroup:
+    def of_gossip(cls, policy: GossipRule, ranks: int, size: int, dtype: torch.dtype, seed: int, survival: Survival) -> GossipGroup:
         """Return the group of a job, in new memory, or in that of an earlier process of the coordinator.
 
         Args:
@@ -54,55 +54,18 @@ class GossipGroup(Group):
         def make() -> GossipMemory:
             return GossipMemory.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
 
-        return cls(survival.once("gossip", make, lambda block: GossipMemory(block, policy)))
+        return cls([survival.once("gossip", make, lambda block: cls.attached(block, policy))])
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Have a snapshot of the server refer to the memory, which the next process attaches."""
-        return {"policy": self._gossip.rule, "memory": self._gossip.block}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._gossip = GossipMemory(state["memory"], state["policy"])
-
-    @property
-    def memory(self) -> tuple[SharedMemory, ...]:
-        """Return the shared block."""
-        return (self._gossip.block,)
-
-    def follow(self, start: int) -> list[Entry]:
-        """Return the log from entry ``start`` on. A rank's step is an arrival, whose version is the number of its steps after it.
-
-        A `GossipLedger` that gets the same events makes the same decisions, with one exception: messages under way while a rank leaves may
-        be mixed in a step sooner or later than the log says.
-        """
-        return self._gossip.follow(start)
-
-    def present(self, rank: WorkerId) -> bool:
-        return self._gossip.present(rank)
-
-    def begin(self, ranks: Sequence[WorkerId]) -> None:
-        """Enter the ranks that the job begins with, and do not take part yet."""
-        for rank in ranks:
-            if not self.present(rank):
-                self.enter(rank, 0)
-
-    def enter(self, rank: WorkerId, version: Version) -> None:
-        """Let a rank take part from now on. Any parameters will do, so ``version`` is ignored."""
-        self._gossip.enter(rank)
-
-    def ticket(self, rank: WorkerId) -> list[int]:
-        """Return the number that authorises another rank to admit `rank`'s current process."""
-        return [self._gossip.read(lambda state: state.processes[rank])]
-
-    def forget(self, rank: WorkerId) -> None:
-        """Withdraw the ticket of a rank that does not take part and whose process is gone."""
-        self._gossip.change(GossipState.forget, rank)
+    @staticmethod
+    def attached(block: SharedMemory, rule: Policy) -> GossipMemory:
+        return GossipMemory(block, rule_of(GossipRule, rule))  # type: ignore[type-abstract]
 
     def leave(self, rank: WorkerId, incarnation: Incarnation, note: Note | None = None) -> tuple[Effect, ...]:
         """Remove a rank. Returns, for push-sum, the effect that writes off its mass and the messages for it.
 
         ``note`` is called with these effects, under the lock and before the change is complete.
         """
-        gossip = self._gossip
+        gossip: GossipMemory = self._first
 
         def leave(state: GossipState) -> tuple[Effect, ...]:
             # It may have died between the count of its last step and the end of writing the parameters.
@@ -113,16 +76,6 @@ class GossipGroup(Group):
             return effects
 
         return gossip.change(leave)
-
-    def pause(self, rank: WorkerId) -> None:
-        """Let no rank wait for a rank, which has nothing to compute. Its process should call `catch_up` now and then."""
-        self._gossip.change(GossipState.pause, rank)
-
-    def resume(self, rank: WorkerId) -> None:
-        self._gossip.resume(rank)
-
-    def close(self) -> None:
-        self._gossip.block.close()
 
 
 class MultiHostGossipGroup(MultiHostGroup):

@@ -12,7 +12,7 @@ from typing import Any
 
 from offbeat.errors import ProtocolError
 from offbeat.runtime.ranks.replica import Replica
-from offbeat.transport.base import Buffer
+from offbeat.transport.base import Buffer, SharedMemory
 from offbeat.types import Seconds, Version, WorkerId
 
 LOOK_S: Seconds = 0.05
@@ -25,6 +25,7 @@ class RankMember(ABC):
     Args:
         rank: this rank.
         replica: its model and optimizer.
+        memory: the blocks that came with the welcome, where all ranks are on one host.
     """
 
     others_decide = False
@@ -34,8 +35,8 @@ class RankMember(ABC):
     waits_unseen = False
     """True if the coordinator cannot know that this rank waits for others unless the rank says so."""
 
-    def __init__(self, rank: WorkerId, replica: Replica) -> None:
-        self._rank, self._replica = rank, replica
+    def __init__(self, rank: WorkerId, replica: Replica, memory: Sequence[SharedMemory] = ()) -> None:
+        self._rank, self._replica, self._memory = rank, replica, memory
         self.version: Version = 0
         """How many results the replica has; if parameters are mixed, how many steps all ranks had made at this rank's last one."""
         self._kept: tuple[Any, bytes] | None = None

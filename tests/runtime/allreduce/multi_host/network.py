@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -11,11 +12,12 @@ import torch
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.rank_log import EntryKind
 from offbeat.policies import rule
+from offbeat.runtime.allreduce.multi_host.connections import PeerConnections
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
 from offbeat.runtime.allreduce.multi_host.node import Node
 from offbeat.runtime.allreduce.multi_host.sequenced_rounds import SequencedRounds
-from offbeat.transport.base import Message, SharedMemory
+from offbeat.transport.base import Message
 from offbeat.types import Version, WorkerId
 
 NOTHING = torch.empty(0)
@@ -82,6 +84,12 @@ class _Line:
         """What was sent still arrives."""
 
 
+def carried(send: Callable[..., None], leave_memory: Callable[[], None] = lambda: None) -> PeerConnections:
+    """What a node does with its connections, with these functions in their place."""
+    found = SimpleNamespace(send=send, leave_memory=leave_memory, expect=lambda ranks: None, recycle=lambda peer, content: None)
+    return cast(PeerConnections, found)
+
+
 class Network:
     """All of them.
 
@@ -116,14 +124,7 @@ class Network:
         if all(self.hosts[other] != host for other in self.ranks):
             self.memories[host] = HostMemory(len(self.hosts), self.numel, torch.float32, self.slots)
 
-        def send(
-            peer: WorkerId,
-            header: Mapping[str, Any],
-            content: torch.Tensor | None = None,
-            memory: tuple[SharedMemory, ...] = (),
-            *,
-            lent: bool = False,
-        ) -> None:
+        def send(peer: WorkerId, header: Mapping[str, Any], content: torch.Tensor | None = None, *_: Any, lent: bool = False) -> None:
             if (peer == SEQUENCER or peer in self.nodes) and self.nodes[number] is node:
                 kept = content if lent or content is None else content.clone()
                 self.queues.setdefault((number, peer), deque()).append((dict(header), kept))
@@ -133,7 +134,7 @@ class Network:
                 if sender == number:
                     queue.extend([(header, None if content is None else content.clone()) for header, content in _taken(queue)])
 
-        node = Node(number, self.memories[host], send, leave_memory=leave_memory)
+        node = Node(number, self.memories[host], carried(send, leave_memory))
         self.nodes[number] = node
         self.seat.expect(number, host)
         self.seat.connect(number, cast(Any, _Line(self.queues.setdefault((SEQUENCER, number), deque()))))

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.runtime.allreduce.multi_host.network import Network
+from tests.runtime.allreduce.multi_host.network import Network, carried
 from tests.runtime.allreduce.multi_host.seat import Seat
 from tests.runtime.allreduce.one_step import step
 from tests.support.memory_network import duplicate
@@ -314,7 +314,7 @@ class Replica(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.rounds.connect(self.addresses, DEADLINE_S, later=self.later)
+            self.rounds.connect(self.addresses, later=self.later)
             if self.later:
                 assert self.rounds.entered() == self.version
             for turn in range(self.steps):
@@ -441,7 +441,7 @@ def test_ranks_leave_one_after_the_other_and_nothing_goes_with_them() -> None:
 
 
 def test_an_old_result_does_not_take_the_place_of_a_later_one() -> None:
-    node = Node(1, HostMemory(3, 4, torch.float32, 2), lambda *_: None)
+    node = Node(1, HostMemory(3, 4, torch.float32, 2), carried(lambda *_: None))
     node.local_peers = {0, 2}
     node.on_message(0, {"k": "done", "n": 1, "f": 0, "s": 0}, torch.empty(0))
     node.on_message(2, {"k": "done", "n": 0, "f": 0, "s": 0}, torch.empty(0))
@@ -452,7 +452,7 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
     private = HostMemory(2, 4, torch.float32, 3)
     shared = private.shared()
     assert shared.block is not None
-    node = Node(1, private, lambda *_: None)
+    node = Node(1, private, carried(lambda *_: None))
     node.local_peers = {0}
     node.has_memory = False
     node.on_message(0, {"k": "done", "n": 0, "f": 0, "s": 2}, torch.empty(0))
@@ -520,7 +520,7 @@ def test_who_is_gone_is_not_let_in() -> None:
     """Its ticket is taken back, as it is when another process has come in its place."""
     with started("solo", "ab", 3, 1, present=[0]) as (job, replicas, seat):
         addresses = replicas[0].addresses
-        job[0].connect({0: addresses[0]}, DEADLINE_S)
+        job[0].connect({0: addresses[0]})
         with seat.lock:
             seat.group.introduce(1, [list(addresses[1])])
             [first] = seat.group.ticket(1)
@@ -533,7 +533,7 @@ def test_who_is_gone_is_not_let_in() -> None:
         job[0].read()
         step(job[0], torch.ones(3), DEADLINE_S)
         assert not seat.group.present(1)
-        job[1].connect(replicas[0].addresses, DEADLINE_S, later=True)
+        job[1].connect(replicas[0].addresses, later=True)
         job[0].read()
         job[0].admit(1, 2, second)
         job[0].resume(0)  # the sequencer has heard of the admission before it
@@ -544,7 +544,7 @@ def test_the_sequencer_knows_of_a_resumption_before_the_rank_goes_on() -> None:
     """If the sequencer handled the resumption after a later pause, rounds would wait for the rank for ever."""
     with started("full", "ab", 3, 1) as (job, replicas, seat):
         for rounds in job:
-            rounds.connect(replicas[0].addresses, DEADLINE_S)
+            rounds.connect(replicas[0].addresses)
         for _ in range(50):
             with seat.lock:
                 seat.group.pause(1)

@@ -34,31 +34,11 @@ def values(results: list[tuple[int, torch.Tensor]]) -> list[tuple[int, float]]:
     return [(number, float(result[0])) for number, result in results]
 
 
-def test_on_time_and_late() -> None:
-    ranks = entered(create("solo", SMALL))
-    ranks[2].send().fill_(8.0)
-    arrival = ranks[2].arrive()
-    assert (arrival.number, arrival.late, arrival.closed) == (0, False, True)
-    assert ranks[2].wait(0.0)
-    assert values(ranks[2].results()) == [(0, 2.0)]
-    outcome = step(ranks[1], torch.full((SMALL,), 4.0, dtype=torch.float64))
-    assert (outcome.included, outcome.number, outcome.staleness, values(outcome.results)) == (False, 1, 1, [(0, 2.0)])
-    ranks[2].read()
-    outcome = step(ranks[2], torch.zeros(SMALL, dtype=torch.float64))
-    assert (outcome.included, outcome.number, outcome.staleness, values(outcome.results)) == (True, 1, 0, [(1, 1.0)])
-    assert [ranks[0].version(rank) for rank in range(RANKS)] == [0, 1, 2, 0]
-
-
-def test_whoever_waits_is_told_so_and_helped() -> None:
+def test_who_waits_does_not_arrive_again() -> None:
     ranks = entered(create("full", SMALL))
-    for rank in ranks[:3]:
-        rank.send().fill_(1.0)
-        rank.arrive()
-        assert not rank.wait(0.0)
+    ranks[0].arrive()
     with pytest.raises(AssertionError, match="while it waits"):
         ranks[0].arrive()
-    ranks[3].arrive(gradient=False)
-    assert all(rank.wait(0.0) and values(rank.results()) == [(0, 0.75)] for rank in ranks)
 
 
 def test_large_vectors_are_summed_in_slices() -> None:

@@ -17,7 +17,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,17 +27,11 @@ from offbeat.runtime.allreduce.multi_host.messages import FIRST, SEQUENCER
 from offbeat.runtime.worker.links import Links
 from offbeat.tensors.layout import Memory
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import WorkerId
 
 log = logging.getLogger(__name__)
 
 POLL_S = 1.0
-OnMessage: TypeAlias = Callable[[WorkerId, Message | None], None]
-"""Called with a peer's message; with None if the peer is gone."""
-Place: TypeAlias = Callable[[WorkerId, Mapping[str, Any], int], memoryview | None]
-"""Called in the thread, without the lock, with a peer and the header and the size of its content: returns where to receive it, or None."""
-OnCut: TypeAlias = Callable[[WorkerId, str], None]
-"""Called with a peer that has broken the protocol, and the reason, after its connection was closed."""
 
 
 class SequencerCall(NamedTuple):
@@ -61,26 +55,11 @@ class PeerConnections:
     Args:
         peer: this rank.
         hub: used for these connections only; closed with them.
-        lock: held while ``on_message``, ``on_connected`` and ``on_cut`` are called.
-        on_message: takes the messages.
-        on_connected: called with a peer that has connected to this process.
-        place: chooses memory for content.
-        on_cut: called with a peer whose connection this process has closed, after ``on_message`` was called with None.
+        owner: hears what comes, under its lock.
     """
 
-    def __init__(
-        self,
-        peer: WorkerId,
-        hub: Hub,
-        lock: threading.Condition,
-        on_message: OnMessage,
-        on_connected: Callable[[WorkerId], None],
-        on_cut: OnCut,
-        place: Place,
-    ) -> None:
-        self._place = place
-        self.peer, self.hub = peer, hub
-        self._lock, self._on_message, self._on_connected, self._on_cut = lock, on_message, on_connected, on_cut
+    def __init__(self, peer: WorkerId, hub: Hub, owner: ConnectedRank) -> None:
+        self.peer, self.hub, self._owner, self._lock = peer, hub, owner, owner.lock
         self._links = Links(hub)
         self._peers: dict[WorkerId, Connection] = {}
         self._names: dict[Connection, WorkerId] = {}
@@ -90,10 +69,6 @@ class PeerConnections:
         self.ended = False
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"offbeat-across-{peer}", daemon=True)
-
-    def listen(self, host: str | None = None, port: int = 0) -> Address:
-        """Accept connections from now on. Returns the address for the other processes."""
-        return self.hub.listen(host, port)
 
     def connect(self, addresses: Mapping[WorkerId, Address], call: SequencerCall, *, later: bool = False) -> None:
         """Connect to the sequencer and to those ranks that this one has to connect to, and start the thread.
@@ -219,20 +194,20 @@ class PeerConnections:
             self._closing.append(connection)
         else:
             self.drop(peer)
-            self._on_message(peer, None)
-            self._on_cut(peer, reason)
+            self._owner.on_message(peer, None)
+            self._owner.on_cut(peer, reason)
 
     def _receive(self, connection: Connection, what: Message | Closed) -> None:
         peer = self._names.get(connection)
         if isinstance(what, Closed):
             if peer is not None:
                 del self._names[connection], self._peers[peer]
-                self._on_message(peer, None)
+                self._owner.on_message(peer, None)
         elif peer is not None and what.header.get("kind") == "refused":  # by server 0: this is not the rank's process any more
             self.drop(peer)
-            self._on_message(peer, None)
+            self._owner.on_message(peer, None)
         elif peer is not None:
-            self._on_message(peer, what)
+            self._owner.on_message(peer, what)
         else:
             FIRST.check(what.header, connection.peer, len(what.payload), len(what.memory))
             peer = what.header["peer"]
@@ -241,14 +216,14 @@ class PeerConnections:
             if peer in self._peers:
                 # An earlier process of this rank is gone, and the end of its connection has not been read yet.
                 self.drop(peer)
-                self._on_message(peer, None)
+                self._owner.on_message(peer, None)
             self._enter(peer, connection)
-            self._on_connected(peer)
+            self._owner.on_connected(peer)
 
     def _enter(self, peer: WorkerId, connection: Connection) -> None:
         self._peers[peer] = connection
         self._names[connection] = peer
-        connection.place_with(partial(self._place, peer))
+        connection.place_with(partial(self._owner.place, peer))
         for header, content in self._queued.pop(peer, ()):
             self.send(peer, header, content)
 
@@ -270,29 +245,29 @@ class ConnectedRank(ABC):
 
     def __init__(self, rank: WorkerId, hub: Hub, call: SequencerCall) -> None:
         self._call = call
-        self._lock = threading.Condition()
-        self._connections = PeerConnections(rank, hub, self._lock, self._on_message, self._on_connected, self._on_cut, self._place)
+        self.lock = threading.Condition()
+        self._connections = PeerConnections(rank, hub, self)
         self._fenced: str | None = None
         """Why this rank does not take part any more."""
 
-    def listen(self, host: str | None = None, port: int = 0) -> Address:
-        """Accept connections of the other processes. Returns the address for them."""
-        return self._connections.listen(host, port)
+    def listen(self, host: str | None = None) -> Address:
+        """Accept connections of the other processes from now on. Returns the address for them."""
+        return self._connections.hub.listen(host)
 
-    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: Seconds | None = None, *, later: bool = False) -> None:
+    def connect(self, addresses: Mapping[WorkerId, Address], *, later: bool = False) -> None:
         """Connect to server 0 and to the other ranks. Unless ``later``, the job begins, with the ranks in ``addresses``.
 
         Raises:
             JobError: server 0 cannot be reached.
         """
-        with self._lock:
+        with self.lock:
             self._connections.connect(addresses, self._call, later=later)
 
     def close(self) -> None:
         """Close all connections: to the other processes this one is gone."""
         self._connections.close()
-        with self._lock:
-            self._lock.notify_all()
+        with self.lock:
+            self.lock.notify_all()
 
     def _check(self) -> None:
         """Raise an error if this rank does not take part any more."""
@@ -311,21 +286,21 @@ class ConnectedRank(ABC):
         self._fenced = why
         self._connections.drop(SEQUENCER)
 
-    # Called in the second thread, under the lock but for `_place`.
+    # Called in the second thread, under the lock but for `place`.
 
     @abstractmethod
-    def _on_message(self, peer: WorkerId, message: Message | None) -> None:
+    def on_message(self, peer: WorkerId, message: Message | None) -> None:
         """Handle a peer's message; None: its connection has ended."""
 
     @abstractmethod
-    def _on_connected(self, peer: WorkerId) -> None:
+    def on_connected(self, peer: WorkerId) -> None:
         """Note that a peer has connected to this process."""
 
     @abstractmethod
-    def _on_cut(self, peer: WorkerId, reason: str) -> None:
-        """Note that this process has closed the connection of a peer that broke the protocol."""
+    def on_cut(self, peer: WorkerId, reason: str) -> None:
+        """Note that this process has closed the connection of a peer that broke the protocol, of whose end `on_message` was told."""
 
-    def _place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
+    def place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
         """Return where to receive the content of a peer's message; None: anywhere."""
         return None
 

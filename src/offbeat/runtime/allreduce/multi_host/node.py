@@ -1,4 +1,4 @@
-"""Handle the messages of one rank of a job on several hosts. No thread and no socket: messages are passed in, and sent with a function.
+"""Handle the messages of one rank of a job on several hosts. No thread and no socket: messages are passed in.
 
 A rank that leads its host runs the schedules (`Executor`); the other ranks of the host find gradients and results in shared memory, and get
 a message when a result is there.
@@ -11,36 +11,21 @@ Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host: ``do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from offbeat.core.allreduce.commands import Answer, Start
 from offbeat.core.allreduce.rounds import BUFFERS
 from offbeat.errors import ProtocolError
+from offbeat.runtime.allreduce.multi_host.connections import PeerConnections
 from offbeat.runtime.allreduce.multi_host.executor import Executor
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER, WHY_MAX, WITHIN_A_HOST, kinds_of
 from offbeat.tensors.layout import Memory
 from offbeat.transport.base import SharedMemory
 from offbeat.types import Version, WorkerId
-
-
-class Send(Protocol):
-    """Send a peer a message; nothing happens if the peer is gone."""
-
-    def __call__(
-        self,
-        peer: WorkerId,
-        header: Mapping[str, Any],
-        content: torch.Tensor | None = None,
-        memory: tuple[SharedMemory, ...] = (),
-        *,
-        lent: bool = False,
-    ) -> None:
-        """``lent``: the elements do not change before the peer has them or ``leave_memory`` is called; else they may at once."""
-
 
 UNKNOWN = -1
 
@@ -51,32 +36,19 @@ class Node:
     Args:
         me: this rank.
         memory: this host's vectors.
-        send: sends to a peer: a rank, or `SEQUENCER`.
-        expect: called with the ranks whose messages are to be queued until they connect.
-        leave_memory: copies elements that are lent and not sent yet, so that they may change, and receives the rest of the pieces under way
-            elsewhere.
-        recycle: takes the memory of a peer's message that is not used any more.
+        connections: to the other ranks, and to `SEQUENCER`. Nothing is read from them here.
     """
 
-    def __init__(
-        self,
-        me: WorkerId,
-        memory: HostMemory,
-        send: Send,
-        *,
-        expect: Callable[[Collection[WorkerId]], None] = lambda ranks: None,
-        leave_memory: Callable[[], None] = lambda: None,
-        recycle: Callable[[WorkerId, Memory], None] = lambda peer, content: None,
-    ) -> None:
+    def __init__(self, me: WorkerId, memory: HostMemory, connections: PeerConnections) -> None:
         self.me, self.memory = me, memory
-        self._send, self._expect, self._leave_memory = send, expect, leave_memory
+        self._connections, self._send = connections, connections.send
         self.executor = Executor(
             me,
-            lambda peer, header, content, lent: send(peer, header, content, lent=lent),
+            lambda peer, header, content, lent: self._send(peer, header, content, lent=lent),
             self._out,
             self._parts,
             self._finished,
-            recycle,
+            connections.recycle,
         )
         self.present: frozenset[WorkerId] = frozenset()
         """Ranks that take part, as far as this process knows."""
@@ -212,10 +184,10 @@ class Node:
             self._start(header["go"], None, 0)
         elif kind == "halt":
             self.present = frozenset(header["ranks"])
-            self._expect(self.present)
+            self._connections.expect(self.present)
             self.executor.halt(header["v"])
             # Rounds begin anew in the same memory, while pieces of before are still being sent from there, or received there.
-            self._leave_memory()
+            self._connections.leave_memory()
             self.executor.forget(header["f"])
             self.executor.begin(header["s"])
             held, writes = sorted(self.executor.results), self.memory.writes if self.has_memory else None

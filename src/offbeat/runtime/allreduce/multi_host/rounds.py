@@ -15,7 +15,7 @@ import torch
 from offbeat.core.allreduce.commands import Answer
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.allreduce.rounds import Arrival
-from offbeat.errors import ConfigurationError, JobError
+from offbeat.errors import ConfigurationError
 from offbeat.runtime.allreduce.multi_host.connections import ConnectedRank, SequencerCall
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
@@ -24,7 +24,7 @@ from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.layout import slots_of
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.transport.base import Address, Hub, Message
-from offbeat.types import Seconds, Version, WorkerId
+from offbeat.types import Version, WorkerId
 
 
 class MultiHostRounds(ConnectedRank):
@@ -67,15 +67,7 @@ class MultiHostRounds(ConnectedRank):
         self.slots = slots if slots is not None else slots_of(rule, numel * dtype.itemsize)
         super().__init__(rank, hub, call)
         memory = HostMemory(ranks, numel, dtype, self.slots)
-        connections = self._connections
-        self._node = Node(
-            rank,
-            memory,
-            connections.send,
-            expect=connections.expect,
-            leave_memory=connections.leave_memory,
-            recycle=connections.recycle,
-        )
+        self._node = Node(rank, memory, self._connections)
         self._writing: int | None = None
         self._awaited: Version | None = None
         """This rank waits for the results of all rounds before this one; None: it does not wait."""
@@ -85,23 +77,22 @@ class MultiHostRounds(ConnectedRank):
         self._drain_version: Version | None = None
         """While the rank drains: the version up to which it must take results before it may leave."""
 
-    def connect(self, addresses: Mapping[WorkerId, Address], timeout_s: Seconds | None = None, *, later: bool = False) -> None:
+    def connect(self, addresses: Mapping[WorkerId, Address], *, later: bool = False) -> None:
         """Connect to the sequencer and to the other ranks. Unless ``later``, the job begins, with the ranks in ``addresses``.
 
         Nothing waits until all are connected; a rank only waits for the first rank of its host, which owns the shared memory.
 
         Args:
             addresses: by rank, what `listen` returned there; without ranks that come later.
-            timeout_s: how long to wait for the memory; None: until this rank is excluded.
             later: True if the job is running. This rank then takes part after `entered`, once another rank has admitted it.
 
         Raises:
-            JobError: the sequencer cannot be reached, or the memory did not come in time.
+            JobError: the sequencer cannot be reached.
             Fenced: this rank does not take part any more.
             ConfigurationError: there is not enough memory.
         """
         here, node, connections = self._connections.hub.host, self._node, self._connections
-        with self._lock:
+        with self.lock:
             node.has_memory = False
             if not later:
                 node.present = frozenset(addresses)
@@ -113,8 +104,7 @@ class MultiHostRounds(ConnectedRank):
                 before = set(node.local_peers)
                 node.ask_state(*before)
                 # When the job begins, the sequencer makes sure that one rank of each host allocates the memory.
-                if not self._wait_for(lambda: node.has_memory or (later and not before & node.local_peers), timeout_s):
-                    raise JobError(f"rank {self.rank}: no other rank of host {here} has shared its memory within {timeout_s} s")
+                self._wait_for(lambda: node.has_memory or (later and not before & node.local_peers))
                 node.allocate()
 
     def version(self, rank: WorkerId) -> Version:
@@ -131,10 +121,10 @@ class MultiHostRounds(ConnectedRank):
             Fenced: this rank does not take part any more.
             SequencerLost: the connection to the sequencer has ended.
         """
-        with self._lock:
+        with self.lock:
             self._check()
             if self._writing is None:
-                self._wait_for(self._buffer_taken, None)
+                self._wait_for(self._buffer_taken)
             assert self._writing is not None
             return self._node.memory.buffer(self.rank, self._writing)
 
@@ -151,7 +141,7 @@ class MultiHostRounds(ConnectedRank):
             SequencerLost: the connection to the sequencer has ended.
         """
         assert self._awaited is None, f"rank {self.rank} arrived while it waits for round {self._awaited}; wait() must be True first"
-        with self._lock:
+        with self.lock:
             buffer, factor = None, 1.0
             if gradient:
                 mine = self.send()
@@ -173,7 +163,7 @@ class MultiHostRounds(ConnectedRank):
             Fenced: this rank does not take part any more.
             SequencerLost: the connection to the sequencer has ended.
         """
-        with self._lock:
+        with self.lock:
             through = self._awaited
             if through is None:
                 return True
@@ -188,12 +178,12 @@ class MultiHostRounds(ConnectedRank):
 
         A round whose mean is not finite is void: its result begins with NaN, and no rank may apply it.
         """
-        with self._lock:
+        with self.lock:
             return [(number, self._node.executor.results[number]) for number in self._delivered]
 
     def read(self) -> None:
         """Declare that the results are not needed any more. After a single result, the next arrival says so, and nothing is sent."""
-        with self._lock:
+        with self.lock:
             tells = len(self._delivered) > 1 or self.slots <= 8 or self._draining
             self._delivered = range(self._version, self._version)
             if tells:
@@ -208,7 +198,7 @@ class MultiHostRounds(ConnectedRank):
             newest: ask the sequencer, and wait for all rounds that are closed by now, on whatever host they are summed.
         """
         assert self._awaited is None, f"rank {self.rank} waits for round {self._awaited}; call wait() until it returns True"
-        with self._lock:
+        with self.lock:
             if upto is not None and upto <= self._version:
                 return self.results()
             if newest or self._wait_for(lambda: self._node.executor.upto > self._version, timeout_s):
@@ -229,7 +219,7 @@ class MultiHostRounds(ConnectedRank):
             ticket: of the sequencer. Nothing happens if the rank's process is not the one of the ticket any more.
             pause: no round waits for the rank before it calls `resume`.
         """
-        with self._lock:
+        with self.lock:
             self._node.notify({"k": "let", "rank": rank, "version": version, "ticket": ticket, "pause": pause})
 
     def entered(self) -> Version:
@@ -239,7 +229,7 @@ class MultiHostRounds(ConnectedRank):
         Raises:
             Fenced: this rank was not admitted.
         """
-        with self._lock:
+        with self.lock:
             through = self._request(lambda: self._node.notify({"k": "catch", "n": 0})).through
             self._start_at(through)
             return through
@@ -259,7 +249,7 @@ class MultiHostRounds(ConnectedRank):
             Fenced: this rank does not take part any more.
             SequencerLost: the connection to the sequencer has ended.
         """
-        with self._lock:
+        with self.lock:
             self._check()
             if not self._draining:
                 self._draining = True
@@ -286,7 +276,7 @@ class MultiHostRounds(ConnectedRank):
             SequencerLost: the connection to the sequencer has ended.
         """
         assert rank == self.rank, f"rank {self.rank} resumes rank {rank} (expected itself)"
-        with self._lock:
+        with self.lock:
             self._request(lambda: self._node.notify({"k": "resume"}))
 
     def close(self) -> None:
@@ -302,24 +292,24 @@ class MultiHostRounds(ConnectedRank):
     def _request(self, ask: Callable[[], None]) -> Answer:
         self._check()
         ask()
-        self._wait_for(lambda: bool(self._node.answers), None)
+        self._wait_for(lambda: bool(self._node.answers))
         return self._node.answers.pop(0)
 
     def _buffer_taken(self) -> bool:
         self._writing = self._node.buffer()
         return self._writing is not None
 
-    def _wait_for(self, what: Callable[[], bool], timeout_s: float | None) -> bool:
+    def _wait_for(self, what: Callable[[], bool], timeout_s: float | None = None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not what():
             self._check()
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0.0:
                 return False
-            self._lock.wait(left_s)
+            self.lock.wait(left_s)
         return True
 
-    def _on_message(self, peer: WorkerId, message: Message | None) -> None:
+    def on_message(self, peer: WorkerId, message: Message | None) -> None:
         self._node.local_peers = self._connections.local_peers()
         before = self._node.awaited
         if message is not None:
@@ -328,17 +318,17 @@ class MultiHostRounds(ConnectedRank):
                 self._fence(self._node.fenced)
             if self._node.awaited == before:
                 return  # a rank that waits would wake up, and find nothing
-        self._lock.notify_all()
+        self.lock.notify_all()
 
-    def _place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
+    def place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
         return self._node.executor.place(peer, header, nbytes)
 
-    def _on_cut(self, peer: WorkerId, reason: str) -> None:
+    def on_cut(self, peer: WorkerId, reason: str) -> None:
         self._node.on_cut(peer, reason)
-        self._lock.notify_all()
+        self.lock.notify_all()
 
-    def _on_connected(self, peer: WorkerId) -> None:
+    def on_connected(self, peer: WorkerId) -> None:
         self._node.local_peers = self._connections.local_peers()
         if peer in self._node.local_peers and not self._node.has_memory:
             self._node.ask_state(peer)
-        self._lock.notify_all()
+        self.lock.notify_all()
