@@ -114,7 +114,7 @@ def test_little_noise_needs_few_gradients_and_much_noise_many() -> None:
 def test_a_slowdown_is_noticed() -> None:
     """Half of the workers become ten times slower: soon nobody waits for them."""
     slow = set[int]()
-    race = Race(BDBW(), 4, lambda worker: 10.0 if worker in slow else 1.0 + 0.01 * worker)
+    race = Race(BDBW(), 4, lambda worker, iteration: 10.0 if worker in slow else 1.0 + 0.01 * worker)
     race.run(60)
     assert race.chosen[-1] == 4
     slow |= {2, 3}
