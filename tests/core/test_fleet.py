@@ -393,7 +393,7 @@ def happens(world: World, event: str, number: int) -> None:
     world.do()
 
 
-@examples(2000, quick=300)
+@examples(2000, quick=100)
 @given(
     servers=st.integers(1, 3),
     replicas=st.sampled_from((0, 1, 1)),

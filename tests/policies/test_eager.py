@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -78,32 +77,6 @@ def test_each_rule_closes_where_it_should(data: st.DataObject, ranks: int, seed:
     assert closing(AllOf(m=m), ranks, order, seed) == max(candidates)
     assert closing(Quorum(q=m), ranks, order, seed) == m
     assert closing(Full(), ranks, order, seed) == ranks
-
-
-@examples(50)
-@given(st.data(), st.integers(1, 9), st.integers(0, 1000))
-def test_the_ends_of_the_spectrum_are_the_other_rules(data: st.DataObject, ranks: int, seed: int) -> None:
-    order = data.draw(st.permutations(range(ranks)))
-    for one, other in (
-        (FirstOf(m=1), Majority()),
-        (AllOf(m=1), Majority()),
-        (FirstOf(m=ranks), Solo()),
-        (AllOf(m=ranks), Full()),
-        (Quorum(q=1), Solo()),
-        (Quorum(q=ranks), Full()),
-    ):
-        assert closing(one, ranks, order, seed) == closing(other, ranks, order, seed)
-
-
-def test_who_is_drawn_is_drawn_anew_each_round_and_all_ranks_are_in_turn() -> None:
-    rounds = Rounds(Majority(), 5, seed=2)
-    for rank in range(5):
-        rounds.enter(rank, 0)
-    initiators = []
-    for number in range(60):
-        rounds.table[0, 0] = rounds.table[0, 1] = number
-        initiators.append(rounds._view.drawn(1)[0])
-    assert set(initiators) == set(range(5)) and len(set(pairwise(initiators))) > 15
 
 
 def test_the_idle_are_neither_drawn_nor_counted() -> None:

@@ -77,7 +77,7 @@ class Elastic(Promises):
 
     def _the_barrier_is_one(self, effects: Sequence[Effect]) -> None:
         """Who leaves a barrier leaves it with everybody else, and with the same version."""
-        leaving = [e for e in effects if e.reason == "the barrier is open"]
+        leaving = [e for e in effects if isinstance(e, Release) and e.reason == "the barrier is open"]
         if leaving:
             assert len({e.version for e in leaving}) == 1 and not self.ledger.waiting, "some stay at the barrier"
             self.made = Counter(dict.fromkeys(self.ledger.active, 0))

@@ -53,13 +53,6 @@ def test_rennala_golden_history() -> None:
     assert (settle.fate, settle.reason) == (Fate.DROPPED, "computed from an older version than 1") and only(Release, effects).version == 1
 
 
-def test_a_batch_of_one_is_the_first_gradient_of_each_version() -> None:
-    job = Hand(Rennala(batch=1), 2)
-    assert [p.worker for p in only(Fold, job.push(1, 0)).parts] == [1]
-    assert only(Settle, job.push(0, 0)).fate is Fate.DROPPED
-    assert [p.worker for p in only(Fold, job.push(0, 1)).parts] == [0]
-
-
 def test_what_the_dead_have_handed_in_counts_and_the_last_to_go_leaves_nothing_behind() -> None:
     job = Hand(Rennala(batch=3), 2)
     job.push(0, 0)

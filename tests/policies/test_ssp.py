@@ -68,13 +68,6 @@ def test_ssp_golden_history() -> None:
     assert {e.worker: e.version for e in effects if isinstance(e, Release)} == {0: 3, 1: 3}
 
 
-def test_ssp_of_zero_lets_nobody_ahead_but_still_folds_each_push_by_itself() -> None:
-    job = Hand(SSP(staleness=0), 3)
-    assert names(job.push(0, 0)) == ["Fold", "Settle 0"]
-    assert names(job.push(1, 0)) == ["Fold", "Settle 1"]
-    assert sorted(names(job.push(2, 0))) == ["Fold", "Release 0", "Release 1", "Release 2", "Settle 2"]
-
-
 def test_ssp_waits_for_no_dead() -> None:
     job = Hand(SSP(staleness=0), 2)
     job.push(0, 0)
