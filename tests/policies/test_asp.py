@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.core.hand import Hand, names, only
 from tests.core.promises import Asynchronous
+from tests.policies.views import StillView, contribution
 
 from offbeat.core.effects import Fold, Release
+from offbeat.core.policy import Admit
 from offbeat.policies import ASP
 from offbeat.policies.asp import Discount
 
@@ -29,3 +31,10 @@ def test_asp_may_discount_what_is_stale(discount: Discount, scale: float) -> Non
     job = Hand(ASP(discount=discount), 2)
     assert [only(Fold, job.push(0, version)).scale for version in range(3)] == [1.0, 1.0, 1.0]
     assert only(Fold, job.push(1, 0)).scale == pytest.approx(scale)
+
+
+def test_asp_folds_one_at_a_time_and_admits_everybody() -> None:
+    view = StillView({0: 9, 1: 0}, (contribution(0), contribution(1)))
+    decision = ASP().fold(view)
+    assert decision is not None and [c.worker for c in decision.fold] == [0]
+    assert ASP().admit(view, 0) == Admit("nobody waits")
