@@ -147,15 +147,27 @@ def test_every_option_of_a_job_is_explained() -> None:
     assert set(re.findall(r"^\| `(--[\w-]+)", said, re.MULTILINE)) == options("run")
 
 
-def test_every_option_of_a_simulation_and_every_law_is_mentioned() -> None:
-    said = (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8")
-    assert {option for option in options("simulate") if not re.search(rf"{option}(?![\w-])", said)} == set()
-    assert {word for word in LAWS if f"`{word}(" not in said} == set()
+@pytest.mark.parametrize(
+    ("command", "pages"),
+    [
+        ("simulate", ["simulate"]),
+        ("advise", ["advise"]),
+        ("doctor", ["doctor"]),
+        ("chaos", ["chaos"]),
+        ("agent", ["clusters", "torchrun", "slurm", "mpi", "by-hand"]),
+    ],
+)
+def test_every_option_is_mentioned(command: str, pages: list[str]) -> None:
+    """Of an agent those that a job lacks."""
+    said = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in pages)
+    own = options(command) - (options("run") if command == "agent" else set())
+    assert {option for option in own if not re.search(rf"{option}(?![\w-])", said)} == set()
 
 
-def test_every_option_of_an_advice_is_mentioned() -> None:
-    said = (ROOT / "docs" / "advise.md").read_text(encoding="utf-8")
-    assert {option for option in options("advise") if not re.search(rf"{option}(?![\w-])", said)} == set()
+def test_every_law_and_every_kind_of_chaos_is_mentioned() -> None:
+    said = {page: (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("simulate", "chaos")}
+    assert {word for word in LAWS if f"`{word}(" not in said["simulate"]} == set()
+    assert {name for name in (*KINDS, *TARGETS) if f"`{name}`" not in said["chaos"]} == set()
 
 
 def test_every_experiment_is_listed_with_its_readme() -> None:
@@ -257,17 +269,6 @@ def test_agents_could_start(where: str) -> None:
     task_of(nnodes=given["nnodes"], endpoint=given["rdzv_endpoint"], environment={})
 
 
-def test_every_option_of_an_agent_that_a_job_lacks_is_mentioned() -> None:
-    pages = ("clusters", "torchrun", "slurm", "mpi", "by-hand")
-    said = "".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in pages)
-    assert {option for option in options("agent") - options("run") if not re.search(rf"{option}(?![\w-])", said)} == set()
-
-
-def test_every_option_of_the_doctor_is_explained() -> None:
-    said = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
-    assert {option for option in options("doctor") if not re.search(rf"{option}(?![\w-])", said)} == set()
-
-
 @beginning("offbeat", "doctor")
 def test_the_doctor_is_asked_rightly(where: str) -> None:
     given = COMMANDS["doctor"].make_context("doctor", LINES[where][2:]).params
@@ -286,12 +287,6 @@ def test_faults_are_asked_for_rightly(where: str) -> None:
     assert chances(given["faults"].split(","), given["targets"].split(","))
     if context.args[:2] == ["offbeat", "run"]:
         COMMANDS["run"].make_context("run", context.args[2:])
-
-
-def test_every_option_and_kind_of_chaos_is_mentioned() -> None:
-    said = (ROOT / "docs" / "chaos.md").read_text(encoding="utf-8")
-    assert {option for option in options("chaos") if not re.search(rf"{option}(?![\w-])", said)} == set()
-    assert {name for name in (*KINDS, *TARGETS) if f"`{name}`" not in said} == set()
 
 
 @beginning("python", "-m")

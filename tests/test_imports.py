@@ -164,6 +164,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
+@cache
 def imported_room(name: str) -> str:
     """The room that an import of ``offbeat...`` is about.
 
@@ -177,6 +178,7 @@ def imported_room(name: str) -> str:
     return room_of(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
 
 
+@cache
 def rooms_imported(path: Path) -> list[tuple[int, str]]:
     """Line and room of everything of this package that a file imports. Any room may read the version."""
     names = [(line, name) for line, name in imports(path) if name.split(".")[0] == "offbeat" and name != "offbeat.__version__"]

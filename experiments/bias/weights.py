@@ -23,7 +23,7 @@ from offbeat.sim.run import simulate
 from offbeat.sim.training.gradients import Training
 from offbeat.sim.training.model import Model
 from offbeat.sim.training.workload import Step
-from offbeat.types import Clock, Seconds, WorkerId
+from offbeat.types import WorkerId
 
 Kind: TypeAlias = Callable[[WorkerId, int], int]
 """Returns the kind of the batch of a worker's iteration, by its number."""
@@ -83,15 +83,8 @@ class LongBatches(Law):
     """Iterations of `JITTER`, `LONG` times longer with a long batch."""
 
     def start(self, seed: int, workers: int) -> Sampler:
-        return _LongBatches(law(JITTER).start(seed, workers))
-
-
-class _LongBatches(Sampler):
-    def __init__(self, inner: Sampler) -> None:
-        self._inner = inner
-
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        return self._inner.draw(worker, clock, now) * (LONG if is_long(WorkerId(worker), clock) else 1)
+        inner = law(JITTER).start(seed, workers)
+        return Sampler(lambda worker, clock, now: inner.draw(worker, clock, now) * (LONG if is_long(WorkerId(worker), clock) else 1))
 
 
 def of_the_slowest(sync: str, time_s: float, *, servers: int = 1) -> float:

@@ -31,45 +31,6 @@ def test_the_fraction_is_rounded_up(shards: int, fraction: float, needed: int) -
     assert begun(Blocks(shards, fraction=fraction)).needed == needed
 
 
-def test_the_first_iteration_needs_every_block() -> None:
-    blocks = Blocks(3, fraction=0.3)
-    give(blocks, 1.0, a=0, b=0)
-    assert not blocks.ready(now=9.0) and blocks.wake_at() is None
-    give(blocks, 2.0, c=0)
-    assert blocks.ready(now=2.0)
-
-
-def test_enough_newer_blocks_let_it_go_on_with_the_others_as_they_were() -> None:
-    blocks = begun(Blocks(3, fraction=0.6))
-    give(blocks, 1.0, b=1)
-    assert not blocks.ready(now=1.0)
-    give(blocks, 2.0, a=1)
-    assert blocks.ready(now=2.0) and blocks.advance() == 1 and blocks.used == (1, 1, 0)
-
-
-def test_what_has_come_while_it_computed_counts() -> None:
-    blocks = begun(Blocks(2))
-    give(blocks, 1.0, a=1, b=2)
-    assert blocks.ready(now=5.0) and blocks.advance() == 1 and blocks.used == (1, 2)
-    give(blocks, 6.0, a=2)
-    assert blocks.ready(now=6.0), "block b is held at 2 already"
-    assert blocks.advance() == 2
-
-
-def test_a_worker_that_is_behind_jumps() -> None:
-    blocks = begun(Blocks(4, fraction=0.5))
-    give(blocks, 1.0, a=5, b=7, c=9)
-    assert blocks.ready(now=1.0) and blocks.advance() == 7, "two of four blocks are at 7 or later"
-    assert blocks.used == (5, 7, 9, 0) and not blocks.ready(now=1.0)
-
-
-def test_an_older_block_changes_nothing() -> None:
-    blocks = begun(Blocks(2))
-    give(blocks, 1.0, a=3)
-    give(blocks, 2.0, a=1)
-    assert blocks.held == [3, 0]
-
-
 def test_it_waits_for_the_others_until_the_timeout_or_the_last() -> None:
     blocks = begun(Blocks(3, fraction=0.6, timeout_s=4.0))
     give(blocks, 1.0, a=1)
@@ -87,15 +48,6 @@ def test_the_timeout_runs_while_it_computes() -> None:
     assert blocks.ready(now=5.0) and blocks.advance() == 2
     give(blocks, 6.0, a=3, b=3)
     assert blocks.wake_at() == 10.0
-
-
-def test_a_bound_on_the_skew_makes_it_wait_and_lowers_the_jump() -> None:
-    blocks = begun(Blocks(3, fraction=0.6, max_skew=2))
-    give(blocks, 1.0, a=9, b=9)
-    assert blocks.ready(now=1.0) and blocks.advance() == 2, "no more than 2 ahead of block c"
-    assert not blocks.ready(now=99.0) and blocks.wake_at() is None
-    give(blocks, 2.0, c=1)
-    assert blocks.ready(now=2.0) and blocks.advance() == 3
 
 
 def test_a_release_lets_it_go_on_from_what_there_is() -> None:

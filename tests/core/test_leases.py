@@ -25,19 +25,6 @@ def take(leases: Leases, worker: int, batch: int = 4) -> Lease:
     return lease
 
 
-def test_positions_are_dealt_in_order_and_the_last_lease_is_short() -> None:
-    leases = dealt()
-    assert [(x.start, x.stop) for x in (take(leases, w) for w in (0, 1, 0))] == [(0, 4), (4, 8), (8, 10)]
-    assert leases.take(1, 0, 4) is None
-
-
-def test_what_the_dead_held_is_dealt_out_again_in_pieces_if_need_be() -> None:
-    leases = dealt()
-    take(leases, 0, 6)
-    leases.give_back(0)
-    assert [(x.start, x.stop) for x in (take(leases, 1), take(leases, 1), take(leases, 1))] == [(0, 4), (4, 6), (6, 10)]
-
-
 def test_a_report_accounts_for_every_position_with_its_reason() -> None:
     leases = dealt(12)
     a, b, c, d = (take(leases, worker, 3) for worker in range(4))
@@ -65,16 +52,6 @@ def test_a_report_accounts_for_every_position_with_its_reason() -> None:
         ],
     }
     assert leases.epoch(0) == 1 and leases.under_way() == []
-
-
-def test_a_submitted_lease_goes_with_its_contribution_not_with_its_worker() -> None:
-    leases = dealt(4)
-    lease = take(leases, 0)
-    leases.submit((lease.id,))
-    leases.give_back(0)
-    assert leases.take(1, 0, 4) is None and not leases.holds(0, 0) and not leases.valid(0, (lease.id,))
-    leases.settle((lease.id,), Fate.FOLDED, "in")
-    assert leases.accounted(0) and leases.end(0)["returned"] == 0
 
 
 def test_a_withdrawn_contribution_gives_its_positions_back_and_its_fate_counts_for_none() -> None:

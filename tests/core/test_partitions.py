@@ -60,12 +60,6 @@ def test_splits_cover_everything_whoever_is_there(size: int, workers: int, overl
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_the_ends_of_the_scale() -> None:
-    assert Splits(10, 2, 0.0).among([0, 1]) == {0: ((0, 5),), 1: ((5, 10),)}
-    assert Splits(10, 2, 1.0).among([0, 1]) == {0: ((0, 10),), 1: ((0, 10),)}
-    assert Splits(10, 2, 0.5).among([]) == {}
-
-
 def test_what_the_dead_had_goes_round_robin_and_comes_back() -> None:
     splits = Splits(60, workers=6, overlap=0.0)
     assert splits.among([0, 3]) == {0: ((0, 20), (40, 50)), 3: ((20, 40), (50, 60))}

@@ -102,30 +102,6 @@ def test_equal_workers_are_a_unit_apart_whatever_their_times_round_to(weight: fl
     assert sum(sizes) == budget and sizes == sorted(sizes, reverse=True) and max(sizes) - min(sizes) <= 1
 
 
-def test_largest_remainders_are_not_the_least_longest_time() -> None:
-    """A worker of one twentieth of a unit waits for nobody; one of 1.45 units that gets one takes half as long again."""
-    assert whole([1.45, 1.45, 1.55, 5.55], 10) == [2, 2, 2, 4]
-    assert whole([1.0] * 9 + [100.0], 60) == [1] * 9 + [51]
-
-
-def test_ties_go_to_the_first() -> None:
-    assert whole([1.0, 1.0, 1.0], 100) == [34, 33, 33]
-    assert whole([1.0, 1.0, 1.0], 40, granularity=8) == [16, 16, 8]
-    assert whole([0.0, 0.0], 9) == [5, 4], "nobody's time depends on it"
-
-
-def test_what_is_above_the_cap_goes_to_the_others_in_proportion() -> None:
-    assert whole([200.0, 40.0, 16.0], 256, most=100) == [100, 100, 56]
-    assert whole([200.0, 30.0, 26.0], 256, most=180) == [180, 41, 35]
-    assert whole([10.0, 10.0], 256, most=100) == [100, 100], "the rest is unused"
-
-
-def test_the_least_is_for_everybody() -> None:
-    assert whole([255.0, 1.0], 256, least=32) == [224, 32]
-    assert whole([255.0, 1.0], 256, least=30, granularity=8) == [224, 32]
-    assert whole([1.0] * 3, 2) == [1, 1, 1], "more workers than units: one each"
-
-
 # Equal times.
 
 
@@ -144,17 +120,6 @@ def test_the_papers_formula_and_its_slow_worker() -> None:
     slow = ideal([StepTime(0.05, 0.0), StepTime(0.55, 0.0)], [37_500] * 2, 256)
     assert slow == pytest.approx([21.3, 234.7], abs=0.05)
     assert ideal([StepTime(0.05, 0.0)] * 2, [37_500] * 2, 256) == [128.0, 128.0]
-
-
-def test_against_the_reference_fragment() -> None:
-    a, c, N, B = np.array([0.05, 0.55, 0.1]), np.array([0.0004, 0.0004, 0.001]), np.array([100.0, 120.0, 80.0]), 256
-    lo, hi = (N * c).max(), (N * (a / (B / len(N)) + c)).max() + 1e-12
-    for _ in range(200):
-        t = (lo + hi) / 2
-        x = N * a / np.maximum(t - N * c, 1e-300)
-        lo, hi = (t, hi) if x.sum() > B else (lo, t)
-    ours = ideal([StepTime(*pair) for pair in zip(a, c, strict=True)], [100, 120, 80], B)
-    assert ours == pytest.approx(list(N * a / (hi - N * c)), rel=1e-7)
 
 
 # A run.
@@ -180,18 +145,6 @@ class Cluster:
             self.budget.deal(dict.fromkeys(self.living, 37_500), self.epoch_number)
             assert sum(self.budget.batches.values()) == self.budget.total
         return self.budget.batches
-
-
-@pytest.mark.parametrize(("fixed_s", "batch_s", "rho"), [(0.05, 0.05, 0.5), (0.01, 0.1, 10 / 11), (0.05, 0.0, 0.0)])
-def test_the_papers_rule_contracts_the_error_by_rho_an_epoch(fixed_s: float, batch_s: float, rho: float) -> None:
-    """``rho = c*B / (2*a + c*B)`` of two equal workers: what makes figure 5's return slow, without any smoothing."""
-    B, c = 256, batch_s / 128
-    assert c * B / (2 * fixed_s + c * B) == pytest.approx(rho)
-    x = 230.0
-    for _ in range(5):
-        after = ideal([StepTime(fixed_s + c * x, 0.0), StepTime(fixed_s + c * (B - x), 0.0)], [37_500] * 2, B)[0]
-        assert after - 128 == pytest.approx(rho * (x - 128))
-        x = after
 
 
 @pytest.mark.parametrize("model", ["inverse", "affine"])

@@ -12,15 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.promises import FreshOnly, by_samples, fresh
-from tests.tiers import examples
+from tests.tiers import ALL, examples
 
 from offbeat.core.effects import Effect, Fold, Release
 from offbeat.core.events import Event, Pushed
 from offbeat.core.policy import ServerRule
 from offbeat.core.server.ledger import Ledger
-from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
-from offbeat.policies import ASP, SSP, Auto, Backup, Rennala, rule
+from offbeat.policies import ASP, SSP, Auto, Backup, Rennala
 from offbeat.policies.auto import FAIR, KINDS, Allow, Choice, chosen
 from offbeat.policies.replayed import Outlook, first_fresh, one_by_one
 from offbeat.sim.cluster import Cluster, Work
@@ -48,6 +47,12 @@ class Changing(FreshOnly):
 
 
 PROMISES = {Auto: Changing}
+REFUSED = [
+    ("auto(allow=all)", r"auto\(allow='all'\): allow must be one of exact, biased, stale, any"),
+    ("auto(gain=0.9)", r"auto\(gain=0.9\): gain must be a number, at least 1"),
+    ("auto(patience=0)", r"auto\(patience=0\): patience must be a whole number, at least 1"),
+    ("auto(window=3)", r"auto\(window=3\): window must be a whole number, at least 4"),
+]
 
 turns = st.integers(2, 5).flatmap(
     lambda n: st.lists(st.lists(st.floats(0.1, 10.0), min_size=4, max_size=8), min_size=n, max_size=n)  # lengths differ
@@ -167,7 +172,7 @@ def test_it_goes_back_when_the_slowness_is_over() -> None:
 
 def test_nothing_changes_where_nobody_is_slow() -> None:
     for allow in ("exact", "biased"):
-        assert changes(f"auto(allow={allow})", "lognormal(mean=1, sd=0.1, low=0.5)", 1000.0) == []
+        assert changes(f"auto(allow={allow})", "lognormal(mean=1, sd=0.1, low=0.5)", 1000.0 if ALL else 250.0) == []
 
 
 def test_single_gradients_have_an_nth_of_the_rate_and_the_change_is_a_record(tmp_path: Path) -> None:
@@ -181,17 +186,3 @@ def test_single_gradients_have_an_nth_of_the_rate_and_the_change_is_a_record(tmp
     assert {(len(record["parts"]), record.get("scale", 1.0)) for record in records[:at]} == {(4, 1.0)}
     assert {(len(record["parts"]), record.get("scale", 1.0)) for record in records[at + 1 :]} == {(1, 0.125)}
     assert result.summary["rule_changes"] == [{key: changed[key] for key in ("t", "version", "rule", "reason")}]
-
-
-@pytest.mark.parametrize(
-    ("spelling", "message"),
-    [
-        ("auto(allow=all)", r"auto\(allow='all'\): allow must be one of exact, biased, stale, any"),
-        ("auto(gain=0.9)", r"auto\(gain=0.9\): gain must be a number, at least 1"),
-        ("auto(patience=0)", r"auto\(patience=0\): patience must be a whole number, at least 1"),
-        ("auto(window=3)", r"auto\(window=3\): window must be a whole number, at least 4"),
-    ],
-)
-def test_what_it_may_not_be_told_is_refused(spelling: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        rule(spelling)

@@ -25,6 +25,14 @@ class Spared(FreshOnly):
 
 
 PROMISES = {Backup: Spared}
+REFUSED = [
+    ("backup(lr_rule=linear)", "lr_rule must be one of constant, proportional, table"),
+    ("backup(lr_rule=table)", r"lr_rule=table, lr_table=\(\)\): lr_rule=table needs factors in lr_table"),
+    ("backup(lr_table=(1.0,))", "lr_rule=table needs factors in lr_table"),
+    ("backup(lr_rule=table, lr_table=(1.0, 0))", r"backup\(lr_table=0\): lr_table must be a number, above 0"),
+    ("backup(lr_rule=table, lr_table=2)", "lr_table must be a tuple of factors"),
+    ("backup(obsolete=drop)", "obsolete must be one of push_and_wait, pull_and_wait, push_and_interrupt"),
+]
 
 
 def test_backup_golden_history() -> None:
@@ -41,28 +49,12 @@ def test_backup_golden_history() -> None:
     assert [p.worker for p in only(Fold, job.push(2, 1)).parts] == [1, 2]
 
 
-def test_k_follows_the_living() -> None:
-    """k = 4 - 1; after one death it is 2, after two it is 1."""
-    job = Hand(Backup(b=1), 4)
-    job.push(0, 0)
-    assert names(job(Lost(3, "killed"))) == ["StateChanged 3"]
-    assert len(only(Fold, job.push(1, 0)).parts) == 2
-    job(Lost(2, "killed"))
-    assert len(only(Fold, job.push(0, 1)).parts) == 1
-
-
 def test_who_died_after_its_push_counts_among_the_first_and_in_n() -> None:
     """b=0 is a barrier, also then: worker 0 has pushed and died, and 1 is not outrun by it."""
     view = StillView({1: 0}, (contribution(0),))
     assert Backup(b=0).fold(view) is None
     decision = Backup(b=1).fold(view)
     assert decision is not None and [c.worker for c in decision.fold] == [0]
-
-
-def test_one_gradient_makes_a_version_however_few_are_left() -> None:
-    decision = Backup(b=3).fold(StillView({0: 1, 1: 0}, (contribution(0),)))
-    assert decision is not None and len(decision.fold) == 1
-    assert Backup(b=3).fold(StillView({0: 0, 1: 0})) is None
 
 
 def test_more_spare_workers_than_workers_are_refused() -> None:
@@ -121,22 +113,6 @@ def test_only_what_differs_is_spelled() -> None:
     }  # fmt: skip
     assert rule(policy.spelling) == policy and rule("backup(lr_rule=table, lr_table=[1, 0.5], obsolete=pull_and_wait, b=4)") == policy
     assert hash(policy) == hash(rule(policy.spelling)) and Backup().spelling == "backup(b=1)"
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("backup(lr_rule=linear)", "lr_rule must be one of constant, proportional, table"),
-        ("backup(lr_rule=table)", r"lr_rule=table, lr_table=\(\)\): lr_rule=table needs factors in lr_table"),
-        ("backup(lr_table=(1.0,))", "lr_rule=table needs factors in lr_table"),
-        ("backup(lr_rule=table, lr_table=(1.0, 0))", r"backup\(lr_table=0\): lr_table must be a number, above 0"),
-        ("backup(lr_rule=table, lr_table=2)", "lr_table must be a tuple of factors"),
-        ("backup(obsolete=drop)", "obsolete must be one of push_and_wait, pull_and_wait, push_and_interrupt"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(spec: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        rule(spec)
 
 
 def test_a_table_too_short_for_the_job_is_refused() -> None:

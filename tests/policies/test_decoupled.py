@@ -16,12 +16,17 @@ from tests.tiers import examples
 from offbeat.core.policy import Contribution, ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.journal.file import read
-from offbeat.policies import Decoupled, rule
+from offbeat.policies import Decoupled
 from offbeat.policies.decoupled import by_tokens
 from offbeat.report.compare import Run, losses
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.recording import recorded
 from offbeat.sim.run import simulate
+
+REFUSED = [
+    ("decoupled(quorum=0)", "quorum must be a whole number, at least 1"),
+    ("decoupled(quorum=1, grace=2)", "grace must be a number, at least 0 and at most 1"),
+]
 
 
 def at(worker: int, arrived: float, samples: int = 8, steps: int = 2) -> Contribution:
@@ -107,18 +112,6 @@ def test_the_samples_of_a_carried_push_share_the_fate_of_the_next_and_everybody_
     assert summary["samples"] == 4000 and 3600 < recorded(journal).folded[-1][2] < 4000, "all but those of the last fold"
     run = Run.of("run", [*read(journal), {"kind": "metrics", "t": 9999.0, "version": 0, "worker": 0, "values": {"loss": 0.5}}])
     assert losses(run, [], [3999.0, 4000.0]) == ([], [None, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("spelling", "message"),
-    [
-        ("decoupled(quorum=0)", "quorum must be a whole number, at least 1"),
-        ("decoupled(quorum=1, grace=2)", "grace must be a number, at least 0 and at most 1"),
-    ],
-)
-def test_settings_that_are_refused(spelling: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        rule(spelling)
 
 
 def test_more_than_there_are_workers_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,31 @@ from offbeat.policies import BSP, EnsembleSync, rule
 from offbeat.types import Fate
 
 PROMISES = {EnsembleSync: AveragedAtBarrier}
+REFUSED = [
+    ("ensemble(steps=0)", "steps must be a whole number, at least 1"),
+    ("ensemble(steps=None)", "steps must be a whole number"),
+    ("ensemble(steps=2.5)", "steps must be a whole number"),
+    ("ensemble(per_epoch=0, overlap=0.5)", "per_epoch must be a whole number, at least 1"),
+    ("ensemble(per_epoch=10)", r"per_epoch=10\): per_epoch needs splits of the data; set overlap= too .* or steps= instead"),
+    ("ensemble(overlap=1.5)", r"overlap=1.5\): overlap must be a fraction of the data, from 0 to 1"),
+    ("ensemble(overlap=-0.1)", "from 0 to 1"),
+    ("ensemble(overlap=half)", "overlap='half'"),
+    ("ensemble(budget=0)", "budget must be a whole number, at least 1"),
+    ("ensemble(budget=100, granularity=8)", "budget must be a multiple of the granularity"),
+    ("ensemble(batch_max=10, batch_min=12)", "the least batch is 12"),
+    ("ensemble(reallocate=affine, per_epoch=10, overlap=0.5)", "needs budget="),
+    ("ensemble(reallocate=affine, budget=64)", "needs per_epoch=: .* would make a slow worker slower still"),
+    ("ensemble(reallocate=linear)", "reallocate must be one of none, affine, inverse"),
+    ("ensemble(combine=sum)", "combine must be one of mean, samples, median, trimmed_mean"),
+    ("ensemble(momentum=drop)", "momentum must be one of keep, reset, average"),
+    ("ensemble(returning=3)", "returning must be one of remembered, least"),
+    ("ensemble(trim=0.5, combine=trimmed_mean)", "from 0 to less than 0.5"),
+    ("ensemble(trim=-0.1)", "from 0 to less than 0.5"),
+    ("ensemble(outer_lr=0.0)", "more than 0"),
+    ("ensemble(outer_lr=inf)", "more than 0"),
+    ("ensemble(outer_momentum=1.0)", "from 0 to less than 1"),
+    ("ensemble(hysteresis=nan)", "a relative change"),
+]
 
 # Rounds.
 
@@ -261,39 +285,6 @@ def test_the_spelling_leaves_out_what_is_as_by_default() -> None:
         assert policy.spelling == spelling
         assert rule(spelling) == policy
     assert EnsembleSync().entry == "next_epoch" and not EnsembleSync().lockstep and not EnsembleSync().uses_loss
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"steps": 0}, "steps must be a whole number, at least 1"),
-        ({"steps": None}, "steps must be a whole number"),
-        ({"steps": 2.5}, "steps must be a whole number"),
-        ({"per_epoch": 0, "overlap": 0.5}, "per_epoch must be a whole number, at least 1"),
-        ({"per_epoch": 10}, r"per_epoch=10\): per_epoch needs splits of the data; set overlap= too .* or steps= instead"),
-        ({"overlap": 1.5}, r"overlap=1.5\): overlap must be a fraction of the data, from 0 to 1"),
-        ({"overlap": -0.1}, "from 0 to 1"),
-        ({"overlap": "half"}, "overlap='half'"),
-        ({"budget": 0}, "budget must be a whole number, at least 1"),
-        ({"budget": 100, "granularity": 8}, "budget must be a multiple of the granularity"),
-        ({"batch_max": 10, "batch_min": 12}, "the least batch is 12"),
-        ({"reallocate": "affine", "per_epoch": 10, "overlap": 0.5}, "needs budget="),
-        ({"reallocate": "affine", "budget": 64}, "needs per_epoch=: .* would make a slow worker slower still"),
-        ({"reallocate": "linear"}, "reallocate must be one of none, affine, inverse"),
-        ({"combine": "sum"}, "combine must be one of mean, samples, median, trimmed_mean"),
-        ({"momentum": "drop"}, "momentum must be one of keep, reset, average"),
-        ({"returning": 3}, "returning must be one of remembered, least"),
-        ({"trim": 0.5, "combine": "trimmed_mean"}, "from 0 to less than 0.5"),
-        ({"trim": -0.1}, "from 0 to less than 0.5"),
-        ({"outer_lr": 0.0}, "more than 0"),
-        ({"outer_lr": math.inf}, "more than 0"),
-        ({"outer_momentum": 1.0}, "from 0 to less than 1"),
-        ({"hysteresis": math.nan}, "a relative change"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        EnsembleSync(**settings)
 
 
 def test_a_budget_that_the_workers_cannot_share_is_refused_before_anything_starts() -> None:

@@ -10,7 +10,24 @@ from tests.policies.views import StillView
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import Contribution, Decision
 from offbeat.errors import ConfigurationError
-from offbeat.policies import PSP, rule
+from offbeat.policies import PSP
+
+REFUSED = [
+    ("psp(c=0)", "c must be a whole number, at least 1"),
+    ("psp(c=2.5)", "c must be a whole number"),
+    ("psp(c=2, b=1.5)", r"psp\(b=1.5\): b must be a fraction of the blocks, more than 0 and at most 1"),
+    ("psp(c=2, b=0)", "more than 0 and at most 1"),
+    ("psp(c=2, b=True)", "b must be a fraction"),
+    ("psp(c=2, tau1=-1)", r"psp\(tau1=-1\): tau1 must be a time in seconds, at least 0"),
+    ("psp(c=2, tau2=inf)", "tau2 must be a time in seconds"),
+    ("psp(c=2, tau1=None)", "tau1 must be a time in seconds"),
+    ("psp(c=2, tau_max=-0.5)", "tau_max must be a time in seconds"),
+    ("psp(c=2, future=keep)", "future must be one of accept, hold, drop"),
+    ("psp(c=2, scaling=square)", "scaling must be one of linear, none"),
+    ("psp(c=2, interrupt=1)", "interrupt must be True or False"),
+    ("psp(c=2, max_skew=-1)", "max_skew must be a whole number, at least 0"),
+    ("psp(b=0.9)", r"psp needs its settings spelled out \(c, b, "),
+]
 
 WORKERS = {0: 0, 1: 0, 2: 0, 3: 0}
 
@@ -127,30 +144,6 @@ def test_if_everybody_has_gone_beyond_this_iteration_the_earliest_later_one_coun
 
 
 # Settings.
-
-
-@pytest.mark.parametrize(
-    ("spelling", "message"),
-    [
-        ("psp(c=0)", "c must be a whole number, at least 1"),
-        ("psp(c=2.5)", "c must be a whole number"),
-        ("psp(c=2, b=1.5)", r"psp\(b=1.5\): b must be a fraction of the blocks, more than 0 and at most 1"),
-        ("psp(c=2, b=0)", "more than 0 and at most 1"),
-        ("psp(c=2, b=True)", "b must be a fraction"),
-        ("psp(c=2, tau1=-1)", r"psp\(tau1=-1\): tau1 must be a time in seconds, at least 0"),
-        ("psp(c=2, tau2=inf)", "tau2 must be a time in seconds"),
-        ("psp(c=2, tau1=None)", "tau1 must be a time in seconds"),
-        ("psp(c=2, tau_max=-0.5)", "tau_max must be a time in seconds"),
-        ("psp(c=2, future=keep)", "future must be one of accept, hold, drop"),
-        ("psp(c=2, scaling=square)", "scaling must be one of linear, none"),
-        ("psp(c=2, interrupt=1)", "interrupt must be True or False"),
-        ("psp(c=2, max_skew=-1)", "max_skew must be a whole number, at least 0"),
-        ("psp(b=0.9)", r"psp needs its settings spelled out \(c, b, "),
-    ],
-)
-def test_impossible_settings_are_refused(spelling: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        rule(spelling)
 
 
 def test_more_gradients_than_workers_are_refused_before_anything_starts() -> None:

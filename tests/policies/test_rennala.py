@@ -11,7 +11,6 @@ from tests.core.promises import Promises, fresh
 
 from offbeat.core.effects import Effect, Fold, Release, Settle
 from offbeat.core.events import Event, Lost, Pushed
-from offbeat.errors import ConfigurationError
 from offbeat.policies import Rennala
 from offbeat.types import Fate
 
@@ -36,6 +35,7 @@ class Batched(Promises):
 
 
 PROMISES = {Rennala: Batched}
+REFUSED = [(f"rennala(batch={batch})", r"rennala\(batch=.*\): batch must be a whole number, at least 1") for batch in (0, -1, True, 2.0)]
 
 
 def test_rennala_golden_history() -> None:
@@ -53,13 +53,6 @@ def test_rennala_golden_history() -> None:
     assert (settle.fate, settle.reason) == (Fate.DROPPED, "computed from an older version than 1") and only(Release, effects).version == 1
 
 
-def test_a_batch_of_one_is_the_first_gradient_of_each_version() -> None:
-    job = Hand(Rennala(batch=1), 2)
-    assert [p.worker for p in only(Fold, job.push(1, 0)).parts] == [1]
-    assert only(Settle, job.push(0, 0)).fate is Fate.DROPPED
-    assert [p.worker for p in only(Fold, job.push(0, 1)).parts] == [0]
-
-
 def test_what_the_dead_have_handed_in_counts_and_the_last_to_go_leaves_nothing_behind() -> None:
     job = Hand(Rennala(batch=3), 2)
     job.push(0, 0)
@@ -67,9 +60,3 @@ def test_what_the_dead_have_handed_in_counts_and_the_last_to_go_leaves_nothing_b
     job.push(1, 0)
     fold = only(Fold, job(Lost(1, "killed")))
     assert [p.worker for p in fold.parts] == [0, 1] and fold.reason == "2 gradients of version 0 are in, and nobody computes"
-
-
-@pytest.mark.parametrize("batch", [0, -1, True, 2.0])
-def test_a_batch_is_a_whole_number(batch: int) -> None:
-    with pytest.raises(ConfigurationError, match=r"rennala\(batch=.*\): batch must be a whole number, at least 1"):
-        Rennala(batch=batch)

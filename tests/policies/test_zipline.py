@@ -95,21 +95,6 @@ def test_an_array_gives_what_its_rows_give(workers: int, points: int) -> None:
     assert zipline(ends.astype(np.float32)) == zipline(ends.astype(np.float32).tolist())
 
 
-@pytest.mark.parametrize(
-    ("rows", "found"),
-    [
-        ([[3.0, 5.0, 9.0]], ZipLine(0.0, 3.0, (0,))),
-        ([[float(i) for i in range(1, 200)]], ZipLine(0.0, 1.0, (0,))),
-        ([[1.0, 2.0, 3.0]] * 4, ZipLine(0.0, 1.0, (0, 0, 0, 0))),
-        ([[10.0 * i + phase for i in range(5)] for phase in (0.0, 1.0, 9.0)], ZipLine(2.0, 11.0, (1, 1, 0))),
-        ([[1.0, 2.0, 3.0, 4.0], [2.1, 4.2]], ZipLine(2.1 - 2.0, 2.1, (1, 0))),
-    ],
-    ids=["one worker waits for nobody", "nor does one of many points", "equal", "out of phase", "twice as fast"],
-)
-def test_by_hand(rows: Rows, found: ZipLine) -> None:
-    assert zipline(rows) == found
-
-
 def test_the_length_penalty_prefers_the_later_of_two_equal_ranges() -> None:
     rows = [[1.0, 11.0], [2.0, 12.0]]
     assert zipline(rows).barrier == 2.0

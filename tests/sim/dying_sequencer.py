@@ -10,7 +10,7 @@ from tests.sim.replicated import ReplicatedServers
 from tests.sim.stepped_network import SteppedHub
 from tests.sim.stepped_ranks import SteppedRanks
 from tests.sim.stub_across import Ring, StubAcross
-from tests.sim.with_fleet import LinkedHub
+from tests.sim.with_fleet import LinkedHub, WithFleet
 from tests.support.memory_network import MemoryConnection
 
 from offbeat.runtime.serving import Service
@@ -30,7 +30,7 @@ class FarHub(LinkedHub):
         return connection
 
 
-class AcrossHosts(SteppedRanks):
+class AcrossHosts(WithFleet, SteppedRanks):
     """One live run, with each rank on a host of its own. Arguments are those of the class that is extended as well.
 
     Args:
@@ -54,7 +54,7 @@ class AcrossHosts(SteppedRanks):
 
     def sequencing(self) -> Service:
         """What the process of server 0 does, by now."""
-        raise NotImplementedError
+        return cast(Service, self.process_of(0).server.service)
 
 
 class DyingSequencer(AcrossHosts, DyingCoordinator):
@@ -63,16 +63,6 @@ class DyingSequencer(AcrossHosts, DyingCoordinator):
     def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
         return FarHub(self.network, turn, worker)
 
-    def sequencing(self) -> Service:
-        return cast(Service, self.process_of(0).server.service)
 
-
-class ReplicatedRanks(ReplicatedServers, SteppedRanks):
-    """One live run of a job without servers, whose coordinator has a standby. Arguments as for `ReplicatedServers`."""
-
-
-class ReplicatedSequencer(AcrossHosts, ReplicatedRanks):
+class ReplicatedSequencer(AcrossHosts, ReplicatedServers):
     """The standby of server 0 goes on where the leader has died."""
-
-    def sequencing(self) -> Service:
-        return cast(Service, self.process_of(0).server.service)

@@ -56,19 +56,3 @@ def test_every_rule_takes_such_sizes(sync: str, tmp_path: Path) -> None:
     run(sync, "auto:64:80", tmp_path / "run.jsonl")
     sizes = [record["batches"] for record in read(tmp_path / "run.jsonl") if record["kind"] == "resized"]
     assert sizes and sizes[-1] == {"0": 80, "1": 48}, "at most 80 samples"
-
-
-def test_those_who_die_and_come_back(tmp_path: Path) -> None:
-    faults = "kill worker=1 at=5; restart worker=1 at=12; join worker=2 at=8"
-    journal = tmp_path / "run.jsonl"
-    run("bsp", "auto", journal, Cluster(workers=2, faults=faults, timeout_s=1.0, **UNEQUAL))
-    records = list(read(journal))
-    living: set[int] = set()
-    totals: set[tuple[int, int]] = set()
-    for record in records:
-        if record["kind"] == "state_changed":
-            (living.add if record["state"] == "alive" else living.discard)(record["worker"])
-        if record["kind"] == "resized":
-            assert set(record["batches"]) <= {str(worker) for worker in living}
-            totals.add((len(record["batches"]), sum(record["batches"].values())))
-    assert {number for number, _ in totals} >= {2, 3} and all(total == 64 * number for number, total in totals)

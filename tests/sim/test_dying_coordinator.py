@@ -8,33 +8,21 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, books_are_right, compare, deaths, in_order, scripted, scripts
+from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, compare, deaths, in_order, ran, scripted, scripts
 from tests.sim.dying_servers import POINTS, DyingCoordinator
-from tests.sim.followed import follow
 from tests.sim.stepped import Timings
-from tests.sim.test_same_script_ranks import ROUNDS, TWO_DIE, parameters_follow
+from tests.sim.test_same_script_ranks import ROUNDS, TWO_DIE
 from tests.tiers import examples, marked
 
 from offbeat.journal.records import Record
-from offbeat.policies import rule
 
 GOSSIP: Final = ["dpsgd", "sgp", "sgp(out_degree=2, overlap=1)", "adpsgd"]
 SOME: Final = ["solo", "majority", "full", "quorum(q=2)", "solo(delivery=latest, model_sync_every=3)", *GOSSIP]
 
 
-def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], records: int = 20) -> tuple[DyingCoordinator, list[Record]]:
-    """Run it, and check what holds of every job."""
-    job = DyingCoordinator(script, where / "journal.jsonl", deaths, records)
-    live = job.run()
-    books_are_right(live)
-    if rule(script.sync).family == "allreduce" and parameters_follow(script):
-        follow(job, live)
-    return job, live
-
-
 def compared(script: Timings, where: Path, calm: list[Record], deaths: list[tuple[str, int]], records: int = 20) -> DyingCoordinator:
     """Compare it with the job in which nobody dies, but for the first record, which says when it was started."""
-    job, live = ran(script, where, deaths, records)
+    job, live = ran(DyingCoordinator(script, where / "journal.jsonl", deaths, records))
     compare(*(in_order(log[1:]) for log in (live, calm)))
     return job
 
@@ -45,7 +33,8 @@ def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_pa
     deaths = [(kind, 3 * number + 1) for number in range(6) for kind in ("append", "send", "change", "append")]
     for work in (FREE, DEALT):
         script = scripted(sync, LAWS[0], RETURN, work)
-        job = compared(script, tmp_path, ran(script, tmp_path, [])[1], deaths, records=5)
+        _, calm = ran(DyingCoordinator(script, tmp_path / "journal.jsonl", []))
+        job = compared(script, tmp_path, calm, deaths, records=5)
         assert job.died.total() > 8 and all(job.died[kind] for kind in ("append", "send", "change"))
 
 
@@ -54,13 +43,13 @@ def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_pa
 @pytest.mark.parametrize("kind", ["begin", "change", "note_lost"])
 def test_each_change_of_the_ranks_is_made_once(sync: str, kind: str, tmp_path: Path) -> None:
     script, number = scripted(sync, LAWS[0], RETURN, DEALT), 1
-    _, calm = ran(script, tmp_path, [])
+    _, calm = ran(DyingCoordinator(script, tmp_path / "journal.jsonl", []))
     while compared(script, tmp_path, calm, [(kind, number)]).died:
         number += 1
     assert number > 8 or (kind == "note_lost" and not sync.startswith("sgp")), number
 
 
-@examples(150, quick=8)
+@examples(150, quick=4)
 @given(
     script=scripts(sorted({*ROUNDS, *SOME}), (*FAULTS, TWO_DIE)),
     deaths=deaths(POINTS, 80, 30),
@@ -70,4 +59,4 @@ def test_whenever_it_dies_the_books_are_right(
     tmp_path_factory: pytest.TempPathFactory, script: Timings, deaths: list[tuple[str, int]], records: int
 ) -> None:
     """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
-    ran(script, tmp_path_factory.mktemp("dying"), deaths, records)
+    ran(DyingCoordinator(script, tmp_path_factory.mktemp("dying") / "journal.jsonl", deaths, records))

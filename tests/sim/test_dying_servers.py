@@ -8,16 +8,14 @@ from typing import Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sim.comparison import FREE, LAWS, ONE_OR_TWO, RETURN, books_are_right, compare, deaths, in_order, scripted, scripts, seen
+from tests.sim.comparison import FREE, LAWS, ONE_OR_TWO, RETURN, compare, deaths, in_order, ran, scripted, scripts, seen
 from tests.sim.dying_servers import OF_SERVERS, DyingServers
-from tests.sim.followed import follow
 from tests.sim.stepped import Timings
 from tests.sim.stepped_network import SteppedHub
 from tests.tiers import examples
 
 from offbeat.core.fleet import State
 from offbeat.errors import ProtocolError
-from offbeat.journal.records import Record
 from offbeat.policies import RULES
 from offbeat.runtime.recovery.keeper import APART_NBYTES
 
@@ -26,33 +24,16 @@ OTHERS: Final = ["ssp(staleness=1)", "backup(b=1)", "elastic(R=4)", "elastic(R=4
 SOME: Final = [*PSP, "bsp", "asp", "dbw", "rennala(batch=2)", "ensemble(steps=2)", *OTHERS]
 
 
-def ran(script: Timings, where: Path, deaths: list[tuple[str, int]], *options: int) -> tuple[DyingServers, list[Record]]:
-    """Run it, and check what holds of every job: `follow` knows the parameters of each version of each shard."""
-    job = DyingServers(script, where / "journal.jsonl", deaths, *options)
-    live = job.run()
-    books_are_right(live)
-    for shard in range(script.cluster.servers):
-        versions = [record["version"] for record in live if record["kind"] == "fold" and record.get("shard", 0) == shard]
-        assert versions == list(range(1, len(versions) + 1))
-    follow(job, live)
-    return job, live
-
-
-def compared(script: Timings, where: Path, deaths: list[tuple[str, int]], records: int) -> DyingServers:
-    """Compare it with the job in which none dies: parameters bit by bit, and all records but the first, which says when it was started."""
-    undisturbed, calm = ran(script, where, [])
-    job, live = ran(script, where, deaths, records)
-    assert seen(job) == seen(undisturbed)
-    compare(*(in_order(log[1:]) for log in (live, calm)))
-    return job
-
-
 @pytest.mark.few(5)
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("sync", SOME)
 def test_the_journal_is_that_of_a_job_in_which_none_has_died(sync: str, servers: int, tmp_path: Path) -> None:
+    """Parameters bit by bit, and all records but the first, which says when it was started."""
     deaths = [(kind, 3 * number + 1) for number in range(6) for kind in ("append", "send", "once", "append")]
-    job = compared(scripted(sync, LAWS[0], RETURN, FREE, servers=servers), tmp_path, deaths, 5)
+    script, journal = scripted(sync, LAWS[0], RETURN, FREE, servers=servers), tmp_path / "journal.jsonl"
+    (undisturbed, calm), (job, live) = (ran(DyingServers(script, journal, dies, 5)) for dies in ([], deaths))
+    assert seen(job) == seen(undisturbed)
+    compare(*(in_order(log[1:]) for log in (live, calm)))
     assert job.died.total() > 8 and all(job.died_at[number] for number in range(servers))
 
 
@@ -62,7 +43,7 @@ def test_a_block_that_is_sent_again_is_as_it_was_although_its_shard_has_gone_on(
     """The dead process had sent it, and it was on its way while others had it, and pushed what came of it."""
     deaths = [("append", number) for number in range(1, 24)]
     script = scripted(sync, LAWS[0], "", FREE, delay="uniform(low=0, high=2)", servers=2)
-    job, _ = ran(script, tmp_path, deaths, 100, apart)
+    job, _ = ran(DyingServers(script, tmp_path / "journal.jsonl", deaths, 100, apart))
     assert job.died.total() == len(deaths)
     for kept in job.fleet.kept.values():
         blocks = [name for name in kept if name.startswith("block ")]
@@ -70,7 +51,7 @@ def test_a_block_that_is_sent_again_is_as_it_was_although_its_shard_has_gone_on(
         assert not blocks or int(blocks[-1].split()[-1]) > len(blocks)
 
 
-@examples(120, quick=8)
+@examples(120, quick=4)
 @given(
     script=scripts(SOME, servers=ONE_OR_TWO),
     deaths=deaths(OF_SERVERS, 60, 30),
@@ -81,7 +62,7 @@ def test_whenever_they_die_the_books_are_right(
     tmp_path_factory: pytest.TempPathFactory, script: Timings, deaths: list[tuple[str, int]], records: int, apart: int
 ) -> None:
     """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
-    ran(script, tmp_path_factory.mktemp("dying"), deaths, records, apart)
+    ran(DyingServers(script, tmp_path_factory.mktemp("dying") / "journal.jsonl", deaths, records, apart))
 
 
 def test_who_was_not_started_by_the_supervisor_does_not_take_the_place(tmp_path: Path) -> None:

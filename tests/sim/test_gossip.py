@@ -110,14 +110,6 @@ def test_replicas_are_those_of_plain_torch(sync: str, name: str, tmp_path: Path)
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize("sync", SPELLINGS)
-def test_training_learns_and_is_the_same_each_time(sync: str) -> None:
-    (model, _, _), (again, _, _) = (train(sync, "momentum", Work(versions=160, batch=BATCH)) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-    assert loss_of(model) < 0.5 * loss_of(network())
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("sync", SPELLINGS)
 def test_faults_leave_clean_books_and_nobody_waiting(sync: str, tmp_path: Path) -> None:
     over = cluster(workers=5, faults=FAULTS, timeout_s=3.0)
     result, file = run(tmp_path, sync, over, Work(time_s=40.0, batch=BATCH))
@@ -135,17 +127,6 @@ def test_faults_leave_clean_books_and_nobody_waiting(sync: str, tmp_path: Path) 
     engine: Any = training.engine
     assert not engine._results or chosen.exchange == "average"
     assert len(engine._shared) < 40, "what everybody has mixed in is forgotten"
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("sync", SPELLINGS)
-def test_epochs_end_and_every_sample_is_used_once(sync: str, tmp_path: Path) -> None:
-    result, file = run(tmp_path, sync, cluster(), Work(epochs=3, samples=SIZE, batch=BATCH))
-    assert result.reason == "every worker has finished"
-    reports = [record["report"] for record in journals.read(file) if record["kind"] == "epoch_ended"]
-    assert len(reports) == 3 and all(report["unused"] == 0 for report in reports)
-    model, _, _ = train(sync, "momentum", Work(epochs=3, samples=SIZE, batch=BATCH))
-    assert loss_of(model) < loss_of(network())
 
 
 def seconds(sync: str, **changes: Any) -> float:

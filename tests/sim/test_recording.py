@@ -44,6 +44,7 @@ def replayed(recording: Recording, sync: str) -> float:
     return float(found.summary["samples_per_s"])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("law", [SLOW, BURSTS, NOW_AND_THEN, ONE_OF_ALL])
 @pytest.mark.parametrize("sync", ["bsp", "ssp(staleness=3)"])
 def test_the_rule_that_ran_comes_out_at_the_measured_rate(tmp_path: Path, sync: str, law: str) -> None:
@@ -51,6 +52,7 @@ def test_the_rule_that_ran_comes_out_at_the_measured_rate(tmp_path: Path, sync: 
     assert replayed(recording, sync) == pytest.approx(recording.rate, rel=0.02)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("law", [SLOW, BURSTS, NOW_AND_THEN, ONE_OF_ALL])
 @pytest.mark.parametrize("sync", ["asp", "backup(b=1)", "ssp(staleness=3)"])
 def test_other_rules_come_out_as_the_true_laws_make_them(tmp_path: Path, sync: str, law: str) -> None:

@@ -29,16 +29,30 @@ from typing import Final
 
 import pytest
 from hypothesis import given
-from tests.sim.comparison import DEALT, EFFECTS, EVENTS, FAULTS, FREE, LAWS, RETURN, Replayed, comparable, compare, only, scripted, scripts
+from tests.sim.comparison import (
+    DEALT,
+    EFFECTS,
+    EVENTS,
+    FAULTS,
+    FREE,
+    LAWS,
+    RETURN,
+    Replayed,
+    comparable,
+    compare,
+    only,
+    parameters_follow,
+    scripted,
+    scripts,
+)
 from tests.sim.followed import follow
 from tests.sim.stepped import Timings
 from tests.sim.stepped_ranks import SteppedRanks
 from tests.tiers import examples
 
-from offbeat.core.allreduce.policy import RoundRule
 from offbeat.journal.file import read
 from offbeat.journal.records import Record
-from offbeat.policies import RULES, rule, rule_of
+from offbeat.policies import RULES, rule
 from offbeat.sim.run import simulate
 from offbeat.types import Version
 
@@ -99,12 +113,6 @@ def carried_into(release: Record, fold: Record) -> bool:
     return closed_by and bool(release["reason"] == f"late: its gradient is carried into round {number}")
 
 
-def parameters_follow(script: Timings) -> bool:
-    """Whether the live parameters are what the journal's folds come to; see the head of this file."""
-    policy = rule_of(RoundRule, script.sync)  # type: ignore[type-abstract]
-    return policy.delivery == "replay" and policy.carry_clip is None
-
-
 def both(script: Timings, where: Path) -> tuple[SteppedRanks, list[Record]]:
     """Run it on both sides and compare; the live run and its journal."""
     job = SteppedRanks(script, where / "live.jsonl")
@@ -116,7 +124,7 @@ def both(script: Timings, where: Path) -> tuple[SteppedRanks, list[Record]]:
     for wanted in (EFFECTS, EFFECTS | EVENTS):
         compare(only(ours, wanted), only(theirs, wanted))
     assert ours[-1]["t"] == theirs[-1]["t"], "they end at different times"
-    if parameters_follow(script):
+    if parameters_follow(rule(script.sync)):
         follow(job, live)
     return job, live
 

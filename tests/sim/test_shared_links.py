@@ -55,7 +55,7 @@ def test_the_dead_leave_the_link_to_the_others(tmp_path: Path) -> None:
     assert folds(file)[0] == pytest.approx(4.5) and len(records(file, "fold")[0]["parts"]) == 1
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("sync", OF_JOB)
 @given(servers=st.integers(1, 3), hosts=st.sampled_from([None, 1, 3]), seed=st.integers(0, 99))
 def test_every_rule_of_job_scope_goes_on_and_its_books_add_up(

@@ -8,7 +8,7 @@
     simulation.Simulation ── event_queue.EventQueue        what happens when; the time jumps, nothing waits
         │
         ├── workers, shard_workers (process)               shells of core.worker.Worker: when it computes, how long
-        │      │ pushes, by uplink.Uplink    ▲ releases
+        │      │ pushes                      ▲ releases
         ▼      ▼                             │
     coordinator_inbox.CoordinatorInbox ── core.job.Coordinator
         └── servers.Servers, gossip_links.Links            when messages arrive, when folds are done

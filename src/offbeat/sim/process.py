@@ -19,6 +19,7 @@ from offbeat.core.events import Abandoned, Event, Heard, Joined, Lost, Pushed
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import Compute, Finished, Instruction, SamplesWanted, Send, Stepped
 from offbeat.session import SplitProgress
+from offbeat.sim.event_queue import Action
 from offbeat.sim.latency.registry import stretched
 from offbeat.sim.phase_account import PhaseAccount
 from offbeat.sim.training.workload import Handed, Load, Step
@@ -158,6 +159,22 @@ class SimulatedProcess(ABC):
     @abstractmethod
     def arrived(self, event: Event, cause: RecordId) -> None:
         """Deliver a push that has reached the servers, unless its process has ended: what was in transit then is lost."""
+
+    def at_server(self, server: int, arrival: Seconds, action: Action) -> None:
+        """Call ``action`` when a server handles a message that arrives then. `CoordinatorInbox` makes messages wait for server 0."""
+
+        def look(serial: int) -> None:
+            now = self.queue.now
+            free = now if server == 0 else self.simulation.servers.free(server, now)
+            if free > now:
+                self.queue.at(free, action)
+            else:
+                action(serial)
+
+        if arrival > self.queue.now:
+            self.queue.at(arrival, look)
+        else:
+            look(0)
 
     def received(self, instructions: Sequence[Instruction]) -> None:
         """Carry out the instructions that follow a completed transfer, and then those of a `Fence` that arrived during it."""

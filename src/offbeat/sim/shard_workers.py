@@ -127,7 +127,7 @@ class ShardWorker(SimulatedProcess):
                     deliver(0)
                 continue
             self._pushed_by = arrival if shard == 0 else self._pushed_by
-            simulation.uplink.at_server(shard, arrival, deliver)
+            self.at_server(shard, arrival, deliver)
         self.do(then)
         self.look()
 

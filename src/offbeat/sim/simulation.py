@@ -32,8 +32,9 @@ from offbeat.core.effects import (
     WrittenOff,
 )
 from offbeat.core.events import Initialised, Joined, Lost
+from offbeat.core.gossip.push_sum import GossipRule
 from offbeat.core.job.coordinator import Coordinator
-from offbeat.core.policy import Policy
+from offbeat.core.policy import Policy, ServerRule
 from offbeat.journal.file import Journal
 from offbeat.journal.records import Record, fault_record, metrics_record, process_record
 from offbeat.sim.cluster import Cluster, Work
@@ -42,11 +43,13 @@ from offbeat.sim.event_queue import FAULT, EventQueue
 from offbeat.sim.faults import Fault, Freeze, Join, Kill, KillServer, Restart, Slow, Stop, Vanish
 from offbeat.sim.gossip_links import Links
 from offbeat.sim.latency.registry import Constant, Sampler, derived
-from offbeat.sim.parts import parts_of
 from offbeat.sim.process import SimulatedProcess
+from offbeat.sim.servers import Servers
+from offbeat.sim.shard_workers import ShardWorker
 from offbeat.sim.side_by_side import Watch
 from offbeat.sim.training.workload import Exchanged, Workload
-from offbeat.sim.uplink import Uplink
+from offbeat.sim.transfers import Transfers, round_s
+from offbeat.sim.workers import JobWorker
 from offbeat.types import FIRST_WORKER, RecordId, Seconds, Version, WorkerId, WorkerState, worker_ids
 
 LOOK: Final = 1_000
@@ -59,6 +62,19 @@ class Point(NamedTuple):
     t: Seconds
     version: Version
     values: dict[str, float]
+
+
+def servers_for(policy: Policy, cluster: Cluster, queue: EventQueue) -> Servers:
+    """Return what models how long folds take and when messages arrive, under a rule of each family."""
+    if isinstance(policy, GossipRule):
+        return Links(cluster)
+    if cluster.link is None:
+        return Servers(cluster)
+    if not isinstance(policy, ServerRule):
+        return Servers(cluster, round_s(cluster))
+    servers = Servers(cluster)
+    servers.share_links(Transfers(cluster, servers, queue))
+    return servers
 
 
 class Simulation:
@@ -80,10 +96,9 @@ class Simulation:
         self.policy = policy
         self.coordinator = Coordinator(policy, cluster.workers, cluster.silence_s, cluster.servers, seed=cluster.seed)
         self.queue = EventQueue()
-        parts = parts_of(policy, cluster, self.queue)
-        self.servers = parts.servers
-        self.uplink = Uplink(self.queue, self.servers)
-        wakes = cluster.silence_s is not None or parts.asks_again
+        self.servers = servers_for(policy, cluster, self.queue)
+        asks_again = isinstance(policy, ServerRule) and type(policy.start()).wake_at is not ServerRule.wake_at
+        wakes = cluster.silence_s is not None or asks_again
         self.inbox = CoordinatorInbox(
             self.coordinator, self.queue, self.servers, journal, self._carry_out, self._give_up, cluster.silence_s, wakes
         )
@@ -105,7 +120,11 @@ class Simulation:
         self.accounts = journal is not None
         """Whether workers account for their time by phases."""
         self._version: Version = 0
-        self._kind, self._measures = parts.worker, parts.measures
+        self._kind: type[JobWorker] | type[ShardWorker] = JobWorker
+        if isinstance(policy, ServerRule) and policy.scope == "shard":
+            self._kind = ShardWorker
+        self._measures = isinstance(policy, ServerRule) and policy.measures != "nothing"
+        """Whether the coordinator receives a `Folded` event with the norms measured in each fold."""
         self._handlers: dict[type, Callable[[Any, RecordId], None]] = {
             Initialise: lambda effect, cause: self.send(Initialised(effect.worker), cause),
             Fold: self._fold,

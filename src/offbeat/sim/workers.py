@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from offbeat.core.effects import Publish, Release
 from offbeat.core.events import Event, Pushed
 from offbeat.core.worker_messages import Instruction
+from offbeat.sim.event_queue import Action
 from offbeat.sim.process import SimulatedProcess
 from offbeat.types import RecordId, Seconds, WorkerId
 
@@ -65,7 +66,26 @@ class JobWorker(SimulatedProcess):
 
     def push(self, push: Pushed, cause: RecordId, then: Sequence[Instruction]) -> None:
         self.in_transit, self._then, self._sent_at = True, then, self.queue.now
-        self.simulation.uplink.push(self, push, cause)
+        servers = self.simulation.servers
+        if servers.pushes_immediate and (servers.never_busy or servers.count == 1):
+            self.arrived(push, cause)
+            return
+        missing = servers.count
+
+        def count(serial: int) -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                self.arrived(push, cause)
+
+        for server in range(servers.count):
+            if servers.transfers is None:
+                self.at_server(server, servers.push(server, self.number, self.queue.now), count)
+            else:
+                servers.transfers.push(server, self.number, partial(self._landed, server, count))
+
+    def _landed(self, server: int, action: Action) -> None:
+        self.at_server(server, self.queue.now, action)
 
     def arrived(self, event: Event, cause: RecordId) -> None:
         if self.gone:

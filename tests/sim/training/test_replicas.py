@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -130,13 +128,6 @@ def test_ranks_die_and_come_back(delivery: str, tmp_path: Path) -> None:
     assert {record["divisor"] for record in folds(journal)} >= {3, 4, 5}
 
 
-def test_epochs_end_with_nothing_left_behind() -> None:
-    for sync in ("solo", "majority(delivery=latest)"):
-        _, _, result = train(sync, "sgd", Work(epochs=3, samples=90, batch=4))
-        assert result.reason == "every worker has finished"
-        assert [epoch["folded"] for epoch in result.summary["epochs"]] == [90, 90, 90]
-
-
 def test_an_optimizer_that_no_server_could_run() -> None:
     model = network()
     training = Training(model, functional.cross_entropy, data(), NaturalGradient(model.parameters(), lr=0.2))
@@ -147,26 +138,6 @@ def test_an_optimizer_that_no_server_could_run() -> None:
 def test_a_schedule_of_learning_rates_counts_rounds() -> None:
     model, _, _ = train("solo", "sgd", STEPS, schedule=lambda version, epochs: 0.0)
     assert _same(model, network())
-
-
-@pytest.mark.parametrize("sync", ["solo", "majority", "first_of(m=2)", "all_of(m=2)", "quorum(q=2)", "full"])
-def test_as_many_are_on_time_as_the_formula_says(sync: str, tmp_path: Path) -> None:
-    """Of ranks that take almost equally long, whose gradients are fresh if they come before the round closes. Of any number of ranks:
-    ``tests/core/allreduce/test_rounds.py``."""
-    journal, ranks = tmp_path / "run.jsonl", 13
-    compute = "uniform(low=1.0, high=1.001)"
-    simulate(sync, Cluster(workers=ranks, compute=compute, seed=11), Work(versions=150), journal=journal, counted=False)
-    counts = [sum(not part["staleness"] for part in record["parts"]) for record in folds(journal)]
-    spread = 2 * (ranks + 1) * (ranks - 2) / 36
-    mean, variance = {
-        "solo": (1.0, 0.0),
-        "majority": ((ranks + 1) / 2, (ranks**2 - 1) / 12),
-        "first_of(m=2)": ((ranks + 1) / 3, spread),
-        "all_of(m=2)": (2 * (ranks + 1) / 3, spread),
-        "quorum(q=2)": (2.0, 0.0),
-        "full": (float(ranks), 0.0),
-    }[sync]
-    assert abs(statistics.mean(counts) - mean) <= 3 * math.sqrt(variance / len(counts)) + 1e-9
 
 
 def test_a_fold_takes_time_and_so_does_its_way() -> None:
@@ -184,14 +155,6 @@ def test_servers_are_of_no_account() -> None:
     one, other = (simulate("majority", each, Work(versions=40)) for each in (over, more))
     assert one.seconds == other.seconds and other.summary["servers"] == 1
     assert simulate("bsp", more, Work(versions=40)).seconds > 50
-
-
-def test_the_state_of_an_optimizer_is_its_ranks_own() -> None:
-    """Two ranks that drift have different momentum."""
-    _, training, _ = train("solo(delivery=latest)", "momentum", STEPS)
-    engine: Any = training.engine
-    buffers = [next(iter(state.values()))["momentum_buffer"] for state in engine._states.values()]
-    assert any(not torch.equal(buffers[0], other) for other in buffers[1:])
 
 
 def _same(one: torch.nn.Module, other: torch.nn.Module) -> bool:

@@ -13,7 +13,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,12 +31,11 @@ Block: TypeAlias = Callable[[np.random.Generator, int], NDArray[np.float64]]
 """Returns the given number of independent draws, in seconds."""
 
 
-class Sampler(ABC):
-    """The draws of one law in one run."""
+class Draw(Protocol):
+    """Returns the seconds that an iteration, or a message, takes. Equal arguments give equal results."""
 
-    @abstractmethod
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        """Return the seconds that an iteration, or a message, of ``worker`` takes. Equal arguments give equal results.
+    def __call__(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
+        """Draw.
 
         Args:
             worker: 0 .. workers - 1, as passed to `Law.start`. For the delays of messages: ``server * workers + worker``.
@@ -44,9 +43,13 @@ class Sampler(ABC):
             now: when it begins, in seconds since the job began. Only laws with windows use it.
         """
 
-    def shares(self, worker: int, clock: Clock) -> Sequence[tuple[str, float]]:
-        """Return an iteration's phases, by the names of `core.phases.Phase`, with their shares of the draw, which add up to 1."""
-        return NOT_SEPARATED
+
+class Sampler(NamedTuple):
+    """The draws of one law in one run."""
+
+    draw: Draw
+    shares: Callable[[int, Clock], Sequence[tuple[str, float]]] = lambda worker, clock: NOT_SEPARATED
+    """Returns an iteration's phases, by the names of `core.phases.Phase`, with their shares of the draw, which add up to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +142,7 @@ def stretched(work_s: Seconds, now: Seconds, windows: Iterable[tuple[Seconds, Se
     return spent + work_s
 
 
-class DrawnSampler(Sampler):
+class Drawn:
     """Independent draws of one distribution. Draw ``clock`` of ``worker`` is entry ``clock % 64`` of block ``clock // 64``.
 
     A block begins at the value (0, block, worker, 0) of the generator's 256-bit counter, under a key derived from the seed, so that it can
@@ -156,6 +159,7 @@ class DrawnSampler(Sampler):
         self._blocks: list[list[float]] = [[]] * workers
 
     def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
+        """Return this draw."""
         if self._numbers[worker] != clock >> SHIFT:
             self._fetch(worker, clock >> SHIFT)
         return self._blocks[worker][clock & MASK]

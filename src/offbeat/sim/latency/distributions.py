@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.errors import ConfigurationError
-from offbeat.sim.latency.base import DrawnSampler, Law, Sampler
-from offbeat.types import Clock, Seconds
+from offbeat.sim.latency.base import Drawn, Law, Sampler
+from offbeat.types import Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Independent(Law):
         """Return ``n`` independent draws, in seconds."""
 
     def start(self, seed: int, workers: int) -> Sampler:
-        return DrawnSampler(seed, workers, self.block)
+        return Sampler(Drawn(seed, workers, self.block).draw)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +43,8 @@ class Constant(Law):
         self._check_number("seconds")
 
     def start(self, seed: int, workers: int) -> Sampler:
-        return _Same(self.seconds)
-
-
-class _Same(Sampler):
-    __slots__ = ("_seconds",)
-
-    def __init__(self, seconds: Seconds) -> None:
-        self._seconds = seconds
-
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        return self._seconds
+        seconds = self.seconds
+        return Sampler(lambda worker, clock, now: seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,15 +151,6 @@ class Rotating(Law):
         self._check_number("high", least=self.low)
 
     def start(self, seed: int, workers: int) -> Sampler:
-        return _Rotating(self, workers)
-
-
-class _Rotating(Sampler):
-    __slots__ = ("_times",)
-
-    def __init__(self, law: Rotating, workers: int) -> None:
-        step = (law.high - law.low) / max(1, workers - 1)
-        self._times = [law.low + step * place for place in range(workers)]
-
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        return self._times[(worker + clock) % len(self._times)]
+        step = (self.high - self.low) / max(1, workers - 1)
+        times = [self.low + step * place for place in range(workers)]
+        return Sampler(lambda worker, clock, now: times[(worker + clock) % workers])

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
 from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.sim.latency.base import DrawnSampler, Law, Sampler, derived, stretched
+from offbeat.sim.latency.base import Drawn, Law, Sampler, derived, stretched
 from offbeat.types import Clock, Seconds
 
 
@@ -77,28 +78,21 @@ class Windows(Nested):
 
     def start(self, seed: int, workers: int) -> Sampler:
         self.check(workers)
-        return _Windows(self, self.inner.start(seed, workers))
+        inner = self.inner.start(seed, workers)
 
+        def draw(worker: int, clock: Clock, now: Seconds) -> Seconds:
+            work_s = inner.draw(worker, clock, now)
+            return stretched(work_s, now, self._windows(now)) if worker == self.worker else work_s
 
-class _Windows(Sampler):
-    __slots__ = ("_inner", "_law")
-
-    def __init__(self, law: Windows, inner: Sampler) -> None:
-        self._law = law
-        self._inner = inner
-
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        work_s = self._inner.draw(worker, clock, now)
-        return stretched(work_s, now, self._windows(now)) if worker == self._law.worker else work_s
+        return Sampler(draw)
 
     def _windows(self, now: Seconds) -> Iterator[tuple[Seconds, Seconds, float]]:
-        law = self._law
-        if math.isinf(law.every):
-            yield law.begin, law.end, law.factor
+        if math.isinf(self.every):
+            yield self.begin, self.end, self.factor
             return
-        first = max(0, math.floor((now - law.begin) / law.every))
+        first = max(0, math.floor((now - self.begin) / self.every))
         for k in count(first):
-            yield law.begin + k * law.every, law.end + k * law.every, law.factor
+            yield self.begin + k * self.every, self.end + k * self.every, self.factor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,18 +124,8 @@ class PerWorker(Nested):
 
     def start(self, seed: int, workers: int) -> Sampler:
         self.check(workers)
-        return _PerWorker(self.factors, self.inner.start(seed, workers))
-
-
-class _PerWorker(Sampler):
-    __slots__ = ("_factors", "_inner")
-
-    def __init__(self, factors: tuple[float, ...], inner: Sampler) -> None:
-        self._factors = factors
-        self._inner = inner
-
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        return self._inner.draw(worker, clock, now) * self._factors[worker]
+        inner, factors = self.inner.start(seed, workers), self.factors
+        return Sampler(lambda worker, clock, now: inner.draw(worker, clock, now) * factors[worker])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,34 +153,24 @@ class OneOf(Nested):
 
     def start(self, seed: int, workers: int) -> Sampler:
         self.check(workers)
-        return _OneOf(self, self.inner.start(seed, workers), derived(seed, "one_of"), workers)
+        inner = self.inner.start(seed, workers)
+        uniform = Drawn(derived(seed, "one_of"), self.count, lambda generator, n: generator.random(n))
 
+        @lru_cache(maxsize=1)
+        def chosen(clock: Clock) -> set[int]:
+            """Draw ``count`` workers by Floyd's sampling without replacement: every set is equally likely."""
+            found: set[int] = set()
+            for i in range(self.count):
+                last = workers - self.count + i
+                pick = int(uniform.draw(i, clock, 0.0) * (last + 1))
+                found.add(last if pick in found else pick)
+            return found
 
-class _OneOf(Sampler):
-    __slots__ = ("_chosen", "_clock", "_count", "_inner", "_seconds", "_uniform", "_workers")
+        def draw(worker: int, clock: Clock, now: Seconds) -> Seconds:
+            seconds = inner.draw(worker, clock, now)
+            return seconds + self.seconds if worker in chosen(clock) else seconds
 
-    def __init__(self, law: OneOf, inner: Sampler, seed: int, workers: int) -> None:
-        self._inner = inner
-        self._seconds = law.seconds
-        self._count = law.count
-        self._workers = workers
-        self._uniform = DrawnSampler(seed, law.count, lambda generator, n: generator.random(n))
-        self._clock = -1
-        self._chosen: set[int] = set()
-
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        if clock != self._clock:
-            self._choose(clock)
-        seconds = self._inner.draw(worker, clock, now)
-        return seconds + self._seconds if worker in self._chosen else seconds
-
-    def _choose(self, clock: Clock) -> None:
-        """Draw ``count`` workers by Floyd's sampling without replacement: every set is equally likely."""
-        self._clock, self._chosen = clock, set()
-        for i in range(self._count):
-            last = self._workers - self._count + i
-            pick = int(self._uniform.draw(i, clock, 0.0) * (last + 1))
-            self._chosen.add(last if pick in self._chosen else pick)
+        return Sampler(draw)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,15 +194,5 @@ class Plus(Nested):
         self.second.check(workers)
 
     def start(self, seed: int, workers: int) -> Sampler:
-        return _Plus(self.inner.start(seed, workers), self.second.start(derived(seed, "extra"), workers))
-
-
-class _Plus(Sampler):
-    __slots__ = ("_extra", "_inner")
-
-    def __init__(self, inner: Sampler, extra: Sampler) -> None:
-        self._inner = inner
-        self._extra = extra
-
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        return self._inner.draw(worker, clock, now) + self._extra.draw(worker, clock, now)
+        inner, second = self.inner.start(seed, workers), self.second.start(derived(seed, "extra"), workers)
+        return Sampler(lambda worker, clock, now: inner.draw(worker, clock, now) + second.draw(worker, clock, now))

@@ -117,17 +117,12 @@ class Recorded(Law):
 
     def start(self, seed: int, workers: int) -> Sampler:
         self.check(workers)
-        return _Recorded(self)
+        columns, begin, turned = self.columns, self.begin, self.turned
 
+        def draw(worker: int, clock: Clock, now: Seconds) -> Seconds:
+            times, levels, factors, extras = columns[worker % len(columns)]
+            step = (clock + turned) % len(factors)
+            level = levels[0] if len(levels) == 1 else levels[max(0, bisect_right(times, now + begin) - 1)]
+            return level * factors[step] + extras[step]
 
-class _Recorded(Sampler):
-    __slots__ = ("_begin", "_columns", "_turned")
-
-    def __init__(self, law: Recorded) -> None:
-        self._columns, self._begin, self._turned = law.columns, law.begin, law.turned
-
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        times, levels, factors, extras = self._columns[worker % len(self._columns)]
-        step = (clock + self._turned) % len(factors)
-        level = levels[0] if len(levels) == 1 else levels[max(0, bisect_right(times, now + self._begin) - 1)]
-        return level * factors[step] + extras[step]
+        return Sampler(draw)

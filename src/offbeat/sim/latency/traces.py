@@ -16,7 +16,7 @@ from offbeat.core.policy import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.latency.base import Law, Sampler
 from offbeat.traces import Measured, Times, measured
-from offbeat.types import Clock, Seconds
+from offbeat.types import Clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +66,13 @@ class Trace(Law):
 
     def start(self, seed: int, workers: int) -> Sampler:
         self.check(workers)
-        return _Cycle(self.measured, self.scale, self.offset)
+        columns: list[list[float]] = np.roll(self.times, -self.offset, axis=0).T.tolist()
+        steps, phases = len(self.measured.times), self.measured.shares
 
+        def shares(worker: int, clock: Clock) -> Sequence[tuple[str, float]]:
+            if not phases:
+                return NOT_SEPARATED
+            of_worker = phases[worker]
+            return of_worker[(clock + self.offset) % steps % len(of_worker)]
 
-class _Cycle(Sampler):
-    __slots__ = ("_columns", "_offset", "_shares", "_steps")
-
-    def __init__(self, measured: Measured, scale: float, offset: int) -> None:
-        self._columns: list[list[float]] = np.roll(measured.times * scale, -offset, axis=0).T.tolist()
-        self._steps, self._offset, self._shares = len(measured.times), offset, measured.shares
-
-    def draw(self, worker: int, clock: Clock, now: Seconds) -> Seconds:
-        return self._columns[worker][clock % self._steps]
-
-    def shares(self, worker: int, clock: Clock) -> Sequence[tuple[str, float]]:
-        if not self._shares:
-            return NOT_SEPARATED
-        of_worker = self._shares[worker]
-        return of_worker[(clock + self._offset) % self._steps % len(of_worker)]
+        return Sampler(lambda worker, clock, now: columns[worker][clock % steps], shares)
