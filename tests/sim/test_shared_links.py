@@ -122,11 +122,17 @@ def test_a_round_takes_what_the_fullest_link_sends(workers: int, hosts: int | No
     assert folds(file)[2] - folds(file)[1] == pytest.approx(1 + round_s + 0.25, abs=1e-4)
 
 
-@pytest.mark.parametrize(("hosts", "turn_s"), [(None, 2 * 2.0), (2, 2 * 2.0), (1, 1.0)])
-def test_neighbours_on_other_hosts_send_over_the_link(hosts: int | None, turn_s: float, tmp_path: Path) -> None:
-    """Under `dpsgd` each of four ranks has two neighbours, of which with two hosts one is on its own; it sends before it computes."""
-    _, file = run(tmp_path, "dpsgd", cluster(**SECOND | {"model_size": "2MB"}, hosts=hosts), Work(versions=20))
-    pushed = [record["t"] for record in records(file, "pushed") if record["worker"] == 0]
+@pytest.mark.parametrize(
+    ("sync", "hosts", "turn_s"),
+    [("dpsgd", None, 1 + 2 * 2.0), ("dpsgd", 2, 1 + 2 * 2.0), ("dpsgd", 1, 1.0), ("adpsgd", None, 1 + 2 * 2.0), ("adpsgd", 1, 1.0)],
+)
+def test_neighbours_on_other_hosts_send_over_the_link(sync: str, hosts: int | None, turn_s: float, tmp_path: Path) -> None:
+    """A rank asks once it has computed. Under `dpsgd` each of four ranks has two neighbours, of which with two hosts one is on its own.
+
+    Under `adpsgd` rank 1 is active: it sends its parameters, and gets the mean.
+    """
+    _, file = run(tmp_path, sync, cluster(**SECOND | {"model_size": "2MB"}, hosts=hosts), Work(versions=20))
+    pushed = [record["t"] for record in records(file, "pushed") if record["worker"] == 1]
     assert [after - before for before, after in pairwise(pushed[2:])] == pytest.approx([turn_s] * (len(pushed) - 3))
 
 

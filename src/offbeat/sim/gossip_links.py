@@ -2,15 +2,17 @@
 
 The cluster's ``delay`` is drawn once for each mixture: the parameters to mix in have all arrived that long after the last of them was
 shared. Parameters that arrive while the rank still computes cost no time, nor does AD-PSGD's mean, which is taken beside the computation.
-``update_s`` is the time of a rank's own optimizer step. ``push_delay`` and stopped servers have no effect. With a ``link``, parameters from
-other hosts take as long as their bytes need, one neighbour's after another's.
+``update_s`` is the time of a rank's own optimizer step. ``push_delay`` and stopped servers have no effect.
+
+With a ``link``, parameters from other hosts take as long as their bytes need, one neighbour's after another's, once the rank has computed,
+since it asks for them in its step. AD-PSGD's mean then takes two such messages.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from offbeat.core.effects import Mix, Share
+from offbeat.core.effects import Mix, Pair, Share
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.latency.registry import Constant, derived
 from offbeat.sim.servers import Servers
@@ -60,7 +62,9 @@ class Links(Servers):
             number = self._mixtures[worker]
             self._mixtures[worker] = number + 1
             apart = sum(self._host(source.worker) != self._host(worker) for source in effect.sources)
-            self._ready[worker] = max(now, last + apart * self._shared_s + self._law.draw(worker, number, last))
+            self._ready[worker] = max(now, last + self._law.draw(worker, number, last)) + apart * self._shared_s
+        elif isinstance(effect, Pair) and self._host(effect.partner) != self._host(worker):
+            self._ready[worker] = max(now, self._ready[worker]) + 2 * self._shared_s
 
     def fold(self, now: Seconds, shard: int | None = None) -> Seconds:
         return now
