@@ -145,7 +145,7 @@ class AgentEngine(Engine):
         port: the supervisor's port; server ``n`` has ``port + 1 + n``; 0: the system chooses.
         reached: the address at which other machines reach this one; "": unknown, or there are no others.
         never_again: the name of the engine that has started the agents, if it never restarts one; "": it does, or the user can.
-        publish: called with the supervisor's address once it listens; None: nobody waits for it.
+        publish: called with the supervisor's address once it listens; None: no agent has to find it.
         guests: True if each agent is a thread of its worker's process. Then no agent is lost for its silence.
         servers_here: True if the servers are children of this process; False: agents start them. Standbys are the agents' in any case.
     """
