@@ -25,51 +25,7 @@ def _drawn(workers: int) -> dict[str, Sequence[Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Timed(FirstFresh):
-    """The settings of rules that choose k by measured times."""
-
-    gamma: float = 0.98
-    """The factor of a measured time's weight per round, above 0, at most 1: with 0.98 it counts half after 34 rounds. 1: all history counts
-    the same, as in the paper; then a cluster that has become slower is noticed late."""
-    optimism: float = 0.5
-    """Where between its bounds the time of an untried k is assumed: 0 at the longest, 1 at the shortest."""
-    beta: float | None = None
-    """At least 1: if the mean loss rises by more than this factor from one fold to the next, k increases. None: losses are not used; nor
-    are they if workers do not report them."""
-    k_min: int = 1
-    """The least k that may be chosen; at least 1, at most the number of workers."""
-    warm_up: int = 2
-    """The number of first versions that wait for all workers; at least 1."""
-    censored: bool = False
-    """Also measure arrivals that are too late for their fold, until the next fold. As the latest of them are not seen, the times of large
-    k are underestimated."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        owner = self.called()
-        number(owner, "gamma", self.gamma, above=0.0, most=1.0)
-        number(owner, "optimism", self.optimism, least=0.0, most=1.0)
-        if self.beta is not None:
-            number(owner, "beta", self.beta, least=1.0)
-        whole_number(owner, "k_min", self.k_min, least=1)
-        whole_number(owner, "warm_up", self.warm_up, least=1)
-        yes_or_no(owner, "censored", self.censored)
-
-    def check(self, workers: int) -> None:
-        super().check(workers)
-        if self.k_min > workers:
-            raise ConfigurationError(
-                f"{self.called()}(k_min={self.k_min}) with {workers} workers waits for more gradients than there are: "
-                f"k_min must be at most {workers}"
-            )
-
-    @property
-    def uses_loss(self) -> bool:
-        return self.beta is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BDBW(_Timed):
+class BDBW(FirstFresh):
     """Blind DBW: fold the first k gradients of the newest version, ``k = argmax k / T(k)``, the most gradients per second.
 
     T(k), the expected time until the k-th gradient arrives, is fitted to measured times, given how many gradients the previous round
@@ -96,12 +52,40 @@ class BDBW(_Timed):
 
     word = "b_dbw"
 
+    gamma: float = 0.98
+    """The factor of a measured time's weight per round, above 0, at most 1: with 0.98 it counts half after 34 rounds. 1: all history counts
+    the same, as in the paper; then a cluster that has become slower is noticed late."""
+    optimism: float = 0.5
+    """Where between its bounds the time of an untried k is assumed: 0 at the longest, 1 at the shortest."""
+    beta: float | None = None
+    """At least 1: if the mean loss rises by more than this factor from one fold to the next, k increases. None: losses are not used; nor
+    are they if workers do not report them."""
+    k_min: int = 1
+    """The least k that may be chosen; at least 1, at most the number of workers."""
+    warm_up: int = 2
+    """The number of first versions that wait for all workers; at least 1."""
+    censored: bool = False
+    """Also measure arrivals that are too late for their fold, until the next fold. As the latest of them are not seen, the times of large
+    k are underestimated."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_settings(self)
+
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        _check_workers(self, workers)
+
+    @property
+    def uses_loss(self) -> bool:
+        return self.beta is not None
+
     def start(self) -> ServerRule:
         return Run(self, gain=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DBW(_Timed):
+class DBW(FirstFresh):
     """Fold the first k gradients of the newest version, ``k = argmax gain(k) / T(k)``: the expected decrease of the loss per second.
 
     The gain is the bound that follows from L-smoothness, ``(eta - L*eta^2/2) * N - (L*eta^2/2) * V/k``, with N the squared norm of the
@@ -139,8 +123,18 @@ class DBW(_Timed):
 
     word = "dbw"
 
+    gamma: float = 0.98
+    """The factor of a measured time's weight per round, above 0, at most 1; see `BDBW`."""
+    optimism: float = 0.5
+    """Where between its bounds the time of an untried k is assumed: 0 at the longest, 1 at the shortest."""
     beta: float | None = 1.01
     """At least 1: if the mean loss rises by more than this factor from one fold to the next, k increases. None: losses are not used."""
+    k_min: int = 1
+    """The least k that may be chosen; at least 1, at most the number of workers."""
+    warm_up: int = 2
+    """The number of first versions that wait for all workers; at least 1."""
+    censored: bool = False
+    """Also measure arrivals that are too late for their fold; see `BDBW`."""
     history: int = 5
     """D, the number of folds over which norms are averaged; at least 1."""
     smoothness: float | Literal["auto"] | None = None
@@ -152,6 +146,7 @@ class DBW(_Timed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_settings(self)
         whole_number("dbw", "history", self.history, least=1)
         smoothness: Any = self.smoothness
         if isinstance(smoothness, str):
@@ -163,9 +158,37 @@ class DBW(_Timed):
         if self.momentum >= 1.0:
             raise ConfigurationError(f"dbw(momentum={self.momentum!r}): momentum must be less than 1")
 
+    def check(self, workers: int) -> None:
+        super().check(workers)
+        _check_workers(self, workers)
+
+    @property
+    def uses_loss(self) -> bool:
+        return self.beta is not None
+
     @property
     def measures(self) -> Literal["nothing", "norms", "differences"]:
         return "differences" if self.smoothness == "auto" else "norms"
 
     def start(self) -> ServerRule:
         return Run(self, gain=GainEstimator(history=self.history, smoothness=self.smoothness, momentum=self.momentum))
+
+
+def _check_settings(rule: BDBW | DBW) -> None:
+    """Raise `ConfigurationError` if a setting that the two rules share is out of its range."""
+    owner = rule.called()
+    number(owner, "gamma", rule.gamma, above=0.0, most=1.0)
+    number(owner, "optimism", rule.optimism, least=0.0, most=1.0)
+    if rule.beta is not None:
+        number(owner, "beta", rule.beta, least=1.0)
+    whole_number(owner, "k_min", rule.k_min, least=1)
+    whole_number(owner, "warm_up", rule.warm_up, least=1)
+    yes_or_no(owner, "censored", rule.censored)
+
+
+def _check_workers(rule: BDBW | DBW, workers: int) -> None:
+    if rule.k_min > workers:
+        raise ConfigurationError(
+            f"{rule.called()}(k_min={rule.k_min}) with {workers} workers waits for more gradients than there are: "
+            f"k_min must be at most {workers}"
+        )
