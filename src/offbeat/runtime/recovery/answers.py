@@ -4,7 +4,7 @@ others change too.
 A server's next process handles its predecessor's messages again (``recorder.py``), and its standby those of the leader (``replica.py``).
 Where a result depends on more than messages, the server makes a numbered call, whose result is an *answer*. Each answer is a record, in the
 log or for the standby, except the most frequent one, which is implied. One word counts the completed calls: for the next process a word of
-the log. A standby takes all calls for completed until it leads, since it hears of none before.
+the log. A standby takes all calls for completed until it leads: the leader has made them, and sends the answers alone.
 """
 
 from __future__ import annotations
