@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -143,14 +144,16 @@ def test_one_with_other_bytes_is_named_and_passed_over(tmp_path_factory: pytest.
         {"version": "2"},
         {"files": 3},
         {"files": {"model.pt": 10}},
-        {"files": {"../other/model.pt": {"nbytes": 1, "sha256": ""}}},
+        {"files": {"../../model.pt": {"nbytes": 1, "sha256": sha256(b"x").hexdigest()}}},
         {"files": {"/etc/passwd": {"nbytes": 1, "sha256": ""}}},
         {"version": 3},
     ],
 )
 def test_a_manifest_that_somebody_has_written_anew_is_none(tmp_path: Path, entries: dict[str, Any]) -> None:
     """Its digest is right: it is no secret."""
-    folder = CheckpointFolder(tmp_path)
+    (tmp_path / "model.pt").write_bytes(b"x")
+    folder = CheckpointFolder(tmp_path / "job")
+    folder.prepare()
     path = made(folder, 2)
     manifest = json.loads((path / MANIFEST).read_text())
     (path / MANIFEST).write_text(text_of({**manifest, **entries}))

@@ -278,6 +278,8 @@ def _manifest(path: Path, version: Version | None = None) -> Mapping[str, Any]:
     if version not in (None, of):
         raise Unsound(f"{MANIFEST} is of version {of}")
     for name, nbytes in sizes:
+        if name != os.path.basename(name):
+            raise Unsound(f"{MANIFEST} lists {name!r}, which is no file of a checkpoint")
         _check_size(path, name, nbytes)
     return manifest  # type: ignore[no-any-return]
 
