@@ -28,7 +28,7 @@ def process(pid: int, *, parent: int = 1, leads: bool = True, command: bytes = b
 
 def server(pid: int, role: str = "", parent: int = 10) -> Process:
     """A process of server 0 that is no fork."""
-    return process(pid, parent=parent, OFFBEAT_SERVER="0", **({"OFFBEAT_ROLE": role} if role else {}))
+    return process(pid, parent=parent, OFFBEAT_SERVER="0", OFFBEAT_ROLE=role)
 
 
 def fork(pid: int, parent: int, name: str = "", *, leads: bool = True) -> Process:
