@@ -1,18 +1,8 @@
-"""Victims without processes, for the injector: each fault works at once, and is written down; processes that were never started; and time
-that passes when somebody waits."""
+"""Victims without processes, for the injector: each fault works at once, and is written down; and time that passes when somebody waits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-
-from offbeat.chaos.procfs import Process
-
-FORKSERVER = b"python\0-m\0offbeat.launch.forkserver\0"
-
-
-def process(pid: int, *, parent: int = 1, leads: bool = True, command: bytes = b"python", name: str = "", **environment: str) -> Process:
-    """A process of a job, as it would be found; those with greater numbers are younger."""
-    return Process(pid, pid, pid if leads else 1, parent, environment, command, name)
 
 
 @dataclass

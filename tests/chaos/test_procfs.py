@@ -11,81 +11,109 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.fake import FORKSERVER, process
 
 from offbeat.chaos import procfs
-from offbeat.chaos.machine import JournalVictim, Links, ProcessVictim, why_no_cuts
+from offbeat.chaos.machine import JournalVictim, Links, LinuxMachine, ProcessVictim, why_no_cuts
 from offbeat.chaos.procfs import MARK, Process
+
+FORKSERVER = b"python\0-m\0offbeat.launch.forkserver\0"
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc and pidfd are Linux's")
 
 
-def test_roles_of_a_job_on_one_machine() -> None:
-    found = procfs.roles(
+def process(pid: int, *, parent: int = 1, leads: bool = True, command: bytes = b"python", name: str = "", **environment: str) -> Process:
+    """A process of a job, as it would be found; those with greater numbers are younger."""
+    return Process(pid, pid, pid if leads else 1, parent, environment, command, name)
+
+
+def server(pid: int, role: str = "", parent: int = 10) -> Process:
+    """A process of server 0 that is no fork."""
+    return process(pid, parent=parent, OFFBEAT_SERVER="0", OFFBEAT_ROLE=role)
+
+
+def fork(pid: int, parent: int, name: str = "", *, leads: bool = True) -> Process:
+    """A fork of a forkserver, or one that is no fork, without a name."""
+    return process(pid, parent=parent, leads=leads, command=FORKSERVER, name=name)
+
+
+BRANCH = procfs.BRANCH
+ROLES: dict[str, tuple[list[Process], dict[int, tuple[str, int | None]]]] = {
+    "a job on one machine": (
         [
-            process(10),
-            process(11, parent=10, OFFBEAT_SERVER="0"),
-            process(12, parent=10, command=FORKSERVER),
-            process(17, parent=12, command=FORKSERVER, name=procfs.BRANCH),
-            process(13, parent=17, command=FORKSERVER, name="ob-worker-0"),
-            process(14, parent=17, command=FORKSERVER, name=procfs.BRANCH),
-            process(15, parent=10, OFFBEAT_WORKER="2"),
-            process(16, parent=15, leads=False, OFFBEAT_WORKER="2"),
-        ]
-    )
-    assert found == {
-        10: ("supervisor", None),
-        11: ("server", 0),
-        12: ("forkserver", None),
-        17: ("forkserver", None),
-        13: ("worker", 0),
-        14: ("worker", None),
-        15: ("worker", 2),
-        16: ("other", None),
-    }
+            *(server(11), fork(12, 10), fork(17, 12, BRANCH), fork(13, 17, "ob-worker-0"), fork(14, 17, BRANCH)),
+            *(process(15, parent=10, OFFBEAT_WORKER="2"), process(16, parent=15, leads=False, OFFBEAT_WORKER="2")),
+        ],
+        {
+            11: ("server", 0),
+            12: ("forkserver", None),
+            17: ("forkserver", None),
+            13: ("worker", 0),
+            14: ("worker", None),
+            15: ("worker", 2),
+            16: ("other", None),
+        },
+    ),
+    "a leader and its standby": ([server(12, "standby"), server(11, "leader")], {11: ("server", 0), 12: ("standby", 0)}),
+    "a standby whose leader is gone": ([server(12, "standby")], {12: ("server", 0)}),
+    "of two standbys the oldest leads": ([server(13, "standby"), server(12, "standby")], {12: ("server", 0), 13: ("standby", 0)}),
+    "a standby that is a fork": (
+        [server(11, "leader"), fork(20, 10), fork(21, 20, "ob-standby-0")],
+        {11: ("server", 0), 20: ("forkserver", None), 21: ("standby", 0)},
+    ),
+    "standbys that are forks": (
+        [fork(20, 10), fork(22, 20, "ob-standby-0"), fork(21, 20, "ob-standby-0"), fork(23, 20)],
+        {20: ("forkserver", None), 21: ("server", 0), 22: ("standby", 0), 23: ("server", None)},
+    ),
+    # Where a branch has imported what the script does, its first process waits for a fork, which has no session of its own.
+    "the forkserver is the one that forks": (
+        [fork(19, 10), fork(20, 19, BRANCH), fork(21, 20, BRANCH, leads=False), fork(22, 21, "ob-worker-1"), fork(23, 22, leads=False)],
+        {19: ("forkserver", None), 20: ("other", None), 21: ("forkserver", None), 22: ("worker", 1), 23: ("other", None)},
+    ),
+}
 
 
-def test_of_the_processes_of_a_server_the_oldest_leads() -> None:
-    leader, standby = (process(pid, parent=10, OFFBEAT_SERVER="0", OFFBEAT_ROLE=role) for pid, role in ((11, "leader"), (12, "standby")))
-    second = process(13, parent=10, OFFBEAT_SERVER="0", OFFBEAT_ROLE="standby")
-    for processes, expected in (
-        ([standby, leader], {11: ("server", 0), 12: ("standby", 0)}),
-        ([standby], {12: ("server", 0)}),
-        ([second, standby], {12: ("server", 0), 13: ("standby", 0)}),
-    ):
-        assert procfs.roles([process(10), *processes]) == {10: ("supervisor", None), **expected}
-
-
-def test_new_standbys_are_forks_and_lead_once_they_are_the_oldest() -> None:
-    forkserver = process(20, parent=10, command=FORKSERVER)
-    led, stands_by = (process(pid, parent=20, command=FORKSERVER, name="ob-standby-0") for pid in (21, 22))
-    unnamed = process(23, parent=20, command=FORKSERVER)
-    first = process(11, parent=10, OFFBEAT_SERVER="0", OFFBEAT_ROLE="leader")
-    assert procfs.roles([process(10), first, forkserver, led])[21] == ("standby", 0)
-    found = procfs.roles([process(10), forkserver, stands_by, led, unnamed])
-    assert [found[pid] for pid in (20, 21, 22, 23)] == [("forkserver", None), ("server", 0), ("standby", 0), ("server", None)]
-
-
-def test_the_forkserver_is_the_one_that_forks() -> None:
-    """Where a branch has imported what the script does, its first process waits for a fork, which has no session of its own."""
-    job = [
-        process(10),
-        process(19, parent=10, command=FORKSERVER),
-        process(20, parent=19, command=FORKSERVER, name=procfs.BRANCH),
-        process(21, parent=20, leads=False, command=FORKSERVER, name=procfs.BRANCH),
-        process(22, parent=21, command=FORKSERVER, name="ob-worker-1"),
-        process(23, parent=22, leads=False, command=FORKSERVER),
-    ]
-    found = procfs.roles(job)
-    assert [found[one.pid][0] for one in job] == ["supervisor", "forkserver", "other", "forkserver", "worker", "other"]
-    assert procfs.roles([*job, process(30, OFFBEAT_SUPERVISES="5")])[10] == ("agent", None)
+@pytest.mark.parametrize("of", ROLES)
+def test_roles(of: str) -> None:
+    processes, expected = ROLES[of]
+    assert procfs.roles([process(10), *processes]) == {10: ("supervisor", None), **expected}
+    found = procfs.roles([process(10), *processes, process(30, OFFBEAT_SUPERVISES="5")])
+    assert found == {10: ("agent", None), 30: ("supervisor", None), **expected}, "another process says that it is the supervisor"
 
 
 def test_roles_of_a_job_with_agents() -> None:
-    agents = [process(10), process(20)]
-    children = [process(11, parent=10, OFFBEAT_SUPERVISES="5"), process(12, parent=10, OFFBEAT_SERVER="0")]
-    found = procfs.roles([*agents, *children, process(21, parent=20, OFFBEAT_WORKER="1")])
+    children = [process(11, parent=10, OFFBEAT_SUPERVISES="5"), server(12)]
+    found = procfs.roles([process(10), process(20), *children, process(21, parent=20, OFFBEAT_WORKER="1")])
     assert [found[pid][0] for pid in (10, 20, 11, 12, 21)] == ["agent", "agent", "supervisor", "server", "worker"]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LinuxMachine:
+    """A job of three workers that are forks, of which two have names."""
+    workers = [fork(pid, 20, name) for pid, name in ((21, "ob-worker-2"), (22, "ob-worker-0"), (23, ""))]
+    others = [process(1, parent=0), server(2, parent=1), fork(19, 1), fork(20, 19, BRANCH)]
+    monkeypatch.setattr(procfs, "marked", lambda mark: iter([*others, *workers]))
+    machine = LinuxMachine("mark", tmp_path / "j.jsonl")
+    machine.job = {"workers": 3, "servers": 1}
+    return machine
+
+
+def test_a_fork_without_a_number_has_a_place_that_is_free(machine: LinuxMachine) -> None:
+    found, total = machine.find("worker")
+    assert total == 3 and {number: (victim.name, victim.worker) for number, victim in found.items()} == {
+        0: ("worker 0", 0),
+        1: ("worker (pid 23)", None),
+        2: ("worker 2", 2),
+    }
+
+
+def test_other_targets(machine: LinuxMachine) -> None:
+    def names(target: str) -> tuple[list[str], int]:
+        found, total = machine.find(target)
+        return [victim.name for victim in found.values()], total
+
+    assert names("server") == (["server 0"], 1) and names("standby") == ([], 1)
+    assert names("supervisor") == (["supervisor (pid 1)"], 1) and names("agent") == ([], 0)
+    assert names("journal") == (["the journal"], 1) and names("link") == ([], 0)
 
 
 @pytest.fixture

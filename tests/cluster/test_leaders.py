@@ -11,7 +11,7 @@ from tests.cluster import etcd
 from tests.cluster.conftest import finished
 from tests.faults.job import TRAIN, Job, signalled
 from tests.faults.test_replicas import leader, strike, takeovers
-from tests.launch.test_leader_stores import keeps_the_first
+from tests.launch.test_leadership import keeps_the_first
 
 from offbeat.launch.environment import free_port
 from offbeat.launch.leadership import EtcdStore

@@ -7,7 +7,6 @@ parent is then. Waiting is for an event, with a deadline; between two looks the 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import secrets
@@ -15,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -239,40 +237,6 @@ class Job:
 
 Start: TypeAlias = Callable[..., Job]
 """Starts a job, as the fixtures of `tests.faults.conftest` do."""
-
-
-class Books:
-    """What a journal that grows says of a job's workers.
-
-    Args:
-        journal: the file; it need not be there yet.
-        note: called with each new record.
-    """
-
-    def __init__(self, journal: Path, note: Callable[[Record], object] = lambda _: None) -> None:
-        self._journal, self._note, self._at, self._rest = journal, note, 0, b""
-        self.incarnations: Counter[int] = Counter()
-        """The newest of each worker that has pushed."""
-        self.pushes: Counter[int] = Counter()
-        self.restarted: Counter[int] = Counter()
-
-    def read(self) -> None:
-        """Take the new records."""
-        if not self._journal.exists():
-            return
-        with self._journal.open("rb") as file:
-            file.seek(self._at)
-            block = file.read()
-        self._at += len(block)
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        for line in lines:
-            record = json.loads(line)
-            if record["kind"] == "pushed":
-                self.incarnations[record["worker"]] = max(self.incarnations[record["worker"]], record["incarnation"])
-                self.pushes[record["worker"]] += 1
-            elif record["kind"] == "process" and record["role"] == "worker" and record["what"] == "restarted":
-                self.restarted[record["number"]] += 1
-            self._note(record)
 
 
 class Faulty:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.faults.job import Faulty, signalled
-from tests.faults.mixed import Trial, folder_of
+from tests.faults.mixed import trial
 
 QUICK = ("--timeout", "1", "--progress-timeout", "4")
 
@@ -129,9 +129,7 @@ def idle(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def test_a_few_mixed_faults() -> None:
+def test_a_few_mixed_faults(tmp_path: Path) -> None:
     """The rest by hand: ``python -m tests.faults.mixed --faults 300 --seed 1``."""
-    with folder_of("one host") as folder:
-        trial = Trial("solo", "one host", random.Random(0), folder, faults=3)
-        trial.run()
-    assert trial.problems == [] and len(trial.done) >= 3
+    ended, problems = trial("solo", "one host", random.Random(0), tmp_path, faults=3)
+    assert problems == [] and len(ended.faults) >= 3 and ended.done

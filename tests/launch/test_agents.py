@@ -1,15 +1,18 @@
-"""The supervisor's side of agents: which are taken in, which are refused, and how many must have come. No process is started."""
+"""Agents: which are taken in, which are refused, how many must have come, and what an agent starts when. No process is started."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from tests.support.memory_network import MemoryHub, MemoryNetwork
 
+from offbeat.launch.agent import Agent, Duties
 from offbeat.launch.agent_messages import versions
 from offbeat.launch.agents import NOT_ENCRYPTED, AgentEngine
+from offbeat.launch.program import Program
 from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.transport.base import Address, Message
 from offbeat.types import WorkerId
@@ -190,3 +193,13 @@ def test_the_only_server_is_started_again_where_it_was_while_an_agent_is_there()
 def test_several_servers_do_not_return() -> None:
     """Some of them are on other machines than what the supervisor holds for them."""
     assert not Supervised().engine.servers_return(2)
+
+
+def test_an_order_to_leave_reaches_a_worker_that_has_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for the imports of the process from which it is forked. Once there, it would train on after Ctrl-C."""
+    duties = Duties(program=Program("train.py"), seat=0, start_s=1.0, grace_s=1.0)
+    agent, told = Agent(duties, "token", lambda: None), list[tuple[str, Any]]()
+    monkeypatch.setattr(agent, "_tell", lambda kind, payload=(), **header: told.append((kind, header)))
+    agent._waiting[3] = {"role": "worker", "number": 0}
+    agent._on_item(Message({"kind": "signal", "child": 3, "number": int(signal.SIGTERM)}, memoryview(b""), ()))
+    assert agent._waiting == {} and told == [("ended", {"child": 3, "status": -signal.SIGTERM})]

@@ -1,4 +1,4 @@
-"""What a program imports is found by reading it: installed packages, and those that the user's own modules import; no code is run."""
+"""What is imported once for all workers: PyTorch, and what the program imports, found by reading it; no code of it is run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from offbeat.errors import ConfigurationError
+from offbeat.launch import preload
+from offbeat.launch.preload import Preload, chosen
 from offbeat.launch.program import Program
 from offbeat.launch.script_imports import ScriptImports, imports_of
+
+DEFAULT = ("torch._dynamo",)
 
 
 @pytest.fixture
@@ -16,14 +21,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def of(folder: Path, text: str, **others: str) -> ScriptImports:
-    """Read a script with these modules beside it; ``models_resnet`` is the file ``models/resnet.py``, ``models_`` its ``__init__``."""
+def written(folder: Path, text: str, **others: str) -> Program:
+    """A script with these modules beside it; ``models_resnet`` is the file ``models/resnet.py``, ``models_`` its ``__init__``."""
     for name, content in {"train": text, **others}.items():
         package, _, module = name.rpartition("_")
         path = folder / package / f"{module or '__init__'}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(content)
-    return imports_of(Program(str(folder / "train.py")))
+    return Program(str(folder / "train.py"))
+
+
+def of(folder: Path, text: str, **others: str) -> ScriptImports:
+    return imports_of(written(folder, text, **others))
+
+
+# What a program imports.
 
 
 def test_installed_packages_in_the_order_of_the_script(folder: Path) -> None:
@@ -73,24 +85,55 @@ def test_a_name_beside_the_script_is_the_users_even_if_installed(folder: Path) -
     assert of(folder, "import numpy\nimport scipy", numpy="import torch").modules == ("torch", "scipy")
 
 
-def test_of_a_module_the_packages_above_it_too(folder: Path) -> None:
+def test_of_a_module_its_file_and_the_packages_above_it(folder: Path) -> None:
     for path, text in {"pkg/__init__.py": "import numpy", "pkg/sub/__init__.py": "", "pkg/sub/train.py": "from .. import other"}.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     (folder / "pkg" / "other.py").write_text("import scipy")
-    (folder / "pkg" / "sub" / "__main__.py").write_text("from .train import nothing\nimport torch")
-    assert imports_of(Program("pkg.sub.train", module=True)).modules == ("numpy", "scipy")
-    assert imports_of(Program("pkg.sub", module=True)).modules == ("numpy", "scipy", "torch")
+    (folder / "pkg" / "sub" / "__main__.py").write_text("from .train import nothing\nimport torch, os\nos.environ['A'] = '1'")
+    assert imports_of(Program("pkg.sub.train", module=True)) == ScriptImports(("numpy", "scipy"))
+    found = imports_of(Program("pkg.sub", module=True))
+    assert found.modules == ("numpy", "scipy", "torch") and "(line 3)" in str(found.sets)
     assert imports_of(Program("nowhere.at", module=True)) == imports_of(Program("missing.py")) == ScriptImports()
 
 
-def test_what_stands_against_it(folder: Path) -> None:
-    """Functions of other modules run later, as a rule; those of the script may run before its imports."""
+# What stands against it.
+
+CHANGES = [
+    'import os\nos.environ["OMP_NUM_THREADS"] = "1"',
+    'import os\ndef main():\n    os.environ.setdefault("TORCH_LOGS", "")',
+    "from os import environ\nenviron.update(A='1')",
+    "import os\nos.putenv('A', '1')",
+    "import os\ndel os.environ['A']",
+    "import os as system\nsystem.environ['A'] += '1'",
+]
+READS = [
+    'import os\nprint(os.environ["HOME"], os.environ.get("A"), os.getenv("B"))',
+    "config = {}\nconfig['environ'] = 1\nconfig.update(a=1)",
+    "1 +",
+]
+
+
+@pytest.mark.parametrize("text", [*CHANGES, *READS])
+def test_a_script_that_sets_variables_imports_for_itself(folder: Path, text: str) -> None:
+    script = written(folder, text)
+    found = chosen([], script, none=False)
+    if text in READS:
+        assert found == Preload(DEFAULT)
+        return
+    assert found.modules == () and f"train.py sets a variable of its environment (line {text.count(chr(10)) + 1})" in str(found.note)
+    assert chosen(["json"], script, none=False) == Preload(("json", *DEFAULT)), "the user knows better"
+
+
+def test_functions_of_other_modules_run_later_as_a_rule_and_those_of_the_script_before_its_imports(folder: Path) -> None:
     late = "import os, sys\ndef f():\n    os.environ['A'] = '1'\n    sys.path.insert(0, 'x')\n"
     assert of(folder, "import helper", helper=late) == ScriptImports()
     assert of(folder, "import helper", helper="import os\nif 1:\n    os.environ['A'] = '1'").sets == (
         "helper.py sets a variable of its environment (line 3)"
     )
+
+
+def test_a_script_that_changes_where_modules_are_searched(folder: Path) -> None:
     for text, told in {
         "sys.path.insert(0, 'x')": True,
         "sys.path[0:0] = ['x']": True,
@@ -101,3 +144,31 @@ def test_what_stands_against_it(folder: Path) -> None:
     }.items():
         found = of(folder, f"import sys\n{text}\nimport numpy").searches
         assert found == (f"{folder / 'train.py'} changes where modules are searched (line 2)" if told else None), text
+
+
+# What is chosen.
+
+
+def test_the_modules_that_the_user_names_and_those_of_the_script(folder: Path) -> None:
+    script = written(folder, "", beside="")
+    assert chosen([], script, none=False) == chosen(DEFAULT, script, none=False) == Preload(DEFAULT)
+    assert chosen(["json", "beside", "sys"], script, none=False) == Preload(("json", "beside", "sys", *DEFAULT))
+    assert chosen([], script, none=True) == chosen(["json"], script, none=True) == Preload()
+    script = written(folder, "import sys, numpy\nimport scipy\nimport beside\n")
+    assert chosen([], script, none=False) == Preload(DEFAULT, ("numpy", "scipy"))
+    script = written(folder, "import sys\nsys.path.insert(0, '.')\nimport scipy\nimport torch\n")
+    note = f"{script.name} changes where modules are searched (line 2): each worker imports scipy for itself; --preload MODULE names more"
+    assert chosen([], script, none=False) == Preload(DEFAULT, note=note)
+    assert chosen(["json"], script, none=False) == Preload(("json", *DEFAULT)), "the user knows better"
+
+
+def test_what_cannot_be_there_is_told_before_anything_starts(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"--preload tosch.nn: there is no module 'tosch' that .*train.py could import"):
+        chosen(["tosch.nn"], written(folder, ""), none=False)
+
+
+def test_elsewhere_nothing_is_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preload, "POSSIBLE", False)
+    script = written(folder, "")
+    assert chosen([], script, none=False) == Preload()
+    assert chosen(["json"], script, none=False) == Preload(note="--preload works on Linux only: here every worker imports for itself")

@@ -15,7 +15,7 @@ from offbeat.launch.token import MAKE_ONE, given_token
 from offbeat.launch.watchers import entries
 from offbeat.options import TlsCa, TlsCert, TlsKey, UseTls
 from offbeat.report.table import console
-from offbeat.top.live import attach, once
+from offbeat.top.live import show
 from offbeat.top.reach import Link, ask_all, chosen, target
 from offbeat.top.screens import job_list
 
@@ -53,5 +53,4 @@ def top(
         entry = chosen(entries(), job)
         name, link = f"job {entry.pid}", Link(entry.address, entry.token)
     with contextlib.closing(link):
-        shows = attach if screen.is_terminal and sys.stdin.isatty() and not only_once else once
-        raise typer.Exit(shows(link, name, screen))
+        raise typer.Exit(show(link, name, screen, once=only_once or not (screen.is_terminal and sys.stdin.isatty())))

@@ -12,7 +12,6 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from offbeat.core.backoff import Backoff
@@ -29,7 +28,6 @@ from offbeat.launch.processes import LocalChild
 from offbeat.launch.program import Program
 from offbeat.launch.starter import Starter
 from offbeat.launch.stop_signals import StopSignals
-from offbeat.runtime.job.notices import ends_in_order
 from offbeat.runtime.job.settings import TOKEN
 from offbeat.transport.addresses import is_loopback
 from offbeat.transport.base import Address, Closed, Connection, Message
@@ -143,33 +141,27 @@ class Agent:
             ConfigurationError: the supervisor does not accept this agent.
             JobError: the supervisor cannot be reached, or is gone.
         """
-        before = {number: signal.signal(number, self._on_signal) for number in ends_in_order()}
         self._hub = SocketHub(self._token)
-        try:
-            if self._duties.preload.modules:
-                self._starter.begin()
-            while self._over is None:
-                self._connect()
-                self._serve()
+        with self._told.heeded(self._hub.wake):
+            try:
+                if self._duties.preload.modules:
+                    self._starter.begin()
+                while self._over is None:
+                    self._connect()
+                    self._serve()
+                    self._end_children()
+                self._hub.close()
+                if self._supervisor is None:
+                    return self._over[0]
+                while (status := self._supervisor.wait(POLL_S)) is None:
+                    pass
+                return status if status >= 0 else BY_SIGNAL - status
+            finally:
                 self._end_children()
-            self._hub.close()
-            if self._supervisor is None:
-                return self._over[0]
-            while (status := self._supervisor.wait(POLL_S)) is None:
-                pass
-            return status if status >= 0 else BY_SIGNAL - status
-        finally:
-            self._end_children()
-            self._starter.close()
-            self._hub.close()
-            if self._duties.notice is not None:
-                self._duties.notice.close()
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._told.note(number)
-        self._hub.wake()
+                self._starter.close()
+                self._hub.close()
+                if self._duties.notice is not None:
+                    self._duties.notice.close()
 
     # The connection.
 
@@ -238,7 +230,7 @@ class Agent:
             self._start_waiting()
             self._pass_on()
             self._keep_alive()
-            self._look_for_notice()
+            self._told.look(self._duties.notice, self._clock.now(), say)
             self._heed_signals()
             self._supervisor_ended()
 
@@ -376,13 +368,6 @@ class Agent:
         for error, data in child.read():
             self._tell("said", [data], child=number, error=error)
             self._unheard += 1
-
-    def _look_for_notice(self) -> None:
-        """Treat a notice from the user's command as SIGTERM."""
-        notice = self._duties.notice
-        if notice is not None and self._told.number is None and notice.look(self._clock.now()):
-            say(f"this machine will be taken away, says --notice-command {notice.command!r}")
-            self._told.note(signal.SIGTERM)
 
     def _heed_signals(self) -> None:
         """Pass a signal on to this agent's supervisor; without one, notify the processes of this machine, and end after them."""

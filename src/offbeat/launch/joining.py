@@ -6,9 +6,9 @@ leaves, or its connection ends, its workers are ordered to leave after their ste
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from dataclasses import dataclass
-from types import FrameType
 from typing import Final
 
 from offbeat.errors import BY_SIGNAL, FAILED, ConfigurationError, JobError, ProtocolError
@@ -17,7 +17,6 @@ from offbeat.journal.verdicts import named
 from offbeat.launch.engine import Child, Engine
 from offbeat.launch.stop_signals import StopSignals
 from offbeat.runtime.job.messages import WORKERS_MAX
-from offbeat.runtime.job.notices import ends_in_order
 from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.schema import Kinds, MessageSchema, fields, many, text, whole
@@ -177,14 +176,8 @@ def hold_seats(address: Address, token: str, workers: int, job: str) -> int:
         ConfigurationError: the job does not take them.
         JobError: the job has ended before.
     """
-    hub, told = SocketHub(token), StopSignals()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        told.note(number)
-        hub.wake()
-
-    before = {number: signal.signal(number, on_signal) for number in ends_in_order()}
-    try:
+    told = StopSignals()
+    with contextlib.closing(SocketHub(token)) as hub, told.heeded(hub.wake):
         connection = hub.connect(address)
         connection.send({"kind": JOIN, "workers": workers})
         asked = False
@@ -207,7 +200,3 @@ def hold_seats(address: Address, token: str, workers: int, job: str) -> int:
                 connection.send({"kind": "leave"})
         assert told.number is not None
         return BY_SIGNAL + told.number
-    finally:
-        hub.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -24,7 +24,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from offbeat.errors import ConfigurationError
@@ -77,15 +77,14 @@ class StoreClient:
     Args:
         store: the store.
         job: the job's name in this store, the same in all its attempts.
-        thread: makes the calls; None: a new thread does.
     """
 
-    def __init__(self, store: LeaderStore, job: str, thread: Executor | None = None) -> None:
+    def __init__(self, store: LeaderStore, job: str) -> None:
         self._store, self.name = store, store.name
         # The random part is needed: a process in a restarted container may have the number and the host name of an earlier one.
         self._who = f"process {os.getpid()} of {socket.gethostname()} ({secrets.token_hex(4)})"
         self._job, self._attempt = f"offbeat/{job}", 0
-        self._thread = thread or ThreadPoolExecutor(1, thread_name_prefix="offbeat-leaders")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="offbeat-leaders")
         self._calls: list[tuple[int | None, int, Future[Any]]] = []
         """Calls in progress, with the server (None: for a later supervisor) and the term of each."""
 

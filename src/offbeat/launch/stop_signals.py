@@ -6,10 +6,13 @@ same signal on. So a second signal means "at once" only if it comes after the fi
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from offbeat.launch.notice import NoticeCommand
+from offbeat.runtime.job.notices import ends_in_order
 from offbeat.types import Seconds
 
 SAME_S: Seconds = 5.0
@@ -45,3 +48,26 @@ class StopSignals:
         elif now - self._since >= (SAME_INTERRUPT_S if number == signal.SIGINT else SAME_S):
             self.insists = True
         return self.insists
+
+    @contextlib.contextmanager
+    def heeded(self, then: Callable[[], object]) -> Iterator[None]:
+        """Note the signals that tell this process to end, for as long as the context lasts; call ``then`` after each, as its handler."""
+
+        def on_signal(number: int, frame: object) -> None:
+            self.note(number)
+            then()
+
+        before = {number: signal.signal(number, on_signal) for number in ends_in_order()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def look(self, notice: NoticeCommand | None, now: Seconds, say: Callable[[str], object]) -> bool:
+        """Note a notice of the user's command as SIGTERM, and say so. Returns False if there is none, or a signal has come before."""
+        if notice is None or self.number is not None or not notice.look(now):
+            return False
+        say(f"this machine will be taken away, says --notice-command {notice.command!r}")
+        self.note(signal.SIGTERM)
+        return True

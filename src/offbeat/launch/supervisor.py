@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from offbeat.errors import BY_SIGNAL, FAILED, MISTAKE, JobError, OffbeatError, ProtocolError
@@ -33,7 +32,6 @@ from offbeat.launch.server_fleet import ServerFleet
 from offbeat.launch.stop_signals import StopSignals
 from offbeat.launch.watchers import Watchers
 from offbeat.launch.workers import Workers
-from offbeat.runtime.job.notices import ends_in_order
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.hub import SocketHub
@@ -147,8 +145,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Run the job to its end. When this returns or raises, every process of the job on this machine is gone."""
-        before = {number: signal.signal(number, self._on_signal) for number in ends_in_order()}
-        try:
+        with self._told.heeded(self._on_signal):
             try:
                 self._start()
                 return self._watch()
@@ -156,24 +153,21 @@ class Supervisor:
                 raise
             except Exception as error:
                 return self._after(error)
-        finally:
-            _kill(self._children())
-            self._followers.kill()
-            self._watchers.close()
-            self._engine.close()
-            self._hub.close()
-            self._output.close()
-            if self._notice is not None:
-                self._notice.close()
-            if self._store is not None:
-                self._store.close()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            finally:
+                _kill(self._children())
+                self._followers.kill()
+                self._watchers.close()
+                self._engine.close()
+                self._hub.close()
+                self._output.close()
+                if self._notice is not None:
+                    self._notice.close()
+                if self._store is not None:
+                    self._store.close()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        at_once = self._told.note(number)
+    def _on_signal(self) -> None:
         self._hub.wake()
-        if at_once:
+        if self._told.insists:
             for child in self._children():
                 child.strike()
             self._followers.strike()
@@ -249,7 +243,7 @@ class Supervisor:
         while True:
             self._serve(POLL_S)
             self._servers.check(self._listens)
-            self._look_for_notice()
+            self._told.look(self._notice, self._clock.now(), self._display.note)
             self._heed_notices()
             if self._failure is not None:
                 reason, mistake = self._failure
@@ -350,12 +344,6 @@ class Supervisor:
     def _leave(self) -> None:
         """End the job as SIGTERM does."""
         self._told.note(signal.SIGTERM)
-
-    def _look_for_notice(self) -> None:
-        """Treat a notice from the user's command as SIGTERM."""
-        if self._notice is not None and self._told.number is None and self._notice.look(self._clock.now()):
-            self._display.note(f"this machine will be taken away, says --notice-command {self._notice.command!r}")
-            self._leave()
 
     def _heed_notices(self) -> None:
         """Act on notices to single processes, once it is clear that they were not meant for the whole job."""

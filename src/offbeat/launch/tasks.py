@@ -130,57 +130,33 @@ def _of_environment(environment: Mapping[str, str], hosts_of: Callable[[str], li
             return default
         return int(text)
 
-    if "RANK" in environment and "WORLD_SIZE" in environment:
-        host, port = environment.get("MASTER_ADDR", ""), number("MASTER_PORT", PORT)
-        run = environment.get("TORCHELASTIC_RUN_ID")
-        size = number("WORLD_SIZE")
-        return Task(
-            engine="torchrun" if run is not None else "the environment (RANK, WORLD_SIZE)",
-            rank=number("RANK"),
-            size=size,
-            local_size=number("LOCAL_WORLD_SIZE", 1),
-            host=host,
-            port=0 if run is not None else port,
-            store=(host, port) if run is not None else None,
-            run=run or "",
-            job=f"{run}-{host}-{port}",
-        )
-    if "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" in environment:
-        job, step = number("SLURM_JOB_ID"), number("SLURM_STEP_ID", 0)
-        hosts = hosts_of(environment["SLURM_STEP_NODELIST"])
-        return Task(
-            engine="Slurm",
-            rank=number("SLURM_PROCID"),
-            size=number("SLURM_STEP_NUM_TASKS", number("SLURM_NTASKS", 1)),
-            local_size=_tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))[number("SLURM_NODEID", 0)],
-            host=hosts[0],
-            port=SLURM_PORTS[(7 * job + step) % len(SLURM_PORTS)],
-            job=f"slurm-{job}-{step}",
-        )
-    for engine, prefix, local in (
-        ("Open MPI", "OMPI_COMM_WORLD_", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        ("MPI", "PMI_", "MPI_LOCALNRANKS"),
+    host, port, run = environment.get("MASTER_ADDR", ""), number("MASTER_PORT", PORT), environment.get("TORCHELASTIC_RUN_ID")
+    of_mpi = environment.get("PMIX_NAMESPACE", environment.get("PMI_ID_NAMESPACE", str(os.getppid())))
+    # Variables with a task's number, the number of tasks, and that of this machine's; and what no other job of this machine has.
+    for engine, rank, size, local, job in (
+        ("the environment (RANK, WORLD_SIZE)", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", f"{run}-{host}-{port}"),
+        ("Slurm", "SLURM_PROCID", "SLURM_STEP_NODELIST", "", ""),
+        ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", of_mpi),
+        ("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", of_mpi),
+        ("Kubernetes", "JOB_COMPLETION_INDEX", "OFFBEAT_NODES", "", "kubernetes"),
     ):
-        if f"{prefix}RANK" in environment and f"{prefix}SIZE" in environment:
-            job_name = environment.get("PMIX_NAMESPACE", environment.get("PMI_ID_NAMESPACE", str(os.getppid())))
+        if rank not in environment or size not in environment:
+            continue
+        if engine == "Slurm":
+            number_of_job, step = number("SLURM_JOB_ID"), number("SLURM_STEP_ID", 0)
             return Task(
                 engine=engine,
-                rank=number(f"{prefix}RANK"),
-                size=number(f"{prefix}SIZE"),
-                local_size=number(local, 1),
-                host=environment.get("MASTER_ADDR", ""),
-                port=number("MASTER_PORT", PORT) if "MASTER_ADDR" in environment else 0,
-                job=job_name,
+                rank=number(rank),
+                size=number("SLURM_STEP_NUM_TASKS", number("SLURM_NTASKS", 1)),
+                local_size=_tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))[number("SLURM_NODEID", 0)],
+                host=hosts_of(environment[size])[0],
+                port=SLURM_PORTS[(7 * number_of_job + step) % len(SLURM_PORTS)],
+                job=f"slurm-{number_of_job}-{step}",
             )
-    if "JOB_COMPLETION_INDEX" in environment and "OFFBEAT_NODES" in environment:
-        return Task(
-            engine="Kubernetes",
-            rank=number("JOB_COMPLETION_INDEX"),
-            size=number("OFFBEAT_NODES"),
-            host=environment.get("MASTER_ADDR", ""),
-            port=number("MASTER_PORT", PORT),
-            job="kubernetes",
-        )
+        task = Task(engine=engine, rank=number(rank), size=number(size), local_size=number(local, 1), host=host, port=port, job=job)
+        if rank == "RANK" and run is not None:
+            return replace(task, engine="torchrun", port=0, store=(host, port), run=run)
+        return replace(task, port=0) if engine.endswith("MPI") and not host else task
     return None
 
 

@@ -102,35 +102,25 @@ class Screen:
         return job_screen(view, width, height, f"{typed}a worker's number, or Enter for the first: its phases and stacks   q: leave")
 
 
-def once(link: Link, name: str, console: Console) -> int:
-    """Print one screen of a job. Returns the exit status."""
+def show(link: Link, name: str, console: Console, *, once: bool) -> int:
+    """Show a job until the user leaves or the job ends; ``once``: print one screen of it. Returns the exit status."""
     answer = first_answer(link, ANSWER_S)
     if answer is None:
-        return _no_answer(link, name)
+        why = f"does not answer within {ANSWER_S:g} s: its supervisor is stopped or hangs" if link.closed is None else link.closed
+        fail(f"{name}: {readable(why)}")
+        return FAILED
     history = History()
     history.add(answer)
-    _print(history, console)
+    ended = once or _follow(link, history, Screen(answer["about"]["workers"]), console)
+    if ended and (view := history.view()) is not None:
+        console.print(job_screen(view, console.width, PAGE))
+    if ended and not once:
+        say(f"{name}: the connection is closed: {readable(link.closed or '')}")
     return 0
 
 
-def _print(history: History, console: Console) -> None:
-    if (view := history.view()) is not None:
-        console.print(job_screen(view, console.width, PAGE))
-
-
-def _no_answer(link: Link, name: str) -> int:
-    why = f"does not answer within {ANSWER_S:g} s: its supervisor is stopped or hangs" if link.closed is None else link.closed
-    fail(f"{name}: {readable(why)}")
-    return FAILED
-
-
-def attach(link: Link, name: str, console: Console) -> int:
-    """Show a job until the user leaves or the job ends. Returns the exit status."""
-    answer = first_answer(link, ANSWER_S)
-    if answer is None:
-        return _no_answer(link, name)
-    history, screen = History(), Screen(answer["about"]["workers"])
-    history.add(answer)
+def _follow(link: Link, history: History, screen: Screen, console: Console) -> bool:
+    """Redraw the screen until the user leaves. Returns True if the job has ended before."""
     heard_at, wanted = time.monotonic(), screen.worker
     with _keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
         while not screen.over and link.closed is None:
@@ -146,10 +136,7 @@ def attach(link: Link, name: str, console: Console) -> int:
                     wanted = screen.worker
             if wanted is not None and link.ask_for_stacks(wanted):  # or else once the answer that is awaited has come
                 wanted = None
-    if not screen.over:
-        _print(history, console)
-        say(f"{name}: the connection is closed: {readable(link.closed or '')}")
-    return 0
+    return not screen.over
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@ is folded, from the parameters that its worker had."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -14,7 +14,7 @@ import torch
 from offbeat.core.effects import Fold, Settle
 from offbeat.core.events import Folded
 from offbeat.sim.training.model import Model, Snapshots
-from offbeat.sim.training.workload import Exchanged, Handed, Workload
+from offbeat.sim.training.workload import Exchanged, Handed
 from offbeat.types import Clock, Incarnation, Version, WorkerId
 
 Key: TypeAlias = tuple[WorkerId, Incarnation, Clock]
@@ -24,7 +24,7 @@ Schedule: TypeAlias = Callable[[Version, float], float]
 """Returns the factor of the learning rates, given the version being made and the number of passes over the data set so far."""
 
 
-class Engine(Workload):
+class Engine(ABC):
     """Contributions of rules of job scope.
 
     Args:
@@ -33,8 +33,6 @@ class Engine(Workload):
         optimizer: gives the class and the settings of all optimizers of the run.
         uses_loss: whether the rule uses the losses of contributions.
     """
-
-    empty = False
 
     def __init__(self, model: Model, schedule: Schedule | None, optimizer: torch.optim.Optimizer, *, uses_loss: bool = False) -> None:
         self.model = model
@@ -54,6 +52,9 @@ class Engine(Workload):
         self._snapshots.hold(version)
         self._drop(worker)
         self._held[worker] = version
+
+    def published(self, shard: int, version: Version, workers: tuple[WorkerId, ...]) -> None:  # noqa: B027 - only under rules of shard scope
+        """Note that a server sends these workers its present block."""
 
     def gone(self, worker: WorkerId) -> None:
         self._drop(worker)
