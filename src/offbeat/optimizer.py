@@ -198,6 +198,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         sessions.made(session)
         return session
 
+    def __getattr__(self, name: str) -> Any:
+        """Return what the wrapped optimizer's class has beyond torch's, such as ``train`` and ``eval`` of schedule-free optimizers."""
+        wrapped = self.__dict__.get("wrapped")
+        if wrapped is not None and not name.startswith("_") and hasattr(wrapped, name):
+            return getattr(wrapped, name)
+        raise AttributeError(f"neither DistributedOptimizer nor {type(wrapped).__name__}, which it wraps, has an attribute {name!r}")
+
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
         """The wrapped optimizer's state. Once a job has made a step whose optimizer is elsewhere, it is not empty, and has no entries."""

@@ -143,7 +143,7 @@ def test_an_optimizer_that_cannot_step_on_servers_is_refused_by_rules_that_need_
     with Job(2, sync="bsp") as job:
         job.run(refuse)
         said = job.await_failure()
-    assert "(bsp exchanges gradients; under ensemble workers step by themselves)" in said
+    assert "a rule under which workers step by themselves: full (bsp without servers) or ensemble; the rule of this job is bsp" in said
     assert "NaturalGradient is not one of torch.optim's own classes" in said
 
 

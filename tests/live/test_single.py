@@ -175,7 +175,22 @@ def test_what_a_server_could_not_do_is_refused_here_too() -> None:
 
 
 class OwnSGD(torch.optim.SGD):
-    pass
+    """As schedule-free optimizers are: with methods beyond torch's."""
+
+    evaluates = False
+
+    def eval(self) -> None:
+        self.evaluates = True
+
+
+def test_methods_that_torchs_optimizers_lack_are_the_wrapped_ones() -> None:
+    model = model_of()
+    inner = OwnSGD(model.parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(inner, model, "full")
+    optimizer.eval()
+    assert inner.evaluates
+    with pytest.raises(AttributeError, match=r"neither DistributedOptimizer nor OwnSGD.*'trian'"):
+        optimizer.trian()
 
 
 def test_optimizers_that_no_server_can_run() -> None:

@@ -92,7 +92,8 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     if kind is not getattr(torch.optim, kind.__name__, None):
         raise ConfigurationError(
             f"{kind.__module__}.{kind.__qualname__} is not one of torch.optim's own classes, and servers run no code that is sent to them: "
-            f"use one of {', '.join(supported())}, itself and not a subclass"
+            f"use one of {', '.join(supported())}, itself and not a subclass, or a rule under which workers step by themselves: "
+            "full (bsp without servers) or ensemble"
         )
     if kind.__name__ not in supported():
         reason = _REFUSED.get(kind.__name__, "it is not known how its state can be divided")

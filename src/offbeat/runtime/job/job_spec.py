@@ -58,9 +58,7 @@ class JobSpec:
         """
         policy = rule(override or header["sync"])
         if header["local_only"] is not None and not policy.local_optimizer:
-            raise ConfigurationError(
-                f"{header['local_only']} ({policy.spelling} exchanges gradients; under ensemble workers step by themselves)"
-            )
+            raise ConfigurationError(f"{header['local_only']}; the rule of this job is {policy.spelling}")
         reduction = header.get("reduction", "mean")
         check_reduction(policy, reduction)
         return cls(Layout.from_wire(header["layout"]), OptimizerSpec.from_wire(header["optimizer"]), policy, reduction)
