@@ -425,7 +425,7 @@ def followers_of(options: JobOptions) -> tuple[FollowerSpec, ...]:
     if page is not None:
         name = f"--dashboard {page}".strip()
         command = dashboard.command_of(page, "" if options.journal is None else str(options.journal.resolve()))
-        found.append(FollowerSpec(name=name, command=command, kinds=job_view.KINDS, environment=dashboard.environment()))
+        found.append(FollowerSpec(name=name, command=command, kinds=job_view.FOLLOWED, environment=dashboard.environment()))
     return tuple(found)
 
 

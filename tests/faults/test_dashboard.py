@@ -62,8 +62,8 @@ def test_the_page_shows_a_running_job_and_its_end(start: Start, tmp_path: Path) 
     job = start("--workers", "2", "--quiet", "--dashboard", "0", TRAIN, "--until", str(until))
     url = address(job)
     job.record("fold", version=20)
-    message = job.wait("figures on the page", lambda: (found := first(url))["state"]["folds"] >= 20 and found)
-    assert message["whole"] and message["live"] and set(message["lanes"]) == {"0", "1"}
+    message = job.wait("figures on the page", lambda: (found := first(url))["pushes"] >= 40 and found["figures"] and found)
+    assert message["whole"] and message["live"] and message["lanes"] == [0, 1] and "Where" in message["html"]["whole"]
     page = page_of(job)
     assert page is not None and urlsplit(url).path.strip("/") not in " ".join(page.cmdline()), "other users read command lines"
     with closing(stream(url)) as reader:
@@ -72,7 +72,7 @@ def test_the_page_shows_a_running_job_and_its_end(start: Start, tmp_path: Path) 
         data = b"".join(iter(lambda: reader.recv(1 << 16), b""))
     last = [json.loads(line[6:]) for line in data.split(b"\n") if line.startswith(b"data: ") and line.endswith(b"}")][-1]
     assert ended.status == 0 and last["over"] and not last["live"]
-    assert last["state"]["ok"] is True and "its server has ended with the job" in last["state"]["notes"][0]
+    assert last["ok"] is True and "its server has ended with the job" in last["html"]["notes"]
     assert ended.tally().problems() == []
 
 
@@ -81,10 +81,9 @@ def test_names_of_scripts_and_many_metrics_reach_the_page(start: Start, tmp_path
     script.write_text(NAMED)
     job = start("--workers", "2", "--dashboard", "0", str(script), str(tmp_path / "enough"))
     url = address(job)
-    state = job.wait("metrics", lambda: (state := first(url)["state"])["metrics"]["values"] and state)
-    names = [name for _, name, _ in state["metrics"]["values"]]
-    assert "<script>" in names and len(names) == 32 and state["metrics"]["more"] > 900
-    assert state["job"]["script"].endswith("<b>.py")
+    html = job.wait("metrics", lambda: (html := first(url)["html"]).get("metrics") and html)
+    assert "&lt;script&gt;" in html["metrics"] and html["metrics"].count("<li>") == 32 and re.search(r"\d{3,} more names", html["metrics"])
+    assert "&lt;b&gt;.py" in html["head"]
     (tmp_path / "enough").touch()
     assert job.ended().status == 0
 
@@ -113,7 +112,7 @@ def test_a_killed_page_comes_back_at_its_address_and_stopped_or_unread_it_costs_
 
     def answers() -> bool:
         with contextlib.suppress(OSError):
-            return bool(first(url)["state"]["folds"])
+            return bool(first(url)["pushes"])
         return False
 
     job.wait("a page at the same address", answers)

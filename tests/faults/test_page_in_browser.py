@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.tiers import marked
-from tests.view.page_records import died, joined, logged, pushed, release, steps
+from tests.view.page_records import died, joined, logged, pushed, release, steps, view_of
 from tests.view.test_server import page
 
 from offbeat.journal.records import Record, end_record
@@ -66,15 +66,6 @@ def browser(view: JobView, journal: Path | None = None, **options: Any) -> Itera
         chromium.close()
 
 
-def view_of(records: list[Record]) -> tuple[JobView, Tally]:
-    view, tally = JobView(), Tally()
-    for record in records:
-        view.record(record)
-        tally.add(record)
-    view.status(tally.summary(brief=True))
-    return view, tally
-
-
 def take(shown: Shown, tally: Tally, *records: Record) -> None:
     hub = shown.server.hub
     assert hub is not None
@@ -87,15 +78,23 @@ def take(shown: Shown, tally: Tally, *records: Record) -> None:
 
 @pytest.mark.parametrize("scheme", marked(["light", "dark"], night=["light"]))
 def test_four_workers_live_reloaded_and_ended(scheme: str) -> None:
-    view, tally = view_of([*steps(4, 60, slow=2), logged(18.0, 60, **{SCRIPT: 3.5})])
-    with browser(view, color_scheme=scheme) as shown:
+    records = [*steps(4, 60, slow=2), logged(18.0, 60, **{SCRIPT: 3.5})]
+    tally = Tally.of(records)
+    with browser(view_of(*records), color_scheme=scheme) as shown:
         shown.text("h1", "Worker 2 costs this job 6")
         shown.text("#life", "live")
-        shown.text("#workers tr:first-child", "worker 2")
+        shown.text("#workers tbody tr:first-child", "worker 2")
         shown.text("#metrics", SCRIPT)
         assert shown.ink("#lanes") > 5
         background = shown.tab.evaluate("() => getComputedStyle(document.body).backgroundColor")
         assert (background == "rgb(251, 251, 250)") == (scheme == "light")
+        shown.tab.locator("#all").click()
+        shown.text("#span", "single steps")
+        shown.tab.locator("#find").fill("2@30")
+        shown.tab.keyboard.press("Enter")
+        shown.text("#story", "Push of worker 2, clock 30: folded")
+        shown.tab.locator("#now").click()
+        shown.text("#span", "the last 15 s")
         take(shown, tally, died(1, 19.5, SCRIPT), joined(1, 20.5, 2), release(1, 20.6, 60), pushed(1, 21.0, 60, own=0.4))
         shown.text("#events", f"Worker 1 died: {SCRIPT}.")
         shown.tab.reload()
@@ -110,23 +109,24 @@ def test_four_workers_live_reloaded_and_ended(scheme: str) -> None:
         take(shown, tally, end_record(22.0, False, f"worker 1 failed: {SCRIPT}"))
         shown.text("#life", "failed")
         shown.server.close()
-        shown.text("#why", f"The job failed: worker 1 failed: {SCRIPT}.")
+        shown.text("#notes", f"The job failed: worker 1 failed: {SCRIPT}.")
         shown.text("#life", "failed")
 
 
 def test_a_thousand_workers_are_a_map_that_keys_and_pointer_read() -> None:
-    view, _ = view_of(list(steps(1000, 8, slow=417)))
-    with browser(view) as shown:
+    with browser(view_of(*steps(1000, 8, slow=417))) as shown:
         shown.text("h1", "Worker 417 costs this job")
         sync_api.expect(shown.tab.locator("#heat")).to_be_visible()
-        assert shown.ink("#heat") > 3 and shown.ink("#steps") > 2
-        assert shown.tab.locator("#workers tr").count() == 50
+        assert shown.ink("#heat") > 3
+        sync_api.expect(shown.tab.locator("#histogram .far")).to_have_count(1)
+        assert shown.tab.locator("#workers tbody tr").count() == 50
         shown.tab.locator("#heat").focus()
         shown.tab.keyboard.press("PageDown")
         shown.tab.keyboard.press("ArrowDown")
-        shown.text("#heat-said", "workers 75, 76, 77 at")
+        shown.text("#heat-said", "worker 443, longest step")
         shown.tab.keyboard.press("Enter")
-        shown.tab.locator("#workers button", has_text="worker 417").click()
+        shown.text("#story", "Push of worker 443")
+        shown.tab.locator("#workers button", has_text="worker 3").first.click()
         assert shown.tab.locator("tr.chosen").count() == 1
         shown.tab.set_viewport_size({"width": 600, "height": 900})
         assert shown.tab.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), "a narrow window needs no scrolling"
@@ -135,20 +135,18 @@ def test_a_thousand_workers_are_a_map_that_keys_and_pointer_read() -> None:
 def test_a_button_asks_for_an_advice_about_the_run_so_far(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     simulate("bsp", Cluster(workers=4, faults="slow worker=1 at=0 for=1000 factor=3"), Work(versions=60), journal=journal)
-    view, _ = view_of(list(steps(4, 30)))
-    with browser(view, journal) as shown:
+    with browser(view_of(*steps(4, 30)), journal) as shown:
         shown.text("#advice-ask", "simulate the run so far")
-        sync_api.expect(shown.tab.locator("#advice-table")).to_be_hidden()
+        sync_api.expect(shown.tab.locator("#advice")).to_be_hidden()
         shown.tab.locator("#advice-ask").click()
-        shown.text("#advice tr:first-child", "bsp, measured")
+        shown.text("#advice tbody tr:first-child", "bsp, measured")
         shown.text("#advice-ask", "simulate again")
         if folder := os.environ.get("OFFBEAT_SHOTS"):
             shown.tab.screenshot(path=f"{folder}/advice.png", full_page=True)
 
 
 def test_a_page_whose_server_is_gone_says_so() -> None:
-    view, _ = view_of(list(steps(4, 30)))
-    with browser(view) as shown:
+    with browser(view_of(*steps(4, 30))) as shown:
         shown.text("#life", "live")
         shown.server.close()
         shown.text("#life", "no answer")

@@ -11,11 +11,11 @@ from tests.journal.test_verdicts import STEP, barrier, with_more
 from offbeat.journal.file import read
 from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
-from offbeat.report.page.gather import Gathered
 from offbeat.report.turns import NOBODY, Waits
 from offbeat.report.waits import WaitStory
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
+from offbeat.view.of_journal import Reading
 
 
 def told(records: Iterable[Record]) -> tuple[Waits, list[str]]:
@@ -46,20 +46,21 @@ RULES = [
 def test_every_moment_of_every_worker_is_accounted_for_once(rule: str, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     simulate(rule, Cluster(workers=3, compute=RANDOM, faults=FAULTS), Work(samples=200, batch=4, epochs=2), journal=path)
-    gathered = Gathered()
+    reading = Reading("")
     for record in read(path):
-        gathered.add(record)
-    gathered.end()
-    totals, columns = gathered.steps.levels.totals(), gathered.steps.columns()
+        reading.add(record)
+    reading.end()
+    view = reading.view
+    totals, columns = view.steps.shares.totals(), view.steps.columns()
     summary = Tally.of(read(path)).summary()
-    assert columns["number"].tolist() == list(range(1, gathered.steps.count + 1))
+    assert columns["number"].tolist() == list(range(1, view.steps.count + 1))
     for worker in summary["per_worker"]:
         mine = columns["worker"] == worker["worker"]
         begun, arrived, waited = (columns[name][mine] for name in ("begun", "arrived", "waited"))
         assert (begun <= arrived + 1e-9).all() and (begun[1:] - waited[1:] >= arrived[:-1] - 1e-6).all(), (
             "a worker does one thing at a time"
         )
-        present = summary["elapsed_s"] - (gathered.turns.began or 0.0)
+        present = summary["elapsed_s"] - (view.turns.began or 0.0)
         assert totals[worker["worker"]].sum() <= present + 1e-3
     busy = sum(worker["busy_s"] for worker in summary["per_worker"])
     assert float((columns["arrived"] - columns["begun"]).sum()) == pytest.approx(busy, rel=0.02, abs=0.5)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import zlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 from tests.journal import records
 
 from offbeat.journal.records import Record, job_record
 from offbeat.journal.summary import Tally
+from offbeat.view.columns import GROWS, REAL, SIGNED
+from offbeat.view.job_view import JobView
 
 
 def head(workers: int = 2, script: str = "train.py") -> Record:
@@ -58,3 +63,27 @@ def steps(workers: int, versions: int, slow: int | None = None) -> Iterator[Reco
 
 def summary(*records: Record) -> dict[str, Any]:
     return Tally.of(records).summary(brief=True)
+
+
+def view_of(*records: Record) -> JobView:
+    view = JobView()
+    for record in records:
+        view.record(record)
+    view.status(summary(*records))
+    return view
+
+
+def unpacked(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """Read packed columns as the page's scripts do."""
+    raw, at, columns = zlib.decompress(base64.b64decode(packed["text"])), 0, dict[str, Any]()
+    for name, count, width, how in packed["columns"]:
+        planes = np.frombuffer(raw, np.uint8, width * count, at).reshape(width, count)
+        at += planes.size
+        values = sum((plane.astype(np.int64) << (8 * place) for place, plane in enumerate(planes)), np.zeros(count, dtype=np.int64))
+        if how & REAL:
+            values = np.ascontiguousarray(planes.T).view("<f4").ravel()
+        if how & SIGNED:
+            values = np.where(values & 1, -(values >> 1) - 1, values >> 1)
+        columns[name] = np.cumsum(values) if how & GROWS else values
+    assert at == len(raw)
+    return columns

@@ -41,8 +41,7 @@ def look(page: JournalPage) -> None:
 
 
 def notes(view: JobView) -> list[str]:
-    found: list[str] = view.change()["state"]["notes"]
-    return found
+    return [*view.notes.values(), *view.lacks()]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -63,24 +62,23 @@ def test_what_is_not_whole_is_read_once_it_is(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_an_ended_journal_is_shown_to_its_end(name: str, tmp_path: Path) -> None:
     written(tmp_path / name, RECORDS).close()
-    view = JobView(name, live=False)
-    page = JournalPage(tmp_path / name, view)
+    page = JournalPage(tmp_path / name)
+    view = page.view
     page.first()
     look(page)
     message = view.change()
-    assert page.over and message["over"] and message["state"]["ok"] is True and message["state"]["folds"] == 60
-    assert message["state"]["notes"] == [] and message["state"]["job"]["source"] == name
-    assert len(message["lanes"]) == 3 and len(view.levels["version"].recent) >= 5
+    assert page.over and message["over"] and message["ok"] is True and view.summary["version"] == 60
+    assert notes(view) == [] and name in message["html"]["head"] and "Where" in message["html"]["whole"]
+    assert message["lanes"] == [0, 1, 2] and len(view.levels["version"].recent) >= 5
 
 
 def test_a_growing_journal_is_live_and_a_still_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     journal = written(path, RECORDS[:200])
-    view = JobView(live=False)
-    page = JournalPage(path, view)
+    page = JournalPage(path)
+    view = page.view
     look(page)
-    message = view.change()
-    assert message["live"] and message["state"]["notes"] == []
+    assert view.change()["live"] and notes(view) == []
     for record in RECORDS[200:400]:
         journal.write(record)
     journal.flush()
@@ -88,7 +86,7 @@ def test_a_growing_journal_is_live_and_a_still_one_is_not(tmp_path: Path) -> Non
     os.utime(path, (0, 0))
     look(page)
     message = view.change()
-    assert not message["live"] and "has no end yet; nothing was written to it for" in message["state"]["notes"][0]
+    assert not message["live"] and "has no end yet; nothing was written to it for" in message["html"]["notes"]
     for record in RECORDS[400:]:
         journal.write(record)
     journal.close()
@@ -103,21 +101,21 @@ def test_a_journal_that_is_cut_off_is_shown_up_to_there(name: str, tmp_path: Pat
     with path.open("ab") as file:
         file.write(b'{"kind":"fold","t":' if name == "run.jsonl" else path.read_bytes()[:20])
     os.utime(path, (0, 0))
-    view = JobView(live=False)
-    page = JournalPage(path, view)
+    page = JournalPage(path)
+    view = page.view
     page.first()
     look(page)
     (sentence,) = notes(view)
     assert "has no end yet" in sentence and "are no whole" in sentence
-    assert view.change() and view.whole()["state"]["folds"] == 60
+    assert view.change() and view.whole()["html"] and view.summary["version"] == 60
 
 
 def test_a_broken_line_in_the_middle_ends_what_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     lines = [json.dumps(record) for record in RECORDS]
     path.write_text("\n".join([*lines[:100], "not JSON", *lines[100:]]) + "\n")
-    view = JobView(live=False)
-    page = JournalPage(path, view)
+    page = JournalPage(path)
+    view = page.view
     look(page)
     assert page.over and "line 101: not a record of a journal; what comes before it is shown" in notes(view)[0]
     assert view.t > 1.0
@@ -126,8 +124,8 @@ def test_a_broken_line_in_the_middle_ends_what_is_shown(tmp_path: Path) -> None:
 def test_another_journal_of_the_same_name_is_told(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     written(path, RECORDS[:400]).close()
-    growing, view = Growing(path), JobView(live=False)
-    page = JournalPage(path, view)
+    growing, page = Growing(path), JournalPage(path)
+    view = page.view
     look(page)
     list(growing.read())
     written(path, RECORDS[:50]).close()
@@ -158,7 +156,7 @@ def test_what_is_no_journal_is_one_sentence(make: Callable[[Path], None], said: 
     path = tmp_path / "run.jsonl"
     make(path)
     with pytest.raises(ConfigurationError, match=said):
-        JournalPage(path, JobView()).first()
+        JournalPage(path).first()
 
 
 @pytest.mark.parametrize("text", ["x", "70000", "1:2:3", "localhost:", ":80", "-1", "80 "])

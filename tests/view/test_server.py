@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.view.page_records import pushed, release, steps, summary
+from tests.view.page_records import pushed, release, steps, unpacked, view_of
 
 pytest.importorskip("starlette", reason="starlette is not installed: pip install 'offbeat[view]'")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'offbeat[view]'")
 
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
+from offbeat.view.content import context
 from offbeat.view.job_view import JobView
 from offbeat.view.listening import listen
+from offbeat.view.page import document, sections
 from offbeat.view.server import CHANGES, CONNECTIONS, LAST_S, READERS, TICK_S, PageServer
 
 SECRET = "a-secret-of-the-test"
@@ -32,13 +34,7 @@ DEADLINE_S = 30.0
 
 @contextmanager
 def page(view: JobView | None = None, journal: Path | None = None) -> Iterator[PageServer]:
-    if view is None:
-        view = JobView()
-        records = list(steps(4, 20, slow=2))
-        for record in records:
-            view.record(record)
-        view.status(summary(*records))
-    server = PageServer(view, listen("127.0.0.1", 0), SECRET, journal)
+    server = PageServer(view or view_of(*steps(4, 20, slow=2)), listen("127.0.0.1", 0), SECRET, journal)
     server.start()
     try:
         yield server
@@ -104,13 +100,11 @@ def test_the_page_and_its_files() -> None:
             "%2e%2e/server.py",
             "uplot/LICENSE",
             "levels?name=nosuch",
-            "lane?worker=99",
-            "lane?worker=x",
+            "sections.html",
         ):
             assert get(server, f"/{SECRET}/{path}")[0] == 404, path
         assert get(server, f"/{SECRET}/", "POST")[0] == 405
         assert json.loads(get(server, f"/{SECRET}/levels?name=version")[2])["mean"] == [20.0]
-        assert json.loads(get(server, f"/{SECRET}/lane?worker=2")[2])["entries"]
 
 
 def test_the_files_ask_no_other_host_and_make_no_markup_of_texts() -> None:
@@ -120,20 +114,20 @@ def test_the_files_ask_no_other_host_and_make_no_markup_of_texts() -> None:
         text = file.read_text()
         assert not re.search(r"(?:src|href|url|import|fetch|from)\s*[=(]?\s*[\"'](?:https?:)?//", text), file.name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), file.name
-        if file.name.endswith(".html"):
-            assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)", text), "the policy forbids what is inline"
+    for text in (document(), *sections(context(view_of(*steps(4, 20, slow=2)), None)).values()):
+        assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)", text), "the policy forbids what is inline"
 
 
 def test_a_stream_begins_with_everything_and_goes_on_with_changes() -> None:
     with page() as server, closing(Reader(server)) as reader:
         first = reader.message()
-        assert first["whole"] and first["state"]["verdicts"][0]["workers"] == [2] and len(first["lanes"]) == 4
+        assert first["whole"] and first["slow"] == [2] and first["lanes"] == [0, 1, 2, 3] and len(unpacked(first["packed"])["number"]) == 80
         with server.hub.lock:
             server.hub.view.record(pushed(0, 99.0, 20, own=0.1))
         second = reader.message()
-        while "0" not in second["lanes"]:
+        while "packed" not in second:
             second = reader.message()
-        assert "whole" not in second and second["t"] == 99.0
+        assert "whole" not in second and second["t"] == 99.0 and unpacked(second["packed"])["worker"].tolist() == [0]
         with closing(Reader(server)) as again:
             assert again.message()["whole"], "a reload"
 
@@ -234,10 +228,9 @@ def advised(server: PageServer) -> list[dict[str, Any]]:
     deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         with server.hub.lock:
-            state = server.hub.view.whole()["state"]
-        if state["advisable"] == "yes":
-            rows: list[dict[str, Any]] = state["advice"]
-            return rows
+            if server.hub.view.advisable == "yes":
+                assert "samples/s" in server.hub.view.whole()["html"]["advice"] or "No advice" in server.hub.view.whole()["html"]["advice"]
+                return server.hub.view.advice
         threading.Event().wait(0.05)
     raise AssertionError("no advice has come")
 
@@ -257,4 +250,4 @@ def test_a_reader_asks_what_other_rules_would_have_made_of_the_run_so_far(tmp_pa
 def test_without_a_journal_there_is_nothing_to_ask() -> None:
     with page() as server:
         assert get(server, f"/{SECRET}/advice", "POST")[0] == 404
-        assert server.hub.view.whole()["state"]["advisable"] is None
+        assert server.hub.view.whole()["advisable"] is None

@@ -88,7 +88,7 @@ def _share(value: float) -> str:
 
 
 def page_rows(advice: Advice) -> list[dict[str, Any]]:
-    """Return the first rows for `report.page.render` and the live page, the measured run first, with the sentences in its ``notes``."""
+    """Return the first rows for the page of a job, the measured run first, with the sentences in its ``notes``."""
     first = {"name": short(advice.recording.summary["sync"]), "ratio": 1.0, "measured": True, "best": False}
     rows = [{**first, **_plain_cells(measured(advice))}]
     for row in advice.rows[:PAGE_ROWS]:

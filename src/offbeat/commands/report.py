@@ -21,12 +21,12 @@ from offbeat.journal.file import Records
 from offbeat.journal.summary import Tally
 from offbeat.report import chrome, perfetto, tables_csv
 from offbeat.report.lanes import Chart
-from offbeat.report.page import render
-from offbeat.report.page.content import Source
-from offbeat.report.page.gather import Gathered
 from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.waits import WaitStory
 from offbeat.report.why import story
+from offbeat.view.content import Source
+from offbeat.view.of_journal import Reading
+from offbeat.view.page import render
 
 WAIT = "wait"
 
@@ -138,12 +138,15 @@ def _waits(path: Path) -> Iterator[str]:
 
 def _page(path: Path, html: Path, *, replay: bool) -> None:
     """Write the page of a journal."""
-    gathered = Gathered()
-    records = _feed(path, gathered.add)
-    gathered.end()
+    reading = Reading(path.name)
+    records = _feed(path, reading.add)
+    reading.end()
     made = f"offbeat {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-    source = Source(path.name, records.nbytes, _digest(path, records.nbytes), records.cut, made)
-    write_result(html, render(gathered, source, rows_of(path, Question()) if replay else []))
+    digest = _digest(path, records.nbytes)
+    source = Source(path.name, records.nbytes, digest, records.cut, made, reading.tally.problems())
+    if replay:
+        reading.view.advise(rows_of(path, Question()))
+    write_result(html, render(reading.view, source))
 
 
 def _digest(path: Path, nbytes: int) -> str:

@@ -12,6 +12,10 @@ from offbeat.journal.verdicts import short
 
 TEXT_MAX: Final = 400
 """Most characters of a sentence: reasons and errors are a script's."""
+TOLD: Final = frozenset(
+    {"job", "state_changed", "process", "fault", "warning", "exception", "checkpoint", "rule_changed", "stood_still", "epoch_ended", "end"}
+)
+"""The kinds of records that may be worth a sentence, or say what the job is."""
 _ORDINALS: Final = {2: "second", 3: "third", 4: "fourth", 5: "fifth"}
 
 

@@ -1,65 +1,59 @@
-"""Turn what is known of a job into what its page shows, in bounded memory: the messages of the event stream. Pure.
+"""Keep what the page of one job shows, in bounded memory, and make the messages of the event stream and of the page's file from it. Pure.
 
-A message is JSON. The first one that a browser gets is whole; each later one has what has changed since the one before it. Texts of
-scripts go into it as they are: the page shows them as text, never as markup.
+A message is JSON. The first one that a browser gets is whole; each later one has what has changed since the one before it. The sections
+of figures and words come as the template sets them out (``page.py``); pushes and shares of time as packed columns (``columns.py``).
 """
 
 from __future__ import annotations
 
 import math
-from base64 import b64encode
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median_low
 from typing import Any, Final, Literal, NamedTuple
 
-from offbeat.journal.arrivals import Record, host_in
-from offbeat.journal.verdicts import LEAST
-from offbeat.journal.worker_summary import NOT_COME
-from offbeat.report.remarks import verdict_sentence
-from offbeat.types import Seconds
-from offbeat.view.extracts import by_cost, finite, histogram, marks, total, verdict_of
-from offbeat.view.happenings import cut, happening
-from offbeat.view.heat import DEAD, FIRST, LAST, Heat
-from offbeat.view.heat import LEAST as HEAT_LEAST
-from offbeat.view.heat import MOST as HEAT_MOST
-from offbeat.view.lanes import ORDER, WINDOW_S, Entry, Lanes, plain_tail
-from offbeat.view.levels import Levels
+import numpy as np
 
-KINDS: Final = (
-    "job",
-    "pushed",
-    "release",
-    "fold",
-    "state_changed",
-    "process",
-    "fault",
-    "warning",
-    "exception",
-    "checkpoint",
-    "rule_changed",
-    "stood_still",
-    "epoch_ended",
-    "end",
+from offbeat.journal.arrivals import Record, host_in
+from offbeat.journal.costs import Costs
+from offbeat.journal.verdicts import percent
+from offbeat.journal.worker_summary import NOT_COME
+from offbeat.report.figures import Summary, waiting_share
+from offbeat.report.remarks import culprits
+from offbeat.report.turns import ENDED_BY, Turns, Waits
+from offbeat.types import Seconds
+from offbeat.view.bars import WORDS, lanes
+from offbeat.view.columns import Packed
+from offbeat.view.content import Source, context, figure, finite
+from offbeat.view.happenings import TOLD, cut, happening
+from offbeat.view.levels import Levels
+from offbeat.view.shares import KIND_OF, KINDS, MOST_WORKERS, ORDER
+from offbeat.view.steps import CHANGES_KEPT, FATES, Column, Steps
+
+FOLLOWED: Final = (
+    *("job", "pushed", "release", "fold", "state_changed", "process", "fault", "warning", "exception", "checkpoint", "rule_changed"),
+    *("stood_still", "epoch_ended", "end", "abandoned", "paused", *(kind for kind in ENDED_BY if kind not in ("pushed", "abandoned"))),
 )
-"""The records that the page is made from, beside the job's figures."""
-LANES_ALL: Final = 12
-"""Most workers of which each has a lane;"""
-LANES_SOME: Final = 8
-"""of more workers, those that cost most."""
-ROWS: Final = 50
-"""Most rows of the table of workers."""
+"""The records that the page of a running job is made from, beside the job's figures."""
+WINDOW_S: Final[Seconds] = 15.0
+"""The newest stretch of time, which the page of a running job shows at first."""
 EVENTS: Final = 200
+DEATHS: Final = 2_000
 METRICS: Final = 32
 """Most names of which the page keeps curves, the first ones; others have only their newest value, in the job's figures."""
 NAME_MAX: Final = 80
-VERDICTS: Final = 8
+STALENESS_KEPT: Final = 1_000
+"""Greater values of staleness count as this one."""
+PARTS_KEPT: Final = 100_000
+"""Most parts of folds that wait for their fate."""
 SAMPLES: Final = 5
 """Rates are those since so many figures ago: at one a second, of five seconds."""
-FOLDS_PER_S: Final = 40.0
-OWN: Final = ("samples_per_s", "version", "waiting", "loss", "alive")
-"""The page's five numbers."""
+OWN: Final = {"samples_per_s": "samples/s", "version": "version", "waiting": "waiting", "loss": "loss", "alive": "workers alive"}
+"""The page's five numbers, and their names."""
+STALENESS: Final = "staleness"
 LOSSES: Final = ("loss", "train/loss", "train_loss", "training_loss")
+
+UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a record leads to that is not as it should be."""
 
 
 class _Before(NamedTuple):
@@ -69,6 +63,8 @@ class _Before(NamedTuple):
     samples: int
     waited_s: Seconds
     busy_s: Seconds
+    version: int
+    t: Seconds
 
 
 class JobView:
@@ -77,156 +73,211 @@ class JobView:
     Args:
         source: what it is about, if not the script's name: a journal's.
         live: True if the job runs while this is looked at, so that its clock goes on between two records.
+        costs: what workers cost the job, if somebody counts it here: then the records are a whole journal, with the fates of pushes. None:
+            they are those of `FOLLOWED`, perhaps not all of them.
     """
 
-    def __init__(self, source: str = "", *, live: bool = True) -> None:
-        self._source, self.live = source, live
-        self._job: dict[str, Any] = {}
-        self._snapshot: Mapping[str, Any] = {}
-        self._lanes = Lanes()
-        self._heat: Heat | None = None
-        self._hosts: dict[int, str] = {}
-        self._events: deque[tuple[Seconds, str]] = deque(maxlen=EVENTS)
-        self._folds: deque[Seconds] = deque(maxlen=round(WINDOW_S * FOLDS_PER_S))
-        self._before: deque[_Before] = deque(maxlen=SAMPLES)
+    def __init__(self, source: str = "", *, live: bool = True, costs: Costs | None = None) -> None:
+        self.source, self.live, self.costs = source, live, costs
+        self.summary: Summary = {}
+        """The newest figures."""
+        self.job: Record = {}
+        """The first record."""
+        self.steps, self.waits = Steps(), Waits()
+        self.turns = Turns((self.steps, self.waits))
+        self.staleness: Counter[int] = Counter()
+        """Parts of folds by their staleness."""
+        self.hosts: dict[int, str] = {}
+        self.records = 0
+        self.phases = False
+        """True if the workers have measured their phases."""
+        self.events: deque[tuple[Seconds, str]] = deque(maxlen=EVENTS)
         self.levels: dict[str, Levels] = {}
         """The curves by name."""
-        self._metrics: dict[str, str] = {}
+        self.metrics: dict[str, str] = {}
         """The curves' names of what the script logs, by its names."""
         self.notes: dict[str, str] = {}
         """Sentences about what is shown, by their reason: what is missing, for instance."""
-        self._advice: list[dict[str, Any]] = []
+        self.advice: list[dict[str, Any]] = []
         self.advisable: Literal["yes", "asked"] | None = None
         """Whether a reader can ask for an advice, or has asked."""
         self.t: Seconds = 0.0
         """The newest time."""
         self.over = False
         """True once the end of the job is known."""
-        self._died: set[int] = set()
-        """Workers whose death was told, until they are alive again."""
-        self._missed = 0
-        self._unreadable = 0
         self.dirty = True
         """True if something has changed since the last message."""
-        self._fresh_events: deque[tuple[Seconds, str]] = deque(maxlen=EVENTS)
-        self._fresh_folds: deque[Seconds] = deque(maxlen=self._folds.maxlen)
-        self._fresh_samples: deque[list[float | None]] = deque(maxlen=61)
-        self._fresh_state = True
+        self._before: deque[_Before] = deque(maxlen=SAMPLES)
+        self._parts: dict[tuple[int, int], int] = {}
+        """The staleness of parts of folds whose fate has not come, by worker and clock."""
+        self._awaited: dict[int, Seconds] = {}
+        self._died: set[int] = set()
+        """Workers whose death was told, until they are alive again."""
+        self._missed = self._unreadable = 0
+        self._logs = False
+        """True if what scripts log comes in records, and not in figures alone."""
+        self._losses = False
+        """True if pushes say their loss."""
+        self._fresh = True
+        """True if figures or words have changed since the last message."""
+        self._samples: deque[list[float | None]] = deque(maxlen=61)
+        self._sent: dict[str, str] = {}
+        """The sections as they were sent last."""
+        self._sent_stretches = 0
         self._shown: list[int] = []
-        self._width: Seconds = 0.0
+        """The workers that have a lane at first."""
 
     def record(self, record: Record) -> None:
         """Take the next record of the journal. One that is not as it should be is counted and passed over."""
         try:
-            if not math.isfinite(t := float(record["t"])):
-                raise ValueError(t)
-            self.t = max(self.t, t)
-            if not record.get("optimizer"):
-                self._record(record)
-        except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-            self._unreadable += 1
-        self.dirty = True
+            self.add(record)
+        except UNREADABLE:
+            self.unreadable()
 
     def status(self, snapshot: Mapping[str, Any]) -> None:
         """Take the job's figures, as `Tally.summary` gives them."""
         self.t = max(self.t, snapshot["elapsed_s"])
-        if not self._job and snapshot.get("workers"):
-            self._begin(snapshot)
-        self._sample(snapshot)
-        self._snapshot = snapshot
+        before, t = self.summary, float(snapshot["elapsed_s"])
+        if not before or t > before["elapsed_s"]:
+            values = {name: value for name, value in self._values(snapshot, t).items() if value is not None and math.isfinite(value)}
+            for name, value in values.items():
+                if name != "loss" or not self._losses:
+                    self._put(name, t, value)
+                self.levels[name].sample(t, value)
+            self._samples.append([t, *map(values.get, OWN)])
+        self.summary = dict(snapshot)
         self.over = self.over or snapshot.get("ok") is not None
-        self._fresh_state = self.dirty = True
+        self._fresh = self.dirty = True
+
+    def unreadable(self) -> None:
+        """Note that a record is not as it should be."""
+        self._unreadable += 1
+        self._fresh = True
 
     def missed(self, records: int) -> None:
         """Note that so many records are missing here."""
         self._missed += records
+        self._fresh = self.dirty = True
 
     def note(self, about: str, text: str | None) -> None:
         """Show a sentence about what is shown, or no longer."""
         if self.notes.get(about) != text:
             self.notes = {key: value for key, value in {**self.notes, about: text}.items() if value is not None}
-            self._fresh_state = self.dirty = True
+            self._fresh = self.dirty = True
 
     def advise(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Show what other rules would have made of the job: rows as `report.page.render` takes them, the job itself first."""
-        self._advice, self.advisable = list(rows), self.advisable and "yes"
-        self._fresh_state = self.dirty = True
+        """Show what other rules would have made of the job: rows as `advise.table.page_rows` gives them, the job itself first."""
+        self.advice, self.advisable = list(rows), self.advisable and "yes"
+        self._fresh = self.dirty = True
 
     def ask(self) -> None:
         """Show that an advice is being worked out."""
         self.advisable = "asked"
-        self._fresh_state = self.dirty = True
+        self._fresh = self.dirty = True
+
+    def lacks(self) -> list[str]:
+        """Return sentences about records that are not in what is shown."""
+        lacks = {
+            "records are missing here: they came faster than this page reads. The job has lost nothing.": self._missed,
+            "records were not as this version of offbeat expects them, and are left out.": self._unreadable,
+        }
+        return [f"{count:,} {what}" for what, count in lacks.items() if count]
 
     # Records.
 
-    def _record(self, record: Record) -> None:
-        t, kind = float(record["t"]), record["kind"]
+    def add(self, record: Record) -> None:
+        """Take the next record of the journal. Raises what a record leads to that offbeat has not written."""
+        self.records += 1
+        self.dirty = True
+        if not math.isfinite(record["t"]):
+            raise ValueError(record["t"])
+        worker = record.get("worker", 0)
+        if not -1 <= worker < MOST_WORKERS:
+            raise ValueError(f"worker {worker}")
+        t, kind = record["t"], record["kind"]
+        self.t = max(self.t, t)
+        if record.get("optimizer"):
+            return
+        if kind == "settle":
+            self.steps.settle(record, self._parts.pop((worker, record["clock"]), None))
+            return
+        if kind == "fold":
+            self._folded(record, t)
+            return
+        self.turns.add(record)
         if kind == "pushed":
-            if record.get("alone") or not record.get("shard"):
-                own = self._lanes.pushed(record)
-                if own is not None and self._heat is not None:
-                    whole = sum((record.get("phases") or {"": record.get("compute_s", 0.0)}).values())
-                    self._heat.step(record["worker"], t - whole, t, own)
-        elif kind == "release":
-            self._lanes.release(record["worker"], t)
-        elif kind == "fold":
-            if not record.get("shard") and not (self._folds and t - self._folds[-1] < 1.0 / FOLDS_PER_S):
-                self._folds.append(t)
-                self._fresh_folds.append(t)
-        elif kind == "job":
-            self._begin(record)
-        elif kind == "state_changed":
-            if self._changed(record, t):
-                return
+            if (loss := record.get("loss")) is not None:
+                self._losses = True
+                self._put("loss", t, float(loss))
+            self.phases = self.phases or bool(record.get("phases"))
+        elif kind == "metrics":
+            self._logs = True
+            for name, value in record["values"].items():
+                if (curve := self._curve(name)) is not None:
+                    self._put(curve, t, float(value))
+        elif kind in TOLD:
+            self._tell(record, t, kind)
+
+    def _tell(self, record: Record, t: Seconds, kind: str) -> None:
+        """Take a record that may be worth a sentence."""
+        if kind == "job" and not self.job:
+            self.job, self._fresh = record, True
         elif kind == "process" and record["role"] == "worker" and (host := host_in(record["detail"])):
-            self._hosts[record["number"]] = cut(host, NAME_MAX)
-            if self._heat is not None:
-                self._heat.by_host(self._hosts)
+            self.hosts[record["number"]] = cut(host, NAME_MAX)
         elif kind == "end":
-            self.over = self._fresh_state = True
+            self.over = self._fresh = True
+        elif kind == "state_changed":
+            worker, state = record["worker"], record["state"]
+            again = state == "dead" and worker in self._died  # a late message of the dead one is no life
+            if state == "dead":
+                self._died.add(worker)
+                if record["reason"] in NOT_COME:
+                    self._awaited[worker] = t
+            elif state != "recovered":
+                self._died.discard(worker)
+                self._awaited.pop(worker, None)
+            if again:
+                return
         if (said := happening(record)) is not None:
-            self._events.append((t, said))
-            self._fresh_events.append((t, said))
+            self.events.append((t, said))
 
-    def _begin(self, job: Mapping[str, Any]) -> None:
-        self._job = {key: job.get(key) for key in ("sync", "workers", "servers", "started", "script")}
-        workers = int(job.get("workers") or 0)
-        self._lanes.begin(workers)
-        if workers > LANES_ALL and self._heat is None:
-            self._heat = Heat(workers)
-        self._fresh_state = True
+    def _folded(self, record: Record, t: Seconds) -> None:
+        self.turns.now = max(self.turns.now, t)
+        total = 0
+        for part in record["parts"]:
+            worker, clock, staleness = part["worker"], part["clock"], part["staleness"]
+            total += staleness
+            self.staleness[min(staleness, STALENESS_KEPT)] += 1
+            if self.costs is not None:
+                self._parts[worker, clock] = staleness
+            elif worker in self.turns.workers:  # no record of its own says what becomes of a push
+                fate = {"fate": "folded", "worker": worker, "clock": clock, "incarnation": self.turns.workers[worker].incarnation}
+                self.steps.settle({**record, **fate}, staleness)
+        if record["parts"]:
+            self._put(STALENESS, t, total / len(record["parts"]))
+        if len(self._parts) > PARTS_KEPT:  # fates that never came
+            self._parts.clear()
 
-    def _changed(self, record: Record, t: Seconds) -> bool:
-        """Take a worker's state. Returns True where this is the end of a death that was told: a late message of the dead one is no life."""
-        worker, state = record["worker"], record["state"]
-        again = state == "dead" and worker in self._died
-        if state == "dead":
-            self._died.add(worker)
-            self._lanes.died(worker, t, "awaited" if record["reason"] in NOT_COME else "dead")
-        elif state != "recovered":
-            self._died.discard(worker)
-        if state == "alive":
-            self._lanes.alive(worker, t)
-        elif state == "finished":
-            self._lanes.gone(worker)
-        if self._heat is not None:
-            change = self._heat.died if state == "dead" else self._heat.alive
-            change(worker, t)
-        return again
+    def end(self) -> None:
+        """Close what is under way at the last record: nothing more will come."""
+        self.turns.end()
+        self.steps.end()
+        self._awaited.clear()
+        self._fresh = self.dirty = True
 
     # Figures.
 
-    def _sample(self, snapshot: Mapping[str, Any]) -> None:
-        before, t = self._snapshot, float(snapshot["elapsed_s"])
-        if before and t <= before["elapsed_s"]:
-            return
-        values = self._values(snapshot)
-        for name, value in values.items():
-            if value is not None:
-                self.levels.setdefault(name, Levels()).add(t, value)
-        self._fresh_samples.append([t, *(values.get(name) for name in OWN)])
+    def _put(self, name: str, t: Seconds, value: float | None) -> None:
+        if value is not None and math.isfinite(value):
+            self.levels.setdefault(name, Levels()).add(t, value)
 
-    def _values(self, after: Mapping[str, Any]) -> dict[str, float | None]:
+    def _curve(self, name: str) -> str | None:
+        """Return the curve's name of something that a script logs; None: it has none."""
+        if name in self.metrics or len(self.metrics) < METRICS:
+            return self.metrics.setdefault(name, f"metric {len(self.metrics)}")
+        return None
+
+    def _values(self, after: Mapping[str, Any], t: Seconds) -> dict[str, float | None]:
         rate = waiting = None
         if self._before:
             before = self._before[0]
@@ -234,7 +285,8 @@ class JobView:
             rate = (after["samples"] - before.samples) / seconds if seconds > 0.0 else 0.0
             waited, busy = total(after, "wait_s") - before.waited_s, total(after, "busy_s") - before.busy_s
             waiting = waited / (waited + busy) if waited + busy > 0.0 else None
-        self._before.append(_Before(after["wall_s"], after["samples"], total(after, "wait_s"), total(after, "busy_s")))
+        times = total(after, "wait_s"), total(after, "busy_s")
+        self._before.append(_Before(after["wall_s"], after["samples"], *times, after["version"], t))
         values: dict[str, float | None] = {
             "samples_per_s": rate if after["samples"] else None,
             "version": float(after["version"]),
@@ -243,147 +295,167 @@ class JobView:
             "loss": finite(after.get("loss")),
         }
         metrics = after.get("metrics") or {}
-        for name in metrics:
-            if name in self._metrics or len(self._metrics) < METRICS:
-                values[self._metrics.setdefault(name, f"metric {len(self._metrics)}")] = finite(metrics[name])
+        for name in () if self._logs else metrics:
+            if (curve := self._curve(name)) is not None:
+                values[curve] = finite(metrics[name])
         if values["loss"] is None:
             values["loss"] = next((finite(metrics[name]) for name in LOSSES if name in metrics), None)
-        return {name: None if value is None or not math.isfinite(value) else value for name, value in values.items()}
+        return values
+
+    def figures(self) -> list[list[str]]:
+        """Return the page's five numbers: each one's curve, its name, the number, and a remark; of a job that has ended, of all of it."""
+        after = self.summary
+        recent = {name: [value for _, value in self.levels[name].recent] for name in OWN if name in self.levels}
+        rate, waiting = (_mean(recent.get(name, ())[-SAMPLES:]) for name in ("samples_per_s", "waiting"))
+        if self.over:
+            rate, waiting = after.get("samples_per_s") or None, waiting_share(after.get("per_worker", ()))
+        first, last = (self._before[0], self._before[-1]) if self._before else (None, None)
+        pace = (last.version - first.version) / (last.t - first.t) if first and last and last.t > first.t else None
+        if self.over and after.get("wall_s"):
+            pace = after["version"] / after["wall_s"]
+        workers, deaths = after.get("per_worker", ()), sum(worker["deaths"] for worker in after.get("per_worker", ()))
+        alive, over = recent.get("alive"), "over the whole job" if self.over else "over the last seconds"
+        told = {
+            "samples_per_s": (figure(rate), over if rate else "the script does not say samples"),
+            "version": (f"{after['version']:,}" if after else "-", "" if pace is None else f"{figure(pace)} a second"),
+            "waiting": ("-" if waiting is None else percent(waiting) if waiting else "0 %", "of the workers' time"),
+            "loss": (figure(_mean(recent.get("loss", ())[-1:])), "mean over workers" if "loss" in recent else "not logged"),
+            "alive": (
+                f"{alive[-1]:,.0f} of {len(workers):,}" if alive else "-",
+                f"{deaths:,} death{'s' * (deaths != 1)} so far" if deaths else "no deaths",
+            ),
+        }
+        return [[name, OWN[name], *told[name]] for name in OWN]
+
+    @property
+    def seconds(self) -> Seconds:
+        """The time that costs are a share of: from the first release until now."""
+        if self.costs is not None:
+            return self.costs.seconds
+        verdicts = self.summary.get("verdicts") or ()
+        return next((one["cost_s"] / one["share"] for one in verdicts if one["share"] > 0.0), self.summary.get("wall_s") or 0.0)
 
     # Messages.
 
-    def whole(self) -> dict[str, Any]:
-        """Return the whole of what is shown. Call `change` before it: what has not been sent yet is in this message, too."""
-        lanes = {number: self._entries(self._lanes.of(number)) for number in self._shown}
-        recent = {name: [[t, value] for t, value in self.levels[name].recent] for name in OWN if name in self.levels}
+    def whole(self, source: Source | None = None) -> dict[str, Any]:
+        """Return the whole of what is shown. Call `change` before it: what has not been sent yet is in this message, too.
+
+        Args:
+            source: the journal's file, if it has been read to its end, for a page that needs no server.
+        """
+        steps = self.steps
+        steps.flush()
+        packed = Packed(max(self.turns.now, self.t))
+        complete = source is not None or (self.costs is not None and self.over)
+        columns = steps.columns(None if complete else CHANGES_KEPT)
+        packed.pushes(columns)
+        packed.shares(steps.shares)
+        packed.stretches(steps.stretches)
+        since = 0.0 if complete else _unbroken(columns["number"], columns["arrived"])
         return {
             "whole": True,
+            "name": self.source,
+            "words": WORDS,
+            "kinds": KINDS,
             "order": ORDER,
-            "window": WINDOW_S,
-            **self._moment(),
-            "state": self._state(),
-            "lanes": {number: {"entries": entries, "all": True} for number, entries in lanes.items()},
-            "folds": [round(t, 3) for t in self._folds],
-            "events": self._plain(self._events),
-            "recent": recent,
-            "heat": self._heat_columns(whole=True),
+            "kind_of": KIND_OF,
+            "fates": FATES,
+            "live_s": WINDOW_S,
+            "since": since,
+            "window": steps.window if complete else 0.0,
+            "stride": steps.stride,
+            **self._moment(self.turns.workers),
+            **self._state(),
+            "html": self._sections(source),
+            "recent": {name: list(map(list, self.levels[name].recent)) for name in OWN if name in self.levels},
+            "packed": {**packed.plain(), "part": 0, "doing": [one[1] for one in steps.stretches]},
         }
 
     def change(self) -> dict[str, Any]:
         """Return what has changed since the last call."""
-        if self._heat is not None and not self.over:
-            self._heat.now(self.t)
-        before, self._shown = self._shown, self._chosen()
-        lanes = {}
-        for number in self._shown:
-            entries = self._lanes.take(number)
-            if number not in before:
-                lanes[number] = {"entries": self._entries(self._lanes.of(number)), "all": True}
-            elif entries:
-                lanes[number] = {"entries": self._entries(entries)}
-        fresh = {
-            "folds": [round(t, 3) for t in self._fresh_folds],
-            "events": self._plain(self._fresh_events),
-            "samples": list(self._fresh_samples),
-            "state": self._state() if self._fresh_state else None,
-            "heat": self._heat_columns(),
-        }
-        for sent in (self._fresh_folds, self._fresh_events, self._fresh_samples):
-            sent.clear()
-        self._fresh_state = self.dirty = False
-        return {**self._moment(), "lanes": lanes, **{name: value for name, value in fresh.items() if value}}
+        steps, packed = self.steps, Packed(max(self.turns.now, self.t))
+        fresh: dict[str, Any] = {}
+        if self._fresh:
+            steps.flush()
+        packed.pushes(steps.changed())
+        stretches = steps.stretches[self._sent_stretches :]
+        self._sent_stretches = len(steps.stretches)
+        packed.stretches(stretches)
+        part = -1
+        if self._fresh:
+            part = steps.shares.changed_from()
+            packed.shares(steps.shares, part)
+            sections = self._sections(None)
+            fresh = {**self._state(), "html": {name: html for name, html in sections.items() if self._sent.get(name) != html}}
+            self._sent = sections
+        if self._samples:
+            fresh["samples"] = list(self._samples)
+        if packed.columns:
+            fresh["packed"] = {**packed.plain(), "part": part, "doing": [one[1] for one in stretches]}
+        moment = self._moment(self.turns.workers if self._fresh else self._shown)
+        self._samples.clear()
+        self._fresh = self.dirty = False
+        return {**moment, **fresh}
 
-    def lane(self, number: int) -> dict[str, Any] | None:
-        """Return one worker's lane; None: there is no such worker."""
-        if number not in self._lanes.workers:
-            return None
-        return {"entries": self._entries(self._lanes.of(number)), "tail": plain_tail(self._lanes.workers[number]), "t": self.t}
+    def _sections(self, source: Source | None) -> dict[str, str]:
+        from offbeat.view.page import sections  # the template's engine is slow to load
 
-    def _moment(self) -> dict[str, Any]:
-        tails = {number: plain_tail(self._lanes.lane(number)) for number in self._shown}
-        return {"t": round(self.t, 4), "over": self.over, "live": self.live and not self.over, "shown": self._shown, "tails": tails}
+        return sections(context(self, source)) if self.summary or self.job else {}
 
-    def _entries(self, entries: Sequence[Entry]) -> list[list[float]]:
-        return [entry.plain() for entry in entries if entry.stop >= self.t - WINDOW_S]
-
-    @staticmethod
-    def _plain(events: Iterable[tuple[Seconds, str]]) -> list[list[Any]]:
-        return [[round(t, 2), text] for t, text in events]
-
-    def _heat_columns(self, *, whole: bool = False) -> dict[str, Any] | None:
-        if self._heat is None:
-            return None
-        resized = self._heat.width != self._width and not whole
-        columns = self._heat.take(whole=whole or resized)
-        if not columns:
-            return None
-        self._width = self._heat.width
-        encoded = {at: b64encode(column).decode() for at, column in columns.items()}
-        scale = {"dead": DEAD, "first": FIRST, "last": LAST, "least": HEAT_LEAST, "most": HEAT_MOST}
-        found = {"width": self._heat.width, "columns": encoded, "all": whole or resized}
-        return {**found, "rows": self._heat.rows, "scale": scale} if found["all"] else found
-
-    def _chosen(self) -> list[int]:
-        """Return the workers whose lanes are shown."""
-        if len(self._lanes.workers) <= LANES_ALL:
-            return sorted(self._lanes.workers)
-        costliest = sorted(self._snapshot.get("per_worker", ()), key=by_cost)[:LANES_SOME]
-        return [worker["worker"] for worker in costliest]
+    def _moment(self, workers: Iterable[int]) -> dict[str, Any]:
+        """Return the time, and what workers do that has not ended: since when, what, and how long they waited before it."""
+        tails: dict[int, list[Any]] = {}
+        for number in workers:
+            turn = self.turns.workers.get(number)
+            if number in self._awaited:
+                tails[number] = [self._awaited[number], "awaited"]
+            elif turn is not None and turn.doing != "absent":
+                tails[number] = [
+                    round(turn.since, 4),
+                    turn.doing,
+                    *([round(turn.waited, 4)] if turn.waited and turn.doing == "computing" else []),
+                ]
+        return {"t": round(self.t, 4), "over": self.over, "live": self.live and not self.over, "tails": tails}
 
     def _state(self) -> dict[str, Any]:
-        snapshot = self._snapshot
-        per_worker = snapshot.get("per_worker", ())
-        verdicts = snapshot.get("verdicts") or []
-        seconds = next((one["cost_s"] / one["share"] for one in verdicts if one["share"] > 0.0), snapshot.get("wall_s") or 0.0)
-        usual = {number: lane.usual for number, lane in self._lanes.workers.items()}
-        known = [own for own in usual.values() if own is not None]
-        middle = median_low(known) if known else None
-        rows = [self._row(worker, seconds, usual.get(worker["worker"]), middle) for worker in sorted(per_worker, key=by_cost)[:ROWS]]
-        slow = [verdict for verdict in verdicts if verdict["kind"] != "death"]
-        deaths = [verdict for verdict in verdicts if verdict["kind"] == "death"]
+        """Return what the page's scripts know of the job."""
+        summary, seconds, steps, known = self.summary, self.seconds, self.steps, self.costs.workers if self.costs is not None else {}
+        per_worker = summary.get("per_worker", ())
+        count = min(MOST_WORKERS, max([steps.shares.longest.shape[0], *(number + 1 for number in self.turns.workers)]))
+        costs = {worker["worker"]: worker.get("cost_s", 0.0) for worker in per_worker}
+        self._shown = [number for number in (lanes(summary) if summary else sorted(self.turns.workers)) if number < count]
         return {
-            "job": {**self._job, "script": cut(self._job.get("script") or "", NAME_MAX), "source": self._source},
-            "ok": snapshot.get("ok"),
-            "reason": cut(snapshot.get("reason") or ""),
-            "folds": snapshot.get("version", 0),
+            "began": self.turns.began or 0.0,
+            "end": max(self.turns.now, 1e-6),
+            "workers": count,
+            "hosts": [self.hosts.get(number, "") for number in range(count)] if self.hosts else [],
+            "lanes": self._shown,
+            "slow": culprits(summary) if summary else [],
+            "costs": [round(costs.get(number, 0.0), 4) for number in range(count)],
             "seconds": seconds,
-            "verdicts": [verdict_of(verdict) for verdict in slow[:VERDICTS]],
-            "deaths": [cut(verdict_sentence(verdict)) for verdict in deaths],
-            "died": sum(worker["deaths"] for worker in per_worker),
-            "least": LEAST,
-            "workers": {"rows": rows, "all": len(per_worker), "median": middle},
-            "marks": marks(rows, slow, deaths) if self._heat is not None else [],
-            "steps": histogram(usual) if len(per_worker) > LANES_ALL else None,
-            "metrics": self._logged(snapshot),
-            "advice": self._advice,
+            "deaths": [[number, one.t, one.back] for number, worker in known.items() for one in worker.deaths][:DEATHS],
+            "reasons": steps.reasons.texts(),
+            "enders": [ENDED_BY.get(kind, "") for kind in steps.kinds.texts()],
+            "width": steps.shares.width,
+            "parts": steps.shares.longest.shape[1],
+            "pushes": steps.count,
+            "ok": summary.get("ok"),
+            "figures": self.figures() if summary else [],
             "advisable": self.advisable,
-            "notes": [*self.notes.values(), *self._lacks()],
+            "advised": bool(self.advice),
         }
 
-    def _row(self, worker: Mapping[str, Any], seconds: Seconds, own: Seconds | None, middle: Seconds | None) -> dict[str, Any]:
-        longest = self._lanes.lane(worker["worker"]).longest()
-        whole = worker["wait_s"] + worker["busy_s"]
-        return {
-            "worker": worker["worker"],
-            "host": self._hosts.get(worker["worker"], ""),
-            "doing": worker["doing"] if worker["state"] != "dead" else "awaited" if worker["reason"] in NOT_COME else "dead",
-            "step": own,
-            "ratio": own / middle if own is not None and middle else None,
-            "longest": longest,
-            "waiting": worker["wait_s"] / whole if whole > 0.0 else None,
-            "folded": worker["fates"]["folded"],
-            "deaths": worker["deaths"],
-            "cost": worker.get("cost_s", 0.0) / seconds if seconds > 0.0 else 0.0,
-        }
 
-    def _logged(self, snapshot: Mapping[str, Any]) -> dict[str, Any]:
-        metrics = snapshot.get("metrics") or {}
-        values = [[curve, cut(name, NAME_MAX), finite(metrics.get(name))] for name, curve in self._metrics.items()]
-        return {"values": values, "more": max(0, len(metrics) - len(values))}
+def total(snapshot: Mapping[str, Any], key: str) -> float:
+    """Return the sum of a figure over the workers."""
+    return float(sum(worker[key] for worker in snapshot["per_worker"]))
 
-    def _lacks(self) -> list[str]:
-        lacks = {
-            "records are missing here: they came faster than this page reads. The job has lost nothing.": self._missed,
-            "records were not as this version of offbeat expects them, and are left out.": self._unreadable,
-        }
-        return [f"{count:,} {what}" for what, count in lacks.items() if count]
+
+def _unbroken(number: Column, arrived: Column) -> Seconds:
+    """Return from when on all pushes are among these; 0: all of the job are."""
+    first = int((np.diff(number) != 1).nonzero()[0].max(initial=-1)) + 1
+    return 0.0 if not len(number) or number[first] == 1 else float(arrived[first])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -10,31 +10,31 @@ from offbeat.types import Seconds
 
 RECENT: Final = 300
 """The number of newest samples that are kept one by one."""
-PARTS: Final = 300
-"""In how many parts the job's time is divided at most."""
+PARTS: Final = 1024
+"""In how many parts the job's time is divided at most: no screen has more columns."""
 
 
 class Levels(Series):
     """One figure of a job.
 
     >>> levels = Levels()
-    >>> for t in range(1000):
+    >>> for t in range(4000):
     ...     levels.add(t, float(t % 10))
+    ...     levels.sample(t, float(t % 10))
     >>> plain = levels.plain()
-    >>> len(levels.recent), levels.width, plain["t"][1], plain["least"][1], plain["mean"][1], plain["most"][1]
-    (300, 4.0, 6.0, 4.0, 5.5, 7.0)
+    >>> len(levels.recent), plain["width"], plain["t"][1], plain["least"][1], plain["mean"][1], plain["most"][1]
+    (300, 4.096, 6.144, 5.0, 6.5, 8.0)
     """
 
     def __init__(self) -> None:
-        super().__init__(PARTS, width=1.0)
+        super().__init__(PARTS, width=1e-3)
         self.recent: deque[tuple[Seconds, float]] = deque(maxlen=RECENT)
 
-    def add(self, t: Seconds, value: float) -> None:
-        """Take the figure's value at a time, which is at least the time of the value before."""
+    def sample(self, t: Seconds, value: float) -> None:
+        """Keep the figure's value at a time by itself, until there are `RECENT` newer ones."""
         self.recent.append((t, value))
-        super().add(t, value)
 
     def plain(self) -> dict[str, Any]:
         """Return the whole job, as JSON can carry it: the middle of each part that has a value, and its values."""
-        times, least, mean, most = zip(*self.points(), strict=True)
-        return {"width": self.width, "t": times, "least": least, "mean": mean, "most": most}
+        points = [[float(f"{value:.6g}") for value in point] for point in self.points()]
+        return {"width": self.width, **dict(zip(("t", "least", "mean", "most"), map(list, zip(*points, strict=True)), strict=False))}

@@ -11,37 +11,75 @@ from pathlib import Path
 from typing import Final
 
 from offbeat.errors import ConfigurationError
+from offbeat.journal.arrivals import Record
 from offbeat.journal.growing import Growing, Replaced
 from offbeat.journal.summary import Tally
 from offbeat.types import Seconds
 from offbeat.view.dashboard import bound, page_server
 from offbeat.view.happenings import cut
-from offbeat.view.job_view import JobView
+from offbeat.view.job_view import UNREADABLE, JobView
 from offbeat.view.listening import exposed
 
 LOOK_S: Final[Seconds] = 0.5
 """Seconds between two looks at a journal that may grow."""
 FIGURES: Final = 300
 """About how often the job's figures are worked out while a journal is read that is there already: points of the curves."""
+RECORDS: Final = 10
+"""Figures are worked out after so many records for each worker, at least."""
 LOCKED: Final = 500
 """Records that are taken at once; between them, the page is served."""
 STILL_S: Final[Seconds] = 15.0
 """Seconds after which a journal without an end that has not grown counts as one of a job that no longer runs."""
 
 
-class JournalPage:
-    """Reads a journal into what the page shows.
+class Reading:
+    """Hands the records of a journal to what the page shows, and now and then the job's figures.
+
+    Args:
+        name: of the journal.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.tally = Tally()
+        self.view = JobView(name, live=False, costs=self.tally.costs)
+        self.step_s: Seconds = 0.0
+        """Seconds of the job between two figures, at least."""
+        self._figures_at: Seconds = 0.0
+        self._left = 0
+        """How many records come before the next figures, which take the longer, the more workers there are."""
+
+    def add(self, record: Record) -> None:
+        """Take the next record. Raises what a record leads to that offbeat has not written."""
+        self.tally.add(record)
+        self.view.add(record)
+        self._left -= 1
+        if self._left <= 0 and record["t"] - self._figures_at >= self.step_s:
+            self.figures()
+
+    def figures(self, *, brief: bool = True) -> None:
+        """Work out the job's figures."""
+        self._figures_at = self.view.t
+        self.view.status(self.tally.summary(brief=brief))
+        # How long the whole will be is not known: the steps are longer, the more has been read.
+        self.step_s = max(self.step_s, self.view.t / FIGURES)
+        self._left = RECORDS * len(self.tally.costs.workers)
+
+    def end(self) -> None:
+        """Close what is under way: nothing more will come."""
+        self.view.end()
+        self.figures(brief=False)
+
+
+class JournalPage(Reading):
+    """Reads a journal that may grow into what the page shows.
 
     Args:
         path: the journal.
-        view: what the page shows.
     """
 
-    def __init__(self, path: Path, view: JobView) -> None:
-        self._path, self._view = path, view
-        self._growing, self._tally = Growing(path), Tally()
-        self._figures_at: Seconds = 0.0
-        self._step_s: Seconds = 0.0
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.name)
+        self._path, self._growing = path, Growing(path)
         self.over = False
         """True if nothing more will come."""
 
@@ -64,13 +102,13 @@ class JournalPage:
         else:
             with lock:
                 if self._growing.place != before:
-                    self._figures()
+                    self.figures()
                 self._say()
 
     def _stop(self, lock: AbstractContextManager[object], why: str) -> None:
         self.over = True
         with lock:
-            self._view.note("journal", why)
+            self.view.note("journal", why)
 
     def _take(self, lock: AbstractContextManager[object]) -> None:
         large = self._path.stat().st_size - self._growing.place > 1 << 20
@@ -81,24 +119,21 @@ class JournalPage:
             with lock:
                 for record in islice(records, LOCKED):
                     more = True
-                    self._tally.add(record)
-                    self._view.record(record)
-                    if record["t"] - self._figures_at >= max(1.0, self._step_s):
-                        self._figures()
+                    try:
+                        self.add(record)
+                    except UNREADABLE:
+                        self.view.unreadable()
                 if large:
-                    self._view.note("journal", f"{self._path.name} is being read, and is at {self._view.t:,.0f} s.")
+                    self.view.note("journal", f"{self._path.name} is being read, and is at {self.view.t:,.0f} s.")
             time.sleep(0)  # lets a thread that waits for the lock have it
-            # How long the whole will be is not known: the steps are longer, the more has been read.
-            self._step_s = max(self._step_s, self._view.t / FIGURES) if large else 1.0
-
-    def _figures(self) -> None:
-        self._figures_at = self._view.t
-        self._view.status(self._tally.summary(brief=True))
+        if not large:
+            self.step_s = 1.0
 
     def _say(self) -> None:
-        view = self._view
+        view = self.view
         if view.over:
             self.over = True
+            self.end()
             view.note("journal", None)
             return
         still_s = time.time() - self._path.stat().st_mtime
@@ -120,9 +155,9 @@ def show(path: Path, host: str, port: int | None, tell: Callable[[str], None]) -
     Raises:
         ConfigurationError: it is no journal, the port is in use, or the extra is not installed.
     """
-    view = JobView(path.name, live=False)
-    page = JournalPage(path, view)
+    page = JournalPage(path)
     page.first()
+    view = page.view
     secret = secrets.token_urlsafe(16)
     try:
         listener = bound(host, port, secret)

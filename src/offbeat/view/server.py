@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import secrets
 import socket
 import subprocess
@@ -31,10 +30,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from offbeat.types import Seconds
 from offbeat.view.job_view import JobView
+from offbeat.view.page import document, finite_only
 
 log = logging.getLogger(__name__)
 
-TICK_S: Final[Seconds] = 0.1
+TICK_S: Final[Seconds] = 0.25
 """Least time between two messages to a browser, in seconds."""
 QUIET_S: Final[Seconds] = 1.0
 """Time between two messages while nothing changes but the time, in seconds."""
@@ -62,7 +62,7 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_TYPES: Final = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 
 
 class Hub:
@@ -175,7 +175,7 @@ class Hub:
         try:
             text = json.dumps(message, separators=(",", ":"), allow_nan=False)
         except ValueError:  # figures of a journal that somebody has changed
-            text = json.dumps(_finite(message), separators=(",", ":"))
+            text = json.dumps(finite_only(message), separators=(",", ":"))
         return f"data: {text}\n\n".encode()
 
     async def close(self) -> None:
@@ -186,15 +186,6 @@ class Hub:
         while self.readers and time.monotonic() < deadline:
             self._came.set()
             await asyncio.sleep(TICK_S / 2)
-
-
-def _finite(value: Any) -> Any:
-    """Return a message without what JSON cannot carry."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def with_secret(app: ASGIApp, secret: str) -> ASGIApp:
@@ -240,22 +231,12 @@ def application(hub: Hub, secret: str) -> ASGIApp:
             plain = None if found is None else found.plain()
         return JSONResponse(plain, 200 if plain else 404, HEADERS)
 
-    async def lane(request: Request) -> Response:
-        try:
-            number = int(request.query_params.get("worker", ""))
-        except ValueError:
-            number = -1
-        with hub.lock:
-            plain = hub.view.lane(number)
-        return JSONResponse(plain, 200 if plain else 404, HEADERS)
-
     def advice(_: Request) -> Response:
         return Response(status_code=202 if hub.ask() else 404, headers=HEADERS)
 
     routes = [
         Route("/events", events),
         Route("/levels", levels),
-        Route("/lane", lane),
         Route("/advice", advice, methods=["POST"]),
         Route("/", asset),
         Route("/{name:path}", asset),
@@ -264,14 +245,15 @@ def application(hub: Hub, secret: str) -> ASGIApp:
 
 
 def _assets() -> dict[str, tuple[bytes, str]]:
-    """Return the page's files by name, each with its type."""
+    """Return the page and its files by name, each with its type."""
     folder = files("offbeat.view") / "assets"
-    return {
+    found = {
         file.name: (file.read_bytes(), kind)
         for place in (folder, folder / "uplot")
         for file in place.iterdir()
         if file.is_file() and (kind := _TYPES.get(file.name.rpartition(".")[2])) is not None
     }
+    return {**found, "index.html": (document().encode(), "text/html")}
 
 
 class PageServer:

@@ -1,18 +1,12 @@
 // Curves by uPlot: the small ones in the figures, and the large one of the whole job.
-
-import { colours } from "./canvas.js";
-import { figure } from "./words.js";
-
-const uPlot = window.uPlot;
-
-export class Spark {
+class Spark {
   constructor(place) {
     this.place = place;
     this.plot = null;
   }
 
   draw([times, values], { zero = false } = {}) {
-    const colour = colours()("accent");
+    const colour = css("accent");
     if (values.length < 2) return;
     const width = this.place.clientWidth;
     if (!this.plot || this.colour !== colour) {
@@ -42,11 +36,10 @@ export class Spark {
 }
 
 // The curve of one figure over the whole job: the mean, in a band from the least to the most.
-export function large(place, { t, least, mean, most }, name) {
+function large(place, { t, least, mean, most }, name) {
   place.replaceChildren();
-  const colour = colours();
-  const axis = { stroke: colour("mute"), grid: { stroke: colour("line"), width: 1 }, ticks: { stroke: colour("line") }, font: "12px system-ui" };
-  const stroke = colour("accent");
+  const axis = { stroke: css("mute"), grid: { stroke: css("line"), width: 1 }, ticks: { stroke: css("line") }, font: "12px system-ui" };
+  const stroke = css("accent");
   const options = {
     width: place.clientWidth,
     height: 230,

@@ -3,63 +3,68 @@
 from __future__ import annotations
 
 from statistics import median_low
+from typing import TYPE_CHECKING, Final
 
 from offbeat.core.leases import adds_up
+from offbeat.journal.costs import Costs
 from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
 from offbeat.report.figures import Summary, is_awaited, state_words, waiting_share
-from offbeat.report.page.bars import Plain, costs_of, mean_of, more_of, rows_of
-from offbeat.report.page.gather import Gathered
 from offbeat.report.remarks import culprits
+from offbeat.view.bars import WORDS, Plain, by_kind, mean_of, more_of
+
+if TYPE_CHECKING:
+    from offbeat.view.job_view import JobView
+
+ROWS: Final = 50
+"""Most rows of the table of workers."""
+DOING: Final = {"computing": "working", "idle": "without samples", "absent": "away"}
+"""What a worker does, where its word in a summary is another one."""
 
 
-def workers(gathered: Gathered, summary: Summary) -> Plain:
-    """Return the table of workers."""
-    shown, slow, by_worker = rows_of(gathered, summary), culprits(summary), costs_of(gathered)
+def workers(view: JobView, summary: Summary) -> Plain:
+    """Return the table of workers, those that cost most first."""
+    ordered = sorted(summary["per_worker"], key=lambda one: (-one["cost_s"], -one["deaths"], one["worker"]))
+    shown, hidden, slow = ordered[:ROWS], ordered[ROWS:], culprits(summary)
     usual = median_low([mean_of(one) for one in summary["per_worker"] if one["pushes"]] or [0.0])
     used = [fate for fate in ("folded", "carried", "dropped", "rejected") if summary["fates"][fate] or fate == "folded"]
-    stale, hosts = summary["staleness_max"] > 0, {worker.host for worker in gathered.tally.costs.workers.values()}
+    stale, hosts = summary["staleness_max"] > 0, len(set(view.hosts.values())) > 1
     steps = any(one["steps"] != one["pushes"] for one in summary["per_worker"])
-    names = ["worker", *(["host"] if len(hosts) > 1 else []), "state", "pushes", *(["steps"] if steps else [])]
-    names += [
-        "samples",
-        "busy a push",
-        "against median",
-        "waiting",
-        *used,
-        *(["staleness (versions)"] if stale else []),
-        "costs the job",
-    ]
+    parts = view.phases and any(len(_own(one)) > 1 for one in shown)
+    names = ["worker", *(["host"] if hosts else []), "state" if view.over else "now", "pushes", *(["steps"] if steps else []), "samples"]
+    names += ["busy a push", "against median", *(["most of it"] if parts else []), "waiting", *used]
+    names += [*(["staleness (versions)"] if stale else []), "costs the job"]
     rows = []
-    for one in shown[0]:
-        number, cost, mean = one["worker"], by_worker.get(one["worker"], 0.0), mean_of(one)
-        costs = gathered.tally.costs.workers.get(number)
-        rows.append(
-            {
-                "culprit": number in slow,
-                "dead": one["state"] == "dead",
-                "cells": [
-                    str(number),
-                    *([costs.host if costs else ""] if len(hosts) > 1 else []),
-                    state_words(one),
-                    f"{one['pushes']:,}",
-                    *([f"{one['steps']:,}"] if steps else []),
-                    f"{one['samples']:,}",
-                    brief(mean) if one["pushes"] else "-",
-                    f"{mean / usual:.1f}x" if usual > 0.0 and one["pushes"] else "-",
-                    share_of(waiting_share([one])),
-                    *(f"{one['fates'][fate]:,}" for fate in used),
-                    *([f"{one['staleness_mean']:.1f}, max {one['staleness_max']}"] if stale else []),
-                    f"{cost:,.1f} s" if cost >= 0.05 else "0 s",
-                ],
-            }
-        )
-    others = [by_worker.get(one["worker"], 0.0) for one in shown[1]]
-    return {"names": names, "rows": rows, "more": more_of(shown[1], f"they cost at most {max(others):,.1f} s each" if others else "")}
+    for one in shown:
+        number, cost, mean = one["worker"], one["cost_s"], mean_of(one)
+        own = _own(one)
+        most = max(own, key=lambda kind: own[kind], default="")
+        cells = [
+            *([view.hosts.get(number, "")] if hosts else []),
+            state_words(one) if view.over or one["state"] == "dead" else DOING.get(one["doing"], one["doing"]),
+            f"{one['pushes']:,}",
+            *([f"{one['steps']:,}"] if steps else []),
+            f"{one['samples']:,}",
+            brief(mean) if one["pushes"] else "-",
+            f"{mean / usual:.1f}x" if usual > 0.0 and one["pushes"] else "-",
+            *([f"{WORDS[most]} {share_of(own[most] / sum(own.values()))}" if most else "-"] if parts else []),
+            share_of(waiting_share([one])),
+            *(f"{one['fates'][fate]:,}" for fate in used),
+            *([f"{one['staleness_mean']:.1f}, max {one['staleness_max']}"] if stale else []),
+            f"{cost:,.1f} s, {percent(cost / view.seconds)}" if cost >= 0.05 and view.seconds > 0.0 else "0 s",
+        ]
+        rows.append({"worker": number, "culprit": number in slow, "cells": cells})
+    most_s = max((one["cost_s"] for one in hidden), default=0.0)
+    return {"names": names, "rows": rows, "more": more_of(hidden, f"they cost at most {most_s:,.1f} s each")}
 
 
-def deaths(gathered: Gathered, summary: Summary) -> Plain:
-    costs = gathered.tally.costs
+def _own(worker: Plain) -> dict[str, float]:
+    """Return a worker's own seconds by kind."""
+    return by_kind(worker["phases"], 1.0)
+
+
+def deaths(costs: Costs, summary: Summary) -> Plain:
+    """Return the table of deaths, of many the costliest."""
     rows: list[Plain] = []
     for number, worker in costs.workers.items():
         for death in worker.deaths:
@@ -84,7 +89,7 @@ def deaths(gathered: Gathered, summary: Summary) -> Plain:
     return {"rows": shown, "count": count, "more": max(0, count - len(shown)), "absent": absent}
 
 
-def samples(gathered: Gathered, summary: Summary) -> Plain:
+def samples(summary: Summary) -> Plain:
     """Return the account of samples: each epoch's, and that it adds up."""
     names = ["indices", "folded", "dropped", "rejected", "skipped", "unused", "kept", "brought", "returned"]
     epochs = [epoch for epoch in summary["epochs"] if epoch["pool"] == 0]

@@ -1,13 +1,14 @@
 """Keep the pushes of a job in columns, of a long job's pushes excerpts, and the shares of time of every worker: what the page draws.
 
 Memory is bounded: of more than `PUSHES_KEPT` pushes those in every second window of time stay, then those in every fourth, and so on; the
-levels (``levels.py``) have all of them.
+shares (``shares.py``) have all of them.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import deque
 from typing import Any, Final
 
 import numpy as np
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 from offbeat.core.phases import Phase
 from offbeat.journal.arrivals import Record
 from offbeat.journal.costs import spent
-from offbeat.report.page.levels import OWN, Levels
 from offbeat.report.turns import Turn, Watcher
 from offbeat.types import Seconds
+from offbeat.view.shares import OWN, Shares
 
 PUSHES_KEPT: Final = 300_000
 STRETCHES_KEPT: Final = 50_000
+CHANGES_KEPT: Final = 20_000
+"""Most pushes that a reader who follows the job is told of at once: the newest."""
 WINDOWS: Final = 256
 """In how many windows of time the pushes of a long job are kept or left out together."""
 CHUNK: Final = 1 << 15
@@ -63,7 +66,7 @@ class Steps(Watcher):
     """A watcher of a job that keeps its pushes, and shares of time."""
 
     def __init__(self) -> None:
-        self.levels = Levels()
+        self.shares = Shares()
         self.reasons = Names()
         self.kinds = Names()
         """Kinds of events that end waits."""
@@ -82,7 +85,9 @@ class Steps(Watcher):
         self._pending: dict[tuple[int, int, int], int] = {}
         """The numbers of pushes without a fate, by worker, incarnation and clock."""
         self._new = 0
-        """Pushes at the end of the columns that the levels do not have yet."""
+        """Pushes at the end of the columns that the shares do not have yet."""
+        self._changed: deque[int] = deque(maxlen=CHANGES_KEPT)
+        """The numbers of pushes that are new, or have a fate now, since `changed` was called."""
 
     def __len__(self) -> int:
         return len(self._whole) // len(WHOLE)
@@ -90,7 +95,7 @@ class Steps(Watcher):
     def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
         """Keep a push or an abandoned computation. Return its number, from 1."""
         if self._new >= CHUNK:
-            self._flush()
+            self.flush()
         number, t, worker = self.count + 1, record["t"], record["worker"]
         abandoned = record["kind"] == "abandoned"
         loss = record.get("loss")
@@ -105,6 +110,7 @@ class Steps(Watcher):
         self._real += real_row
         self.count = number
         self._new += 1
+        self._changed.append(number)
         if not abandoned:
             self._pending[worker, record["incarnation"], clock] = number
         return number
@@ -116,6 +122,7 @@ class Steps(Watcher):
             start = place * len(_REAL_ROW)
             begun, arrived = self._real[start : start + 2]
             self._real[start + len(REAL) : start + len(_REAL_ROW)] = array("d", _phases(record, arrived - begun))
+            self._changed.append(self._number(place))
 
     def settle(self, record: Record, staleness: int | None) -> None:
         """Note the fate of a push; under rules of shard scope that of its first block counts."""
@@ -137,22 +144,35 @@ class Steps(Watcher):
         for name, value in known.items():
             self._whole[place * len(WHOLE) + WHOLE.index(name)] = value
         self._real[place * len(_REAL_ROW) + REAL.index("settled")] = record["t"]
+        self._changed.append(number)
 
     def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
         """Keep a stretch of time without a push."""
-        self.levels.stretch(worker, doing, start, stop)
+        self.shares.stretch(worker, doing, start, stop)
         if len(self.stretches) < STRETCHES_KEPT:
             self.stretches.append((worker, doing, start, stop))
 
     def end(self) -> None:
-        """Take what is left into the levels."""
-        self._flush()
+        """Take what is left into the shares."""
+        self.flush()
         if self.window:
             self._select()
 
-    def columns(self) -> dict[str, Column]:
-        """Return the kept pushes, a column for each of `WHOLE` and `REAL`, and ``phases``: pushes by phases of `OWN`."""
-        whole, real = self._rows()
+    def columns(self, newest: int | None = None) -> dict[str, Column]:
+        """Return the kept pushes, or the newest, a column for each of `WHOLE` and `REAL`, and ``phases``: pushes by phases of `OWN`."""
+        return self._named(*self._rows(None if newest is None else min(newest, len(self))))
+
+    def changed(self) -> dict[str, Column]:
+        """Return, as `columns` does, the pushes that are new or have another fate since the last call."""
+        numbers = np.array(sorted(set(self._changed)), dtype=np.int64)
+        self._changed.clear()
+        first = bisect_left(range(len(self)), numbers[0], key=self._number) if len(numbers) else len(self)
+        whole, real = self._rows(len(self) - first)
+        kept = np.isin(whole[:, 0], numbers, assume_unique=True)
+        return self._named(whole[kept], real[kept])
+
+    @staticmethod
+    def _named(whole: Column, real: Column) -> dict[str, Column]:
         named = [*zip(WHOLE, whole.T, strict=True), *zip(REAL, real.T, strict=False)]
         return {**dict(named), "phases": real[:, len(REAL) :]}
 
@@ -190,11 +210,11 @@ class Steps(Watcher):
     def _number(self, place: int) -> int:
         return self._whole[place * len(WHOLE)]
 
-    def _flush(self) -> None:
-        """Take new pushes into the levels, and keep fewer if there are too many."""
+    def flush(self) -> None:
+        """Take new pushes into the shares, and keep fewer if there are too many."""
         whole, real = self._rows(self._new)
         begun, arrived, waited = real.T[:3]
-        self.levels.pushes(whole[:, WHOLE.index("worker")], begun, arrived, waited, real[:, len(REAL) :])
+        self.shares.pushes(whole[:, WHOLE.index("worker")], begun, arrived, waited, real[:, len(REAL) :])
         self._new = 0
         while len(self) > PUSHES_KEPT:
             self.thin()

@@ -9,26 +9,26 @@ import random
 import re
 import shutil
 import subprocess
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.view.page_records import unpacked
 from typer.testing import CliRunner
 
 from offbeat.cli import app
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
-from offbeat.report.page import NBYTES, render
-from offbeat.report.page.content import Source
-from offbeat.report.page.gather import Gathered
-from offbeat.report.page.levels import KINDS, Levels
-from offbeat.report.page.pack import Packed
-from offbeat.report.page.steps import Steps
 from offbeat.report.turns import Turn
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
+from offbeat.view.columns import GROWS, SIGNED, Packed
+from offbeat.view.content import Source
+from offbeat.view.of_journal import Reading
+from offbeat.view.page import NBYTES, render
+from offbeat.view.shares import KINDS, Shares
+from offbeat.view.steps import Steps
 
 SLOW = "per_worker(law='shifted_exponential(shift=0.03, scale=0.01)', factors=(1, 1, 4, 1))"
 CHROMIUM = shutil.which("chromium")
@@ -44,10 +44,10 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def page_of(path: Path) -> str:
-    records, gathered = Records(path, tolerant=True), Gathered()
-    records.feed(gathered.add)
-    gathered.end()
-    return render(gathered, Source(path.name, records.nbytes, "0" * 64, records.cut))
+    records, reading = Records(path, tolerant=True), Reading(path.name)
+    records.feed(reading.add)
+    reading.end()
+    return render(reading.view, Source(path.name, records.nbytes, "0" * 64, records.cut))
 
 
 def made(path: Path, *options: str, status: int = 0) -> tuple[str, str]:
@@ -58,36 +58,27 @@ def made(path: Path, *options: str, status: int = 0) -> tuple[str, str]:
     return out.read_text(encoding="utf-8"), done.output
 
 
-def unpacked(page: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the page's data as its scripts do."""
-    found = re.search(r'<script type="application/json" id="head">(.*?)</script>', page, re.DOTALL)
+def data_of(page: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the page's scripts read."""
+    found = re.search(r'<script type="application/json" id="message">(.*?)</script>', page, re.DOTALL)
     packed = re.search(r'id="data">([^<]*)</script>', page)
     assert found is not None and packed is not None
-    head, raw, at = json.loads(found[1]), zlib.decompress(base64.b64decode(packed[1])), 0
-    columns: dict[str, Any] = {}
-    for column in head["columns"]:
-        planes = np.frombuffer(raw, np.uint8, column["bytes"] * column["count"], at).reshape(column["bytes"], column["count"])
-        at += planes.size
-        values = sum(plane.astype(np.int64) << (8 * place) for place, plane in enumerate(planes))
-        if column["float"]:
-            values = np.ascontiguousarray(planes.T).view("<f4").ravel()
-        if column["signed"]:
-            values = np.where(values & 1, -(values >> 1) - 1, values >> 1)
-        columns[column["name"]] = np.cumsum(values) if column["grows"] else values
-    assert at == len(raw)
-    return head, columns
+    head = json.loads(found[1])
+    return head, unpacked({**head["packed"], "text": packed[1]})
 
 
 def test_columns_come_back_as_they_were() -> None:
-    packed = Packed()
-    packed.add("grows", np.array([3, 5, 900_000]), grows=True)
-    packed.add("both", np.array([-4, 0, 7]), signed=True)
+    packed = Packed(until=1.0)
+    packed.add("grows", np.array([3, 5, 900_000]), GROWS)
+    packed.add("both", np.array([-4, 0, 7]), SIGNED)
     packed.add("none", np.array([], dtype=np.int64))
-    packed.add("jumps", np.array([5, 2, 9]), grows=True, signed=True)
-    packed.add_floats("loss", np.array([0.5, np.nan, -2.0]))
-    page = f'<script type="application/json" id="head">{json.dumps({"columns": packed.columns})}</script>'
-    _, columns = unpacked(f'{page}<script id="data">{packed.text()}</script>')
+    packed.add("zeros", np.zeros(3))
+    packed.add("jumps", np.array([5, 2, 9]), GROWS | SIGNED)
+    packed.times("times", np.array([0.5, np.nan]))
+    packed.floats("loss", np.array([0.5, np.nan, -2.0]))
+    columns = unpacked(packed.plain())
     assert columns["grows"].tolist() == [3, 5, 900_000] and columns["both"].tolist() == [-4, 0, 7]
+    assert columns["none"].tolist() == [] and columns["zeros"].tolist() == [0, 0, 0] and columns["times"].tolist() == [500_000, 0]
     assert columns["jumps"].tolist() == [5, 2, 9] and columns["loss"][0] == 0.5 and np.isnan(columns["loss"][1])
 
 
@@ -98,10 +89,10 @@ def test_the_page_says_who_costs_what_and_holds_every_push(journal: Path) -> Non
     assert f"<h1>{summary['verdicts'][0]['what']}" in page and "Worker 1 died at 2.0 s" in page
     assert hashlib.sha256(journal.read_bytes()).hexdigest() in page
     assert "waiting for worker 2" in page and "waits for worker 2" in page
-    head, columns = unpacked(page)
+    head, columns = data_of(page)
     assert len(columns["number"]) == summary["pushes"] and head["workers"] == 4 and head["slow"] == [2]
     pushed = [record for record in read(journal) if record["kind"] == "pushed"]
-    assert np.abs(columns["arrived"] * head["tick"] - [record["t"] for record in pushed]).max() <= head["tick"]
+    assert np.abs(columns["arrived"] * head["packed"]["tick"] - [record["t"] for record in pushed]).max() <= head["packed"]["tick"]
     assert columns["version"].tolist() == [record["version"] for record in pushed]
     folded = columns["fate"] == head["fates"].index("folded")
     assert int(folded.sum()) == summary["fates"]["folded"]
@@ -117,7 +108,10 @@ def test_the_page_asks_nothing_of_the_network_and_runs_one_script_alone(journal:
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
     markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert not re.search(r"https?://|\ssrc=|<link|@import|url\(|\son\w+=", markup)
-    assert not re.search(r"https?://|fetch\(|XMLHttp|WebSocket|innerHTML|eval\(", script[0])
+    said, *code = re.sub(r"/\*.*?\*/", "", script[0], flags=re.DOTALL), *re.findall(r"\bfetch\([^)]*", script[0])
+    assert not re.search(r"https?://|XMLHttp|WebSocket|innerHTML|eval\(", said)
+    assert all(re.match(r"fetch\([`\"](?:levels|advice)", one) for one in code), "and the policy forbids even these"
+    assert "Copyright (c) 2022 Leon Sorokin" in script[0], "the licence of uPlot comes with it"
 
 
 def test_names_from_scripts_and_hosts_are_text(journal: Path, tmp_path: Path) -> None:
@@ -132,8 +126,8 @@ def test_names_from_scripts_and_hosts_are_text(journal: Path, tmp_path: Path) ->
     page = page_of(path)
     assert len(re.findall(r"<script\b", page)) == 3 and "<img" not in page and page.count("</title>") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
-    head, _ = unpacked(page)
-    assert any(curve["name"] == EVIL for curve in head["curves"]) and EVIL in head["hosts"][2]
+    head, _ = data_of(page)
+    assert "metric 0" in head["curves"] and EVIL in head["hosts"][2]
 
 
 def test_what_is_cut_growing_or_contradictory_is_said_and_the_rest_is_shown(journal: Path, tmp_path: Path) -> None:
@@ -164,7 +158,7 @@ def test_whatever_is_in_a_record_the_page_is_made(journal: Path, tmp_path: Path,
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
     page, said = made(path)
     assert "<h1>" in page and "Traceback" not in said and len(re.findall(r"<script\b", page)) == 3
-    unpacked(page)
+    data_of(page)
     for option in ([], ["--why", "wait"]):
         assert CliRunner().invoke(app, ["report", str(path), *option], catch_exceptions=False).exit_code == 0
 
@@ -189,18 +183,18 @@ def test_what_cannot_be_asked_for(journal: Path) -> None:
         assert done.exit_code != 0 and message in str(done.exception)
 
 
-def test_of_a_long_job_excerpts_are_kept_and_all_is_in_the_levels(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, _ = unpacked(page_of(journal))
-    monkeypatch.setattr("offbeat.report.page.steps.PUSHES_KEPT", 60)
-    head, columns = unpacked(page_of(journal))
+def test_of_a_long_job_excerpts_are_kept_and_all_is_in_the_shares(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = data_of(page_of(journal))
+    monkeypatch.setattr("offbeat.view.steps.PUSHES_KEPT", 60)
+    head, columns = data_of(page_of(journal))
     assert 0 < len(columns["number"]) <= 60 < head["pushes"] == whole["pushes"] and head["stride"] > 1
-    kept = np.floor(columns["arrived"] * head["tick"] / head["window"] + 1e-6) % head["stride"]
+    kept = np.floor(columns["arrived"] * head["packed"]["tick"] / head["window"] + 1e-6) % head["stride"]
     assert (kept == 0).mean() > 0.95, "the page draws the excerpts where they are"
 
 
 @pytest.mark.slow
 def test_memory_and_size_are_bounded_whatever_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.report.page.steps.PUSHES_KEPT", 20_000)
+    monkeypatch.setattr("offbeat.view.steps.PUSHES_KEPT", 20_000)
     steps, drawn = Steps(), np.random.default_rng(0)
     turn = Turn(incarnation=1)
     names = ("data", "forward", "backward", "own", "gc", "push")
@@ -213,21 +207,21 @@ def test_memory_and_size_are_bounded_whatever_the_length(monkeypatch: pytest.Mon
         steps.settle({"worker": number % 8, "incarnation": 1, "clock": number + 1, "fate": "folded", "version": number + 1, "t": t}, 0)
     steps.end()
     assert len(steps) <= 20_000 and steps.count == 150_000 and not steps._pending
-    assert steps.levels.totals().sum() == pytest.approx(150_000 * 0.07, rel=1e-3)
-    assert steps.levels.longest.shape[1] <= 2048
+    assert steps.shares.totals().sum() == pytest.approx(150_000 * 0.07, rel=1e-3)
+    assert steps.shares.longest.shape[1] <= 2048
 
 
-def test_levels_divide_time_among_their_parts_however_long_the_job_is() -> None:
-    levels = Levels()
+def test_shares_divide_time_among_their_parts_however_long_the_job_is() -> None:
+    shares = Shares()
     for start in (0.0, 5.0, 1e4, 1e6):
-        levels.stretch(1, "dead", start, start + 2.0)
-    levels.stretch(0, "waiting", 0.0, 1e6)
-    totals = levels.totals()
+        shares.stretch(1, "dead", start, start + 2.0)
+    shares.stretch(0, "waiting", 0.0, 1e6)
+    totals = shares.totals()
     assert totals[1, KINDS.index("dead")] == pytest.approx(8.0, rel=1e-4)
     assert totals[0, KINDS.index("wait")] == pytest.approx(1e6, rel=1e-4)
-    levels.stretch(10**9, "dead", 0.0, 1.0)
+    shares.stretch(10**9, "dead", 0.0, 1.0)
     with pytest.raises(ValueError, match="worker 1000000000 of a journal"):
-        levels.totals()
+        shares.totals()
 
 
 @pytest.mark.slow
@@ -237,7 +231,7 @@ def test_of_a_thousand_workers_a_few_have_a_row(tmp_path: Path) -> None:
     law = f"per_worker(law='shifted_exponential(shift=0.3, scale=0.02)', factors={factors})"
     simulate("bsp", Cluster(workers=1000, compute=law), Work(versions=6), journal=path)
     page = page_of(path)
-    assert "<h1>Worker 417 costs this job" in page and 'id="heat"' in page and len(page) < NBYTES / 5
+    assert "<h1>Worker 417 costs this job" in page and '"heat"' in page and len(page) < NBYTES / 5
     assert page.count("<dt") < 40 and page.count("<tr") < 60
     assert "more: a step" in page and re.search(r"worker 417 \d\d\d\.\d ms \(2\.\dx\)", page)
     done = CliRunner().invoke(app, ["report", str(path)])

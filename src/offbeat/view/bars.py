@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median_low
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from offbeat.journal.costs import LINK, QUEUED, WorkerCosts
+from offbeat.journal.costs import LINK, QUEUED, WAIT
 from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
 from offbeat.report.chosen import chosen, extent
 from offbeat.report.figures import Summary
-from offbeat.report.page.gather import Gathered
-from offbeat.report.page.levels import KIND_OF, KINDS
 from offbeat.report.remarks import culprits
 from offbeat.report.turns import ENDED_BY, NOBODY
+from offbeat.view.shares import KIND_OF, KINDS
+
+if TYPE_CHECKING:
+    from offbeat.view.job_view import JobView
 
 Plain: TypeAlias = dict[str, Any]
 
@@ -46,14 +48,14 @@ ENDERS: Final = 5
 """Workers that are named as those for whom the others waited."""
 
 
-def whole(gathered: Gathered, summary: Summary) -> Plain:
+def whole(view: JobView) -> Plain:
     """Return where all worker-seconds went: kinds of work, waiting by whom the others waited for."""
-    totals = gathered.steps.levels.totals().sum(axis=0)
+    totals = view.steps.shares.totals().sum(axis=0)
     whole = float(totals.sum()) or 1.0
     parts = [_part(kind, float(totals[place]), whole) for place, kind in enumerate(KINDS) if kind not in ("wait", "idle", "dead")]
     pushers: defaultdict[str, float] = defaultdict(float)
     others: defaultdict[str, float] = defaultdict(float)
-    for (worker, kind), (_, seconds) in sorted(gathered.waits.groups.items(), key=lambda item: -item[1][1]):
+    for (worker, kind), (_, seconds) in sorted(view.waits.groups.items(), key=lambda item: -item[1][1]):
         if kind == "pushed":
             pushers[f"for worker {worker}"] += seconds
         else:
@@ -67,18 +69,15 @@ def whole(gathered: Gathered, summary: Summary) -> Plain:
     return {"seconds": f"{whole:,.0f}" if whole >= 10 else f"{whole:.2g}", "parts": [part for part in parts if part["share"] > SMALL]}
 
 
-def steps(gathered: Gathered, summary: Summary) -> Plain:
+def steps(view: JobView, summary: Summary) -> Plain:
     """Return the mean step of each worker by phases, and its wait, and for whom."""
-    costs, shown, slow = gathered.tally.costs, rows_of(gathered, summary), culprits(summary)
-    by_worker, pairs = costs_of(gathered), gathered.waits.pairs
+    shown, slow, pairs, whole_s = rows_of(summary), culprits(summary), view.waits.pairs, view.seconds
     rows: list[Plain] = []
     for one in shown[0]:
         number = one["worker"]
-        worker = costs.workers.get(number, WorkerCosts())
-        steps = max(1, worker.steps)
-        seconds = _by_kind(worker, steps)
+        seconds = by_kind(one["phases"], _counted(view, one))
         wait_s = one["wait_s"] / max(1, one["steps"])
-        cost = by_worker.get(number, 0.0)
+        cost = one["cost_s"]
         for_whom = sorted(((seconds_, other) for (waiter, other), seconds_ in pairs.items() if waiter == number), reverse=True)
         whom = f"worker {for_whom[0][1]}" if for_whom and for_whom[0][1] != NOBODY else ""
         rows.append(
@@ -90,7 +89,7 @@ def steps(gathered: Gathered, summary: Summary) -> Plain:
                 "seconds": seconds,
                 "for": whom,
                 "for_share": percent(for_whom[0][0] / max(1e-9, one["wait_s"])) if whom else "",
-                "cost": f"{cost:,.1f} s, {percent(cost / costs.seconds)}" if costs.seconds > 0.0 and cost >= NAMED * costs.seconds else "",
+                "cost": f"{cost:,.1f} s, {percent(cost / whole_s)}" if whole_s > 0.0 and cost >= NAMED * whole_s else "",
                 "pushes": one["pushes"],
             }
         )
@@ -106,11 +105,11 @@ def steps(gathered: Gathered, summary: Summary) -> Plain:
         "rows": rows,
         "kinds": [kind for kind in WORDS if kind in kinds],
         "more": more_of(shown[1], f"a step {extent(others)}" if others else ""),
-        "together": costs.together,
+        "together": (summary["parts"] or {"mean": 0.0})["mean"] > 1.5,
     }
 
 
-def histogram(gathered: Gathered, summary: Summary) -> Plain | None:
+def histogram(summary: Summary) -> Plain | None:
     """Return how many workers have which mean step, of a job that has too many for a row each; the far ones are named."""
     means = {one["worker"]: mean_of(one) for one in summary["per_worker"] if one["pushes"]}
     if len(summary["per_worker"]) <= LANES or not means:
@@ -140,9 +139,9 @@ def histogram(gathered: Gathered, summary: Summary) -> Plain | None:
     return {"bars": found, "least": brief(least), "most": brief(most), "median": brief(median), "count": len(means), "text": text + "."}
 
 
-def staleness(gathered: Gathered, summary: Summary) -> Plain:
+def staleness(view: JobView, summary: Summary) -> Plain:
     """Return how many parts of folds had which staleness, in at most a dozen rows."""
-    counts = gathered.staleness
+    counts = view.staleness
     whole, most = sum(counts.values()), max(counts, default=0)
     width = max(1, -(-(most + 1) // 12))
     rows_by_start = {
@@ -161,21 +160,17 @@ def staleness(gathered: Gathered, summary: Summary) -> Plain:
     return {"rows": rows if most else [], "mean": f"{summary['staleness_mean']:.1f}", "most": f"{summary['staleness_max']:,}"}
 
 
-def rows_of(gathered: Gathered, summary: Summary) -> tuple[list[Plain], list[Plain]]:
-    """Return the workers that have a row, and the others."""
+def rows_of(summary: Summary) -> tuple[list[Plain], list[Plain]]:
+    """Return the workers that have a bar, and the others."""
     workers = summary["per_worker"]
-    return chosen(workers, culprits(summary), ROWS if len(workers) > 2 * ROWS else len(workers), costs_of(gathered))
+    costs = {one["worker"]: one["cost_s"] for one in workers}
+    return chosen(workers, culprits(summary), ROWS if len(workers) > 2 * ROWS else len(workers), costs)
 
 
-def lanes(gathered: Gathered, summary: Summary) -> list[int]:
+def lanes(summary: Summary) -> list[int]:
     """Return the workers that have a lane at first."""
     workers = summary["per_worker"]
-    return [one["worker"] for one in (workers if len(workers) <= LANES else rows_of(gathered, summary)[0])]
-
-
-def costs_of(gathered: Gathered) -> dict[int, float]:
-    """Return what each worker costs the job, in seconds."""
-    return {number: sum(causes.values()) for number, causes in gathered.tally.costs.by_worker().items()}
+    return [one["worker"] for one in (workers if len(workers) <= LANES else rows_of(summary)[0])]
 
 
 def _part(kind: str, seconds: float, whole: float, name: str = "", *, text: str = "") -> Plain:
@@ -190,12 +185,23 @@ def _part(kind: str, seconds: float, whole: float, name: str = "", *, text: str 
     }
 
 
-def _by_kind(worker: WorkerCosts, steps: int) -> dict[str, float]:
+def _counted(view: JobView, worker: Plain) -> float:
+    """Return of how many steps a worker's phases are known: the first push of each process, with the script's beginning, is left out."""
+    if view.costs is not None:
+        known = view.costs.workers.get(worker["worker"])
+        return max(1, known.steps if known else 0)
+    pushes: int = max(1, worker["pushes"])
+    steps: float = worker["steps"] * (pushes - worker["incarnations"]) / pushes
+    return max(1.0, steps)
+
+
+def by_kind(phases: Mapping[str, float], steps: float) -> dict[str, float]:
     """Return the mean seconds of a step by kind, without the wait."""
     found = dict.fromkeys(WORDS, 0.0)
-    for cause, seconds in worker.totals.items():
-        kind = "exchange" if cause == LINK else "queued" if cause == QUEUED else KIND_OF.get(cause, "own")
-        found[kind] += seconds / steps
+    for cause, seconds in phases.items():
+        if cause != WAIT:
+            kind = "exchange" if cause == LINK else "queued" if cause == QUEUED else KIND_OF.get(cause, "own")
+            found[kind] += seconds / steps
     return {kind: seconds for kind, seconds in found.items() if seconds > 0.0}
 
 

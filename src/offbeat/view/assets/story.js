@@ -21,11 +21,11 @@ class Story {
     return [`it was released by ${by || "an event"} of worker ${other}`];
   }
   fate(i) {
-    const c = this.p.c, fate = D.fates[c.fate[i]], reason = D.reasons[c.reason[i]], into = c.into[i] + c.version[i];
-    if (fate === "none yet") return "no fate is known of it: the journal ends before";
+    const c = this.p.c, fate = D.fates[c.fate[i]], reason = D.reasons[c.reason[i]], into = c.into[i];
+    if (fate === "none yet") return D.live ? "it has no fate yet, or was not folded" : "no fate is known of it: the journal ends before";
     if (fate === "abandoned") return "the computation was abandoned: it is no push and has no fate";
     const stale = c.staleness[i] >= 0 ? `, with a staleness of ${c.staleness[i]} version${c.staleness[i] === 1 ? "" : "s"}` : "";
-    return fate === "folded" ? `folded into version ${into}${stale}: ${reason}` : `${fate} at version ${into}: ${reason}`;
+    return fate === "folded" ? `folded into version ${into}${stale}${reason ? ": " + reason : ""}` : `${fate} at version ${into}: ${reason}`;
   }
   tell(i) {
     this.box.hidden = i < 0;
@@ -44,16 +44,14 @@ class Story {
       s.className = kind + (share < .1 ? " thin" : ""); s.style.width = 100 * share + "%"; s.textContent = s.title = `${name} ${brief(stop - start)}`; bar.append(s);
     }
     const told = parts.slice().sort((a, b) => (b[2] - b[1]) - (a[2] - a[1])).slice(0, 4).map(part => `${this.words(part[3])} ${brief(part[2] - part[1])}`).join(", ");
-    this.line(list, arrived, `it pushed ${c.samples[i] ? c.samples[i] + " samples " : ""}after ${brief(arrived - begun)}: ${told}` + (c.loss && !Number.isNaN(c.loss[i]) ? `; loss ${c.loss[i].toPrecision(4)}` : ""));
-    this.line(list, c.settled[i] ? arrived + (c.settled[i] - 1) * D.tick : arrived, this.fate(i));
+    this.line(list, arrived, `it pushed ${c.samples[i] ? c.samples[i] + " samples " : ""}after ${brief(arrived - begun)}: ${told}` + (!Number.isNaN(c.loss[i]) ? `; loss ${c.loss[i].toPrecision(4)}` : ""));
+    this.line(list, arrived + Math.max(0, c.settled[i]), this.fate(i));
     const waits = this.waits(i);
     if (waits.count) this.line(list, arrived, `it ended ${waits.count} wait${waits.count === 1 ? "" : "s"} of ${brief(waits.seconds)} together, the longest of worker ${waits.longest}`);
     const why = document.createElement("ol"), chain = this.chain(i);
     for (const [row, text] of chain) this.line(why, p.arrived(row), "because ", this.link(row), text);
-    const command = document.createElement("code");
-    command.textContent = `offbeat report ${D.name} --why push=${w}@${clock}`;
-    const note = document.createElement("p");
-    note.className = "note"; note.append("The same in a terminal: ", command);
+    const note = made("p", "The same in a terminal: ", "note");
+    note.append(made("code", `offbeat report ${D.name || "JOURNAL"} --why push=${w}@${clock}`));
     this.box.append(head, bar, list);
     if (chain.length) { const h = document.createElement("h3"); h.textContent = "What led to it"; h.style.marginTop = "8px"; this.box.append(h, why); }
     this.box.append(note);

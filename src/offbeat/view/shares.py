@@ -26,6 +26,8 @@ CELLS: Final = 1 << 19
 MOST_WORKERS: Final = 20_000
 PARTS: Final = 2048
 FEWEST: Final = 128
+FEW: Final = 20
+"""Adding so many times fewer numbers than there are cells is quicker one by one."""
 WAIT, EXCHANGE = KINDS.index("wait"), KINDS.index("exchange")
 OWN: Final = (*(name for name in PHASES if name != Phase.WAIT.label), QUEUED)
 """The phases and causes that a push has columns for: all but the wait, which the journal's own times tell."""
@@ -36,12 +38,12 @@ Reals = NDArray[np.float64]
 Wholes = NDArray[np.int64]
 
 
-class Levels:
+class Shares:
     """Seconds of each worker by kind, in parts of the time; a part becomes twice as long whenever there would be too many.
 
-    >>> levels = Levels()
-    >>> levels.stretch(0, "dead", 1.0, 3.5)
-    >>> round(float(levels.totals()[0, KINDS.index("dead")]), 3)
+    >>> shares = Shares()
+    >>> shares.stretch(0, "dead", 1.0, 3.5)
+    >>> round(float(shares.totals()[0, KINDS.index("dead")]), 3)
     2.5
     """
 
@@ -51,6 +53,8 @@ class Levels:
         """By worker, part and kind."""
         self.longest: NDArray[np.float32] = np.zeros((0, 0), dtype=np.float32)
         """By worker and part: the longest time of a push, without its wait."""
+        self._since = 0
+        """The first part that has changed since `changed_from` was called."""
         self._waiting: list[tuple[int, int, Seconds, Seconds]] = []
         """Stretches that have not been added yet."""
 
@@ -79,6 +83,12 @@ class Levels:
         if len(self._waiting) >= 4096:
             self._take()
 
+    def changed_from(self) -> int:
+        """Return the first part of the time that has changed since the last call; after a change of the parts' width, 0."""
+        self._take()
+        since, self._since = self._since, self.seconds.shape[1]
+        return since
+
     def totals(self) -> Reals:
         """Return the seconds of each worker by kind."""
         self._take()
@@ -101,6 +111,7 @@ class Levels:
         """Divide stretches among the parts of the time that they lie in."""
         start = np.maximum(start, 0.0)
         first, last = self._part(start), self._part(stop)
+        self._since = min(self._since, int(first.min(initial=self._since)))
         count = last - first + 1
         which = np.repeat(np.arange(len(worker)), count)
         within = np.arange(len(which)) - np.repeat(np.cumsum(count) - count, count)
@@ -108,7 +119,11 @@ class Levels:
         seconds = np.minimum(stop[which], (part + 1) * self.width) - np.maximum(start[which], part * self.width)
         workers, parts, kinds = self.seconds.shape
         index = (worker[which] * parts + part) * kinds + kind[which]
-        sums = np.bincount(index, weights=np.maximum(seconds, 0.0), minlength=workers * parts * kinds)
+        seconds = np.maximum(seconds, 0.0)
+        if len(index) * FEW < self.seconds.size:  # of a running job little is new each time
+            np.add.at(self.seconds.reshape(-1), index, seconds.astype(np.float32))
+            return
+        sums = np.bincount(index, weights=seconds, minlength=workers * parts * kinds)
         self.seconds += sums.reshape(self.seconds.shape).astype(np.float32)
 
     def _grow(self, workers: int, until: Seconds) -> None:
@@ -119,6 +134,7 @@ class Levels:
         old_workers, parts = self.longest.shape
         while until >= self.width * most or parts > most:
             self.width *= 2.0
+            self._since = 0
             if parts:
                 padded = np.pad(self.seconds, ((0, 0), (0, parts % 2), (0, 0)))
                 self.seconds = padded[:, 0::2] + padded[:, 1::2]
@@ -127,5 +143,6 @@ class Levels:
                 parts = self.seconds.shape[1]
         needed = min(most, max(parts, int(until / self.width) + 1))
         if (workers, needed) != (old_workers, parts):
+            self._since = self._since if workers == old_workers else 0
             self.seconds = np.pad(self.seconds, ((0, workers - old_workers), (0, needed - parts), (0, 0)))
             self.longest = np.pad(self.longest, ((0, workers - old_workers), (0, needed - parts)))
