@@ -266,14 +266,13 @@ FROM_SEAT: dict[str, dict[str, Any]] = {
 TO_TABLE: dict[str, dict[str, Any]] = {
     "begin": {},
     "step": {"gradient": True},
-    "take": {},
     "rest": {},
     "took": {"got": [[1, 3]]},
     "resume": {},
     "let": {"rank": 1, "ticket": 1},
 }
 FROM_TABLE: dict[str, dict[str, Any]] = {
-    "answer": {"n": 1, "all": 3, "own": 0.5, "sent": [[1, 1, 0.5, 0.5]], "mass": 1.0, "partner": None},
+    "answer": {"n": 1, "all": 3, "ahead": [[1, 2]], "own": 0.5, "sent": [[1, 1, 0.5, 0.5]], "mass": 1.0, "partner": None},
     "raised": {"n": 2},
     "gone": {"rank": 1},
     "fence": {"why": "declared dead"},

@@ -124,16 +124,26 @@ def test_a_round_takes_what_the_fullest_link_sends(workers: int, hosts: int | No
 
 @pytest.mark.parametrize(
     ("sync", "hosts", "turn_s"),
-    [("dpsgd", None, 1 + 2 * 2.0), ("dpsgd", 2, 1 + 2 * 2.0), ("dpsgd", 1, 1.0), ("adpsgd", None, 1 + 2 * 2.0), ("adpsgd", 1, 1.0)],
+    [
+        ("dpsgd", None, 2 * 2.0),
+        ("dpsgd", 2, 2 * 2.0),
+        ("dpsgd", 1, 1.0),
+        ("sgp", None, 1 + 2.0),
+        ("sgp(overlap=1)", None, 2.0),
+        ("sgp(overlap=2)", None, 2.0),
+        ("adpsgd", None, 1 + 2 * 2.0),
+        ("adpsgd", 1, 1.0),
+    ],
 )
 def test_neighbours_on_other_hosts_send_over_the_link(sync: str, hosts: int | None, turn_s: float, tmp_path: Path) -> None:
-    """A rank asks once it has computed. Under `dpsgd` each of four ranks has two neighbours, of which with two hosts one is on its own.
+    """Under `dpsgd` each of four ranks has two neighbours, of which with two hosts one is on its own; their parameters travel, for longer,
+    while a rank computes for a second. Under `sgp` they travel after it, with an overlap during the next steps, each behind that before.
 
-    Under `adpsgd` rank 1 is active: it sends its parameters, and gets the mean.
+    Under `adpsgd` rank 1 is active: it sends its parameters once it has computed, and gets the mean.
     """
-    _, file = run(tmp_path, sync, cluster(**SECOND | {"model_size": "2MB"}, hosts=hosts), Work(versions=20))
+    _, file = run(tmp_path, sync, cluster(**SECOND | {"model_size": "2MB"}, hosts=hosts), Work(versions=30))
     pushed = [record["t"] for record in records(file, "pushed") if record["worker"] == 1]
-    assert [after - before for before, after in pairwise(pushed[2:])] == pytest.approx([turn_s] * (len(pushed) - 3))
+    assert [after - before for before, after in pairwise(pushed[3:])] == pytest.approx([turn_s] * (len(pushed) - 4))
 
 
 def test_hosts_have_equal_numbers_of_workers() -> None:

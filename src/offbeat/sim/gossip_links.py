@@ -4,8 +4,9 @@ The cluster's ``delay`` is drawn once for each mixture: the parameters to mix in
 shared. Parameters that arrive while the rank still computes cost no time, nor does AD-PSGD's mean, which is taken beside the computation.
 ``update_s`` is the time of a rank's own optimizer step. ``push_delay`` and stopped servers have no effect.
 
-With a ``link``, parameters from other hosts take as long as their bytes need, one neighbour's after another's, once the rank has computed,
-since it asks for them in its step. AD-PSGD's mean then takes two such messages.
+With a ``link``, the parameters of a mixture that come from other hosts take as long as their bytes need, one neighbour's after another's,
+from when the last of them was shared, and behind those of the mixture before. AD-PSGD's mean takes two such messages, once the rank has
+computed.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Links(Servers):
         self._law = law.start(derived(cluster.seed, "delay"), cluster.total)
         self._mixtures = [0] * cluster.total
         self._ready: list[Seconds] = [0.0] * cluster.total
+        self._received: list[Seconds] = [0.0] * cluster.total
+        """When each rank's link has received the bytes of its latest mixture."""
         self._shared: list[dict[Clock, Seconds]] = [{} for _ in range(cluster.total)]
         self._host = cluster.host_of_worker
         self._shared_s = 0.0 if cluster.link is None else shared_s(cluster)
@@ -62,7 +65,10 @@ class Links(Servers):
             number = self._mixtures[worker]
             self._mixtures[worker] = number + 1
             apart = sum(self._host(source.worker) != self._host(worker) for source in effect.sources)
-            self._ready[worker] = max(now, last + self._law.draw(worker, number, last)) + apart * self._shared_s
+            arrived = last
+            if apart and self._shared_s:
+                arrived = self._received[worker] = max(self._received[worker], last) + apart * self._shared_s
+            self._ready[worker] = max(now, arrived + self._law.draw(worker, number, last))
         elif isinstance(effect, Pair) and self._host(effect.partner) != self._host(worker):
             self._ready[worker] = max(now, self._ready[worker]) + 2 * self._shared_s
 

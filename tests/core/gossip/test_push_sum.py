@@ -13,6 +13,7 @@ from tests.tiers import examples
 from offbeat.core.gossip.push_sum import Gossip, GossipRule
 from offbeat.core.gossip.topology import KINDS, Graph, Kind, hops
 from offbeat.policies import ADPSGD, DPSGD, SGP
+from offbeat.types import WorkerId
 
 RULES: tuple[GossipRule, ...] = (
     DPSGD(),
@@ -55,6 +56,20 @@ def test_weights_are_doubly_stochastic(count: int) -> None:
                 assert matrix.sum(axis=0) == pytest.approx(1.0)
                 if not Graph(kind, degree).bipartite or count % 2 == 0 or degree == 1:
                     assert matrix.sum(axis=1) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.spelling)
+def test_what_a_rank_asks_for_ahead_is_what_it_mixes(rule: GossipRule) -> None:
+    gossip = Gossip(rule)
+    ranks = [WorkerId(rank) for rank in range(5) if gossip.enter(WorkerId(rank)) == 0]
+    for _ in range(12):
+        ahead = [sorted(gossip.ahead(rank)) for rank in ranks]
+        mixed = [gossip.mix(rank) for rank in ranks] if rule.exchange == "average" else []
+        for rank in ranks:
+            gossip.step(rank)
+        mixed = [gossip.mix(rank) for rank in ranks] if rule.exchange == "push" else mixed
+        assert [sorted(message[:2] for message in mixture.messages) for mixture in mixed] == (ahead if mixed else [])
+        assert mixed or not any(ahead), "under pair nothing is asked for ahead"
 
 
 def test_hops_are_those_of_the_papers() -> None:

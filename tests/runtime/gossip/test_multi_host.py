@@ -39,7 +39,7 @@ class Line:
     def __init__(self, network: Network, rank: WorkerId) -> None:
         self.network, self.rank, self.peer = network, rank, rank
 
-    def send(self, *words: Any) -> None:
+    def send(self, *words: Any, lent: bool = False) -> None:
         if isinstance(words[0], int):  # a rank's
             peer, header, *content = words
             payload = memoryview(content[0].clone().numpy()).cast("B") if content and content[0] is not None else memoryview(b"")
@@ -96,9 +96,9 @@ class Network:
         if to == SEQUENCER or to in self.ranks:
             self.queues.setdefault((source, to), deque()).append(Message(dict(header), payload, ()))
 
-    def deliver(self) -> bool:
-        """Deliver the first message of one of the queues. Returns False if there is none."""
-        waiting = sorted(key for key, queue in self.queues.items() if queue)
+    def deliver(self, *, vectors: bool = True) -> bool:
+        """Deliver the first message of one of the queues. Returns False if there is none. ``vectors``: also of those between ranks."""
+        waiting = sorted(key for key, queue in self.queues.items() if queue and (vectors or SEQUENCER in key))
         if not waiting:
             return False
         source, to = self.draws.choice(waiting)
@@ -183,6 +183,40 @@ def test_ranks_come_to_what_the_pure_machine_says(rule: GossipRule, count: int) 
     torch.testing.assert_close(models, lockstep(rule, count), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("rule", [DPSGD(), SGP(overlap=1), SGP(out_degree=2, overlap=1)], ids=lambda rule: rule.spelling)
+def test_parameters_travel_while_ranks_compute(rule: GossipRule) -> None:
+    """Within a step a rank hears of server 0 alone: what it mixes is there before."""
+    network = Network(rule, 5, Random(1))
+    for rank in network.ranks:
+        network.begin(rank, torch.full((NUMEL,), float(rank), dtype=torch.float64))
+    for made in range(1, STEPS + 1):
+        network.deliver_all()  # all compute
+        for _ in range(4):
+            for rank in [rank for rank in network.ranks if network.made[rank] < made]:
+                network.step(rank, moved(rank, made))
+            while network.deliver(vectors=False):
+                pass
+        assert set(network.made.values()) == {made}
+    models = torch.stack([network.ranks[WorkerId(rank)].model for rank in range(5)])
+    torch.testing.assert_close(models, lockstep(rule, 5), rtol=1e-9, atol=1e-9)
+
+
+def test_nothing_is_asked_for_ahead_that_would_delay_what_a_step_waits_for() -> None:
+    network = Network(SGP(overlap=1), 2, Random(1))
+    for rank in network.ranks:
+        network.begin(rank, torch.zeros(NUMEL, dtype=torch.float64))
+    asked = []
+    for _ in range(2):
+        for _ in range(4):  # then the next step waits for parameters as of the step before, and those as of this step are made already
+            for rank in network.ranks:
+                network.step(rank)
+            while network.deliver(vectors=False):
+                pass
+        asked.append([message.header["n"] for message in network.queues[0, 1] if message and message.header["k"] == "want"])
+        network.deliver_all()
+    assert asked == [[1], [2]]
+
+
 @settings(max_examples=30)
 @given(seed=st.integers(0, 1 << 32), rule=st.sampled_from(RULES), count=st.integers(2, 5), deaths=st.integers(0, 4))
 def test_whoever_dies_nobody_waits_and_what_is_lost_biases_nothing(seed: int, rule: GossipRule, count: int, deaths: int) -> None:
@@ -252,9 +286,8 @@ def test_who_breaks_the_protocol_is_told_so_and_who_is_out_is_fenced() -> None:
         network.begin(WorkerId(rank), torch.zeros(NUMEL, dtype=torch.float64))
     server = network.server
     server.on_message(WorkerId(0), Message({"k": "step", "gradient": True}, memoryview(b""), ()))
-    server.on_message(WorkerId(0), Message({"k": "take"}, memoryview(b""), ()))
-    with pytest.raises(ProtocolError, match="rank 0 sent 'take' before the answer to its last request"):
-        server.on_message(WorkerId(0), Message({"k": "take"}, memoryview(b""), ()))
+    with pytest.raises(ProtocolError, match="rank 0 sent 'rest' before the answer to its last request"):
+        server.on_message(WorkerId(0), Message({"k": "rest"}, memoryview(b""), ()))
     took = Message({"k": "took", "got": [[1, 7]]}, memoryview(b""), ())
     with pytest.raises(ProtocolError, match="rank 0 sent 'took' with nothing to take"):
         server.on_message(WorkerId(0), took)
@@ -263,7 +296,7 @@ def test_who_breaks_the_protocol_is_told_so_and_who_is_out_is_fenced() -> None:
         server.on_message(WorkerId(0), took)
     asked = network.ranks[WorkerId(1)]
     with asked.lock:
-        for steps in range(1, 65):
+        for steps in range(2, 65):  # it has asked for step 1 ahead
             asked.on_message(WorkerId(0), Message({"k": "want", "n": steps}, memoryview(b""), ()))
         with pytest.raises(ProtocolError, match="rank 0 wants the parameters of more than 64 steps"):
             asked.on_message(WorkerId(0), Message({"k": "want", "n": 65}, memoryview(b""), ()))

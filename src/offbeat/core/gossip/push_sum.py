@@ -208,15 +208,21 @@ class Gossip:
 
     def behind(self, rank: WorkerId) -> tuple[WorkerId, ...]:
         """Return the ranks for which this rank must wait before it can `mix`."""
-        if self._exchange == "pair" or rank not in self._active:
-            return ()
-        steps = self._there[rank].steps
+        others, due = self._sources(rank, self._there[rank].steps)
+        return tuple(other for other in others if self._there[other].steps < due)
+
+    def ahead(self, rank: WorkerId) -> tuple[tuple[WorkerId, Clock], ...]:
+        """Return what a rank between two steps mixes at the next one, if no rank comes or goes: the senders, and as of which of their
+        steps."""
+        others, due = self._sources(rank, self._there[rank].steps + (self._exchange == "push"))
+        return tuple((other, due) for other in others)
+
+    def _sources(self, rank: WorkerId, steps: Clock) -> tuple[tuple[WorkerId, ...], Clock]:
+        """Return whose parameters this rank mixes once it has made so many steps, and as of which of their steps."""
         if self._exchange == "average":
-            return tuple(other for other in self.neighbours(rank) if self._there[other].steps < steps)
+            return self.neighbours(rank), steps
         due = steps - self._delay
-        if due < 1:
-            return ()
-        return tuple(other for other in self._at(self._edges.into, rank, due - 1) if self._there[other].steps < due)
+        return (self._at(self._edges.into, rank, due - 1) if self._exchange == "push" and due > 0 else ()), due
 
     def step(self, rank: WorkerId) -> Sent:
         """Count a rank's step; under *push*, this sends its shares. Under *average* the rank has mixed before, under *push* it mixes

@@ -96,6 +96,7 @@ class GossipRank(ABC):
             self._own.add_(moved)
         self._publish(stepped.steps)
         sources, mass = yield from self._mix("take")
+        self._request(())
         torch.div(self._own, mass, out=self.model)
         return sources
 
@@ -154,7 +155,7 @@ class GossipRank(ABC):
         """Let others have this rank's parameters as those of this step."""
 
     def _request(self, messages: Sequence[GossipMessage]) -> None:  # noqa: B027 - shared memory has them
-        """Ask for parameters that `_add` will be called for."""
+        """Ask for parameters that `_add` will be called for, and for those that the next step is going to mix."""
 
     @abstractmethod
     def _add(self, message: GossipMessage, into: torch.Tensor) -> Waiting[bool]:

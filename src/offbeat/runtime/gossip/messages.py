@@ -6,9 +6,10 @@ from functools import cache
 from typing import Any
 
 from offbeat.core.gossip.push_sum import GossipMessage, Mixture
-from offbeat.core.gossip.table import Stepped
+from offbeat.core.gossip.table import GossipTable, Stepped
 from offbeat.runtime.allreduce.multi_host.messages import KEY, RoundKinds
 from offbeat.transport.schema import Kinds, MessageSchema, fields, flag, many, maybe, number, row, text, whole
+from offbeat.types import WorkerId
 
 UNREAD_MAX = 1 << 12
 """Most messages that one rank is given at a time."""
@@ -23,7 +24,6 @@ def kinds_of(ranks: int) -> RoundKinds:
     requests = {
         "begin": MessageSchema(),
         "step": MessageSchema(fields({"gradient": flag})),
-        "take": MessageSchema(),
         "rest": MessageSchema(),
         "took": MessageSchema(fields({"got": many(row(rank, whole()), UNREAD_MAX)})),
         "resume": MessageSchema(),
@@ -31,8 +31,9 @@ def kinds_of(ranks: int) -> RoundKinds:
     }
     sent = many(row(rank, whole(), number(0.0, 1.0), number(0.0)), UNREAD_MAX)
     mixture = {"own": number(0.0, 1.0), "sent": sent, "mass": number(0.0)}
+    ahead = many(row(rank, whole()), UNREAD_MAX)
     orders = {
-        "answer": MessageSchema(fields({"n": whole(), "all": whole(), **mixture, "partner": maybe(rank)})),
+        "answer": MessageSchema(fields({"n": whole(), "all": whole(), "ahead": ahead, **mixture, "partner": maybe(rank)})),
         "raised": MessageSchema(steps),
         "gone": MessageSchema(fields({"rank": rank})),
         "fence": MessageSchema(fields({"why": text(1 << 14)})),
@@ -45,11 +46,12 @@ def kinds_of(ranks: int) -> RoundKinds:
     return RoundKinds(*(Kinds(kinds, key=KEY) for kinds in (requests, orders, between)))
 
 
-def answer(steps: int, of_all: int, mixture: Mixture = NOTHING, partner: int | None = None) -> dict[str, Any]:
+def answer(table: GossipTable, rank: WorkerId, mixture: Mixture = NOTHING, partner: WorkerId | None = None) -> dict[str, Any]:
     """Return an answer of server 0 to a rank's request."""
     own, messages, mass = mixture
-    sent = [list(message) for message in messages]
-    return {"k": "answer", "n": steps, "all": of_all, "own": own, "sent": sent, "mass": mass, "partner": partner}
+    sent, ahead = ([list(each) for each in them] for them in (messages, table.gossip.ahead(rank)))
+    about = {"n": table.gossip.steps(rank), "all": table.steps, "ahead": ahead}
+    return {"k": "answer", **about, "own": own, "sent": sent, "mass": mass, "partner": partner}
 
 
 def answered(header: Any) -> Stepped:

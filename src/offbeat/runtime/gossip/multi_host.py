@@ -6,6 +6,10 @@ of each rank answers while the first computes. One lock protects what the two th
     want -> vector, none    the parameters as of a step; they are sent as soon as the step is made, or `none` if they are not kept any more
     pair -> mean, none      the sender's parameters; the receiver replaces its own by the mean, and returns that
 
+An answer of server 0 also says what the rank's next step is going to mix if no rank comes or goes. The rank asks for that in this step, so
+that parameters travel as soon as they are made, while it computes. What the next step does not mix is discarded. Under *pair* nothing is
+asked for ahead: an average changes both ranks, and is taken of what they have when the gradient is there.
+
 What comes from a rank that is gone comes never: server 0 says so, or the connection ends, and the step goes on without it. If only the
 connection of two living ranks breaks, the two exchange nothing until one of them comes back as a new process.
 """
@@ -59,8 +63,12 @@ class MultiHostGossip(ConnectedRank, GossipRank):
         """This rank's parameters, by step."""
         self._wanted: list[tuple[WorkerId, Clock]] = []
         """Who has asked for parameters that are not made yet."""
+        self._ahead: list[tuple[WorkerId, Clock]] = []
+        """What the next step is going to mix, by the last answer: senders, and as of which of their steps."""
+        self._open: set[tuple[WorkerId, Clock]] = set()
+        """Parameters that were asked for and may still come."""
         self._got: dict[tuple[WorkerId, Clock], torch.Tensor | None] = {}
-        """Parameters that came for this step; None: they cannot be had."""
+        """Parameters that came for this step or the next; None: they cannot be had."""
         self._gone: set[WorkerId] = set()
         """Ranks that have gone since the last answer."""
         self._ended: set[WorkerId] = set()
@@ -83,6 +91,7 @@ class MultiHostGossip(ConnectedRank, GossipRank):
 
     def resume(self) -> None:
         self._run(self._asked({"k": "resume"}))
+        self._request(())
 
     def admit(self, rank: WorkerId, ticket: int) -> None:
         with self.lock:
@@ -104,14 +113,18 @@ class MultiHostGossip(ConnectedRank, GossipRank):
         with self.lock:
             self._check()
             self._answers.clear()
-            self._got.clear()
             self._connections.send(SEQUENCER, header)
+        return (yield from self._answered())
+
+    def _answered(self) -> Waiting[Stepped]:
         yield from self._await(lambda: bool(self._answers))
         return self._answers.pop(0)
 
     def _ask(self, request: Request, *arguments: bool) -> Waiting[Any]:
-        stepped = yield from self._asked({"k": request, **({"gradient": arguments[0]} if request == "step" else {})})
-        return stepped if request == "step" else stepped.mixture
+        if request == "step":
+            return (yield from self._asked({"k": "step", "gradient": arguments[0]}))
+        # After a step server 0 says without being asked what to take: a question would wait behind the bytes of what was published.
+        return (yield from self._answered() if request == "take" else self._asked({"k": request})).mixture
 
     def _took(self, mixture: Mixture, got: Sequence[GossipMessage]) -> None:
         with self.lock:
@@ -132,7 +145,7 @@ class MultiHostGossip(ConnectedRank, GossipRank):
 
     def _give(self, peer: WorkerId, steps: Clock) -> None:
         if steps in self._kept:
-            self._connections.send(peer, {"k": "vector", "n": steps}, self._kept[steps])
+            self._connections.send(peer, {"k": "vector", "n": steps}, self._kept[steps], lent=True)
         elif not self._kept or steps > max(self._kept):
             if sum(other == peer for other, _ in self._wanted) == WANTED_MAX:
                 raise ProtocolError(f"rank {peer} wants the parameters of more than {WANTED_MAX} steps that rank {self.rank} has not made")
@@ -141,14 +154,22 @@ class MultiHostGossip(ConnectedRank, GossipRank):
             self._connections.send(peer, {"k": "none", "n": steps})
 
     def _request(self, messages: Sequence[GossipMessage]) -> None:
+        # Under "push" what the next step mixes may be made already: its bytes would delay those that this step waits for.
+        ahead = [] if messages and self.rule.exchange == "push" else self._ahead
         with self.lock:
-            self._expect([message.sender for message in messages])
-            for message in messages:
-                self._connections.send(message.sender, {"k": "want", "n": message.steps})
+            for peer, steps in self._expect([*((message.sender, message.steps) for message in messages), *ahead]):
+                self._connections.send(peer, {"k": "want", "n": steps})
 
-    def _expect(self, peers: Sequence[WorkerId]) -> None:
-        """Queue what is sent to these peers until they connect: a rank may be heard of before its connection."""
-        self._connections.expect({peer for peer in peers if peer not in self._ended})
+    def _expect(self, names: Sequence[tuple[WorkerId, Clock]]) -> list[tuple[WorkerId, Clock]]:
+        """Expect parameters, by sender and step, and no others. Returns those to ask for: not asked for before, and their sender is there.
+
+        What is sent to these senders is queued until they connect: a rank may be heard of before its connection.
+        """
+        names = [name for name in names if name[0] not in self._gone | self._ended]
+        self._connections.expect({peer for peer, _ in names})
+        self._got = {name: vector for name, vector in self._got.items() if name in names}
+        asked, self._open = self._open, set(names) - self._got.keys()
+        return sorted(self._open - asked)
 
     def _add(self, message: GossipMessage, into: torch.Tensor) -> Waiting[bool]:
         vector = yield from self._fetch(message.sender, message.steps)
@@ -158,8 +179,7 @@ class MultiHostGossip(ConnectedRank, GossipRank):
 
     def _fetch(self, peer: WorkerId, steps: Clock) -> Waiting[torch.Tensor | None]:
         """Wait for what a peer was asked for. Returns None if it cannot be had."""
-
-        yield from self._await(lambda: (peer, steps) in self._got or peer in self._gone or peer in self._ended)
+        yield from self._await(lambda: (peer, steps) not in self._open)
         return self._got.get((peer, steps))
 
     def _exchange(self, stepped: Stepped, moved: torch.Tensor | None) -> Waiting[bool]:
@@ -167,8 +187,8 @@ class MultiHostGossip(ConnectedRank, GossipRank):
         if partner is not None:
             with self.lock:
                 sent, before = self._own.clone(), self._averaged
-                self._expect([partner])
-                self._connections.send(partner, {"k": "pair", "n": stepped.steps}, sent)
+                for peer, steps in self._expect([(partner, stepped.steps)]):
+                    self._connections.send(peer, {"k": "pair", "n": steps}, sent, lent=True)
             mean = yield from self._fetch(partner, stepped.steps)
         with self.lock:
             if mean is not None:
@@ -203,6 +223,7 @@ class MultiHostGossip(ConnectedRank, GossipRank):
     def on_message(self, peer: WorkerId, message: Message | None) -> None:
         if message is None:
             self._ended.add(peer)
+            self._forget(peer)
             self._wanted = [(other, steps) for other, steps in self._wanted if other != peer]
         else:
             header, nbytes = message.header, len(message.payload)
@@ -220,14 +241,21 @@ class MultiHostGossip(ConnectedRank, GossipRank):
         if kind == "answer":
             self._answers.append(answered(header))
             self._steps = header["all"]
+            self._ahead = [(sender, steps) for sender, steps in header["ahead"]]
             self._gone.clear()
         elif kind == "gone":
             self._gone.add(header["rank"])
+            self._forget(header["rank"])
         elif kind == "raised":
             if self._kept and self.rule.exchange == "average":
                 self._keep(header["n"])
         else:
             self._fence(header["why"])
+
+    def _forget(self, peer: WorkerId) -> None:
+        """Expect nothing more of a process that is gone: a next one of its rank may come to the same step, and has to be asked."""
+        self._open = {name for name in self._open if name[0] != peer}
+        self._got = {name: vector for name, vector in self._got.items() if name[0] != peer}
 
     def _on_peer(self, peer: WorkerId, kind: str, steps: Clock, payload: Any) -> None:
         if kind == "want":
@@ -239,5 +267,6 @@ class MultiHostGossip(ConnectedRank, GossipRank):
             self._own.add_(torch.frombuffer(payload, dtype=self._own.dtype)).mul_(0.5)
             self._averaged += 1
             self._connections.send(peer, {"k": "mean", "n": steps}, self._own)
-        else:
+        elif (peer, steps) in self._open:
+            self._open.discard((peer, steps))
             self._got[peer, steps] = None if kind == "none" else torch.frombuffer(payload, dtype=self._own.dtype)

@@ -1,9 +1,9 @@
 """Keep the `GossipTable` of ranks of several hosts in the coordinator's process, over connections to server 0.
 
-A rank asks for each step, and server 0 answers once the rank need not wait; the answer says whose parameters to mix. These do not come
-through here: ranks get them from each other. The table follows from what ranks ask and from what the coordinator orders, in that order.
-Both are messages to server 0, whose log has all of it: its next process comes to the same table, as for rounds
-(``runtime/allreduce/multi_host/sequenced_rounds.py``).
+A rank asks for each step, and server 0 answers once the rank need not wait; the answer says whose parameters to mix. Under *push* a second
+answer says that, once the rank need not wait for these. They do not come through here: ranks get them from each other. The table follows
+from what ranks ask and from what the coordinator orders, in that order. Both are messages to server 0, whose log has all of it: its next
+process comes to the same table, as for rounds (``runtime/allreduce/multi_host/sequenced_rounds.py``).
 
 The parameters of a rank that is gone are gone with it. Messages that it has sent, and that nobody has been given yet, are then written off.
 A rank that has been given one says what it has got, and the others are written off then: the receiver alone can know.
@@ -100,11 +100,11 @@ class SequencedGossip(RankCalls):
     # What ranks ask for.
 
     def _check_now(self, rank: WorkerId, kind: str, header: Mapping[str, Any]) -> None:
-        if kind in ("step", "take", "rest") and (rank in self._asks or rank in self._given):
+        if kind in ("step", "rest") and (rank in self._asks or rank in self._given):
             raise ProtocolError(f"rank {rank} sent {kind!r} before the answer to its last request (expected one at a time)")
         if kind == "took" and self.present(rank):
             if rank not in self._given:
-                raise ProtocolError(f"rank {rank} sent 'took' with nothing to take (expected it after an answer to 'take' or 'rest')")
+                raise ProtocolError(f"rank {rank} sent 'took' with nothing to take (expected it after an answer to 'step' or 'rest')")
             given = [[message.sender, message.steps] for message in self._given[rank].messages]
             if any(list(got) not in given for got in header["got"]):
                 raise ProtocolError(f"rank {rank} sent 'took' with got = {header['got']} (expected some of {given})")
@@ -120,11 +120,10 @@ class SequencedGossip(RankCalls):
                     table.pause(about)
         elif not table.present(rank):
             self._fence(rank, f"rank {rank} does not take part: it was declared dead, or has left")
-        elif kind == "begin":
-            self._send(rank, answer(table.gossip.steps(rank), table.steps))
-        elif kind == "resume":
-            self.order(rank, kind)
-            self._send(rank, answer(table.gossip.steps(rank), table.steps))
+        elif kind in ("begin", "resume"):
+            if kind == "resume":
+                self.order(rank, kind)
+            self._send(rank, answer(table, rank))
         elif kind == "took":
             self._take(rank, header["got"])
         else:
@@ -147,13 +146,14 @@ class SequencedGossip(RankCalls):
                 kind = header["k"]
                 if table.blocked(rank, kind) is not None:
                     continue
-                went = True
+                went, partner = True, None
                 del self._asks[rank]
                 if kind == "step":
-                    steps, mixture, partner = table.step(rank, header["gradient"])
-                    self._send(rank, answer(steps, table.steps, mixture, partner))
+                    _, mixture, partner = table.step(rank, header["gradient"])
+                    if table.exchange == "push":
+                        self._asks[rank] = {"k": "take"}
                 else:
                     mixture = table.take(rank) if kind == "take" else table.rest(rank)
                     if mixture.messages or mixture.own != 1.0:
                         self._given[rank] = mixture
-                    self._send(rank, answer(table.gossip.steps(rank), table.steps, mixture))
+                self._send(rank, answer(table, rank, mixture, partner))
