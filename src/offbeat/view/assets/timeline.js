@@ -1,5 +1,5 @@
 // The timeline: which stretch of time is shown, the lanes below each other, and what mouse and keys do.
-const LEFT = 92, RIGHT = 10, LANE = 28, GAP = 10, TOP = 24;
+const LEFT = 104, RIGHT = 10, LANE = 28, GAP = 10, TOP = 24;
 
 class Timeline {
   constructor(pushes, painter, tell) {
