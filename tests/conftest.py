@@ -6,9 +6,10 @@ the seed, and ``make test SEED=...`` repeats them; a failure prints how to repea
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,18 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("offbeat", tiers.examples(100), deadline=None, print_blob=True)
 settings.load_profile("offbeat")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the million objects of modules and tests out of all collections of garbage: each took a second, and there are hundreds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(10_000)
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

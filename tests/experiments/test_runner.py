@@ -22,6 +22,7 @@ import pytest
 from experiments.claims import MECHANISM, Claim
 from experiments.result import Row, new_figure, number, report, save
 from rich.console import Console
+from tests.faults.job import QUICK
 from tests.tiers import marked
 from typer.testing import CliRunner
 
@@ -49,7 +50,7 @@ def experiments(*arguments: str, **variables: str) -> subprocess.CompletedProces
     process = subprocess.Popen(
         command,
         cwd=CHECKOUT,
-        env={**os.environ, **variables},
+        env={**os.environ, **QUICK, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
