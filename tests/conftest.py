@@ -10,6 +10,7 @@ import gc
 import signal
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -35,6 +36,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.set_threshold(10_000)
         gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Before a commit, import no file of which everything would be left out; one that the command line names is imported."""
+    everything = all(Path(argument).name == "tests" for argument in config.args)
+    long = collection_path.suffix == ".py" and collection_path.relative_to(config.rootpath).as_posix().startswith(tiers.PROCESSES)
+    return (everything and not tiers.ALL and long and not tiers.SMOKE.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 @pytest.hookimpl(trylast=True)
