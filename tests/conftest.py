@@ -6,9 +6,11 @@ the seed, and ``make test SEED=...`` repeats them; a failure prints how to repea
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -22,6 +24,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("offbeat", tiers.examples(100), deadline=None, print_blob=True)
 settings.load_profile("offbeat")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the million objects of modules and tests out of all collections of garbage: each took a second, and there are hundreds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(10_000)
+        gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Before a commit, import no file of which everything would be left out; one that the command line names is imported."""
+    everything = all(Path(argument).name == "tests" for argument in config.args)
+    long = collection_path.suffix == ".py" and collection_path.relative_to(config.rootpath).as_posix().startswith(tiers.PROCESSES)
+    return (everything and not tiers.ALL and long and not tiers.SMOKE.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 @pytest.hookimpl(trylast=True)

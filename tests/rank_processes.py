@@ -34,7 +34,7 @@ class Ranks:
     def __init__(self, block: SharedMemory, work: Callable[..., None], *arguments: Any, ranks: Sequence[WorkerId]) -> None:
         assert isinstance(block, MemoryBlock)
         self._context = get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "pytest", "tests.rank_processes"])
+        self._context.set_forkserver_preload(["tests.faults.scripts.quick.nothing_compiled", "torch", "pytest", "tests.rank_processes"])
         self._where = f"/proc/{os.getpid()}/fd/{block.descriptor}"
         self._work, self._arguments = work, arguments
         self.pipes: dict[WorkerId, Connection] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from tests.faults.job import QUICK
 
 import offbeat
 
@@ -306,7 +308,9 @@ def test_no_class_is_more_than_two_below_its_base() -> None:
 def loaded_after(*statements: str, among: tuple[str, ...] = HEAVY) -> set[str]:
     """Which of these modules a fresh interpreter has loaded after these statements."""
     code = "\n".join(["import sys", *statements, f"print(*[m for m in {among!r} if m in sys.modules])"])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **QUICK}, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 
@@ -340,7 +344,9 @@ for module, missing in needed.items():
     except ImportError as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **QUICK}, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.stdout.splitlines() == [
         "lightning is not installed: pip install 'offbeat[lightning]'",
         "pytorch_lightning is not installed: pip install 'offbeat[lightning]'",

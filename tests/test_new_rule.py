@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.faults.job import QUICK
 
 from offbeat.core.policy import Policy
 
@@ -86,7 +87,7 @@ def section(word: str, kind: type[Policy]) -> str:
 
 def run(copy: Path, *arguments: str, **more: str) -> str:
     """Run python in the copy; return what it prints."""
-    environment = {**os.environ, **more, "PYTHONPATH": f"{copy / 'src'}{os.pathsep}{copy}"}
+    environment = {**os.environ, **more, "PYTHONPATH": os.pathsep.join((f"{copy / 'src'}", str(copy), QUICK["PYTHONPATH"]))}
     done = subprocess.run([sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
     return done.stdout

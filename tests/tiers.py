@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -31,6 +32,8 @@ PROCESSES = (
     "tests/test_pages.py",
 )
 """Tests of these take seconds each."""
+SMOKE = re.compile(r"\b(smoke|marked\()")
+"""What stands in each file of those that has a test marked *smoke*."""
 
 
 def examples(number: int, quick: int | None = None, **others: Any) -> settings:
@@ -38,10 +41,10 @@ def examples(number: int, quick: int | None = None, **others: Any) -> settings:
 
     Args:
         number: of examples. CI draws an eighth of them, at least 15.
-        quick: of examples before a commit; None: an eighth of ``number``, at least five.
+        quick: of examples before a commit; None: a sixteenth of ``number``, at least five.
         others: further settings.
     """
-    drawn = max(5, number // 8) if quick is None else quick
+    drawn = max(5, number // 16) if quick is None else quick
     if ALL:
         drawn = number if NIGHT else max(15, drawn, number // 8)
     return settings(max_examples=min(number, drawn), **others)

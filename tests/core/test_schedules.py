@@ -53,7 +53,7 @@ def test_clocks_stay_together_where_epochs_are_left_early(name: str) -> None:
     check()
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", rules)
 def test_without_faults_every_sample_is_used_exactly_once(name: str) -> None:
     @examples(some_of(name, 150), quick=10)
@@ -71,7 +71,7 @@ def test_without_faults_every_sample_is_used_exactly_once(name: str) -> None:
     check()
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", rules)
 def test_with_deaths_alone_every_sample_is_still_used(name: str) -> None:
     """As long as one worker is left: a dead worker's samples find somebody else."""
@@ -97,7 +97,7 @@ def test_what_the_dead_leave_finds_a_survivor_in_the_middle_of_its_local_steps(t
     assert report["folded"] == 2
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", rules)
 def test_a_coordinator_fed_with_the_same_inputs_says_the_same(name: str) -> None:
     """Also one that is never asked when to wake: a question changes nothing."""
@@ -115,7 +115,7 @@ def test_a_coordinator_fed_with_the_same_inputs_says_the_same(name: str) -> None
     check()
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", rules)
 def test_in_a_time_in_which_no_process_serves_nothing_is_measured(name: str) -> None:
     """Pauses between the inputs of a coordinator that is told of them change nothing: no decision, no death for silence, no timer."""

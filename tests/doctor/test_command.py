@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.faults.job import QUICK
 
 from offbeat.cli import main
 from offbeat.launch.environment import free_port
@@ -21,7 +22,12 @@ OFFBEAT = [sys.executable, "-m", "offbeat", "doctor", "--seconds", "0.1"]
 def doctor(*options: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OFFBEAT_TOKEN")}
     return subprocess.run(
-        [*OFFBEAT, *options], capture_output=True, text=True, timeout=120, env={**environment, **variables}, stdin=subprocess.DEVNULL
+        [*OFFBEAT, *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**environment, **QUICK, **variables},
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -56,6 +62,7 @@ def test_machines_measure_each_other_and_report_as_json(token: str) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, **QUICK},
     ) as serving:
         try:
             port = port_of(serving)

@@ -31,7 +31,7 @@ TRAIN = str(SCRIPTS / "train.py")
 MISTAKEN = str(SCRIPTS / "mistaken.py")
 FAULTY = str(SCRIPTS / "faulty.py")
 QUICK = {"PYTHONPATH": str(SCRIPTS / "quick")}
-"""The environment of a job whose processes import what they need of PyTorch, see ``scripts/quick/nothing_compiled.py``."""
+"""The environment of a job whose processes import what they need of PyTorch, and write their journal soon, see ``scripts/quick``."""
 WHOLE_TORCH = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 """The environment of a job whose processes import all of PyTorch."""
 WIDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Mapping[str, str]]] = {
@@ -110,6 +110,8 @@ class Job:
         self._out, self._err = folder / "out", folder / "err"
         self.mark = secrets.token_hex(8)
         self._shm_before = procfs.shared_memory()
+        self._records: list[Record] = []
+        self._read_at: tuple[int, int, int] | None = None
 
         def prepare() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
@@ -130,9 +132,15 @@ class Job:
     # Looking.
 
     def records(self) -> list[Record]:
-        """The journal so far; none while there is no whole line."""
-        with contextlib.suppress(ConfigurationError):
-            return list(read(self.journal))
+        """The journal so far; none while there is no whole line.
+
+        Tests look twenty times a second, and a job writes once: what has not changed is not read again, which took half a core.
+        """
+        with contextlib.suppress(ConfigurationError, FileNotFoundError):
+            status = self.journal.stat()
+            if self._read_at != (seen := (status.st_ino, status.st_size, status.st_mtime_ns)):
+                self._records, self._read_at = list(read(self.journal)), seen
+            return list(self._records)
         return []
 
     def processes(self) -> Iterator[psutil.Process]:

@@ -27,7 +27,7 @@ def cut_each(job: Job) -> dict[str, int]:
     return counts
 
 
-SLOW = ("--servers", "2", "--slow", "any=0.06")
+SLOW = ("--servers", "2", "--slow", "any=0.04")
 """So that it goes on while a test cuts the connections of one process after the other."""
 JOBS = {"replicas": (*SLOW, *REPLICAS), "one host": (*SLOW, "--max-restarts", "0")}
 

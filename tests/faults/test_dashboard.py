@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import socket
+import sys
 import urllib.request
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +20,13 @@ from tests.faults.job import QUICK, TRAIN, Job, Start
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'offbeat[view]'")
 
 ADDRESS = re.compile(r"^--dashboard[^:]*: (http://\S+/)$", re.MULTILINE)
+IMPATIENT = (
+    sys.executable,
+    "-c",
+    "from offbeat.launch import supervisor; supervisor.FOLLOWERS_END_S = 3.0; from offbeat.cli import main; main()",
+    "run",
+)
+"""``offbeat run`` which waits at its end for the page as long, not half a minute."""
 NAMED = """
 import sys, pathlib, torch, offbeat
 model = torch.nn.Linear(4, 1)
@@ -59,7 +67,7 @@ def page_of(job: Job) -> psutil.Process | None:
 
 def test_the_page_shows_a_running_job_and_its_end(start: Start, tmp_path: Path) -> None:
     until = tmp_path / "enough"
-    job = start("--workers", "2", "--quiet", "--dashboard", "0", TRAIN, "--until", str(until))
+    job = start("--workers", "2", "--slow", "any=0.01", "--quiet", "--dashboard", "0", TRAIN, "--until", str(until))
     url = address(job)
     job.record("fold", version=20)
     message = job.wait("figures on the page", lambda: (found := first(url))["pushes"] >= 40 and found["figures"] and found)
@@ -79,7 +87,7 @@ def test_the_page_shows_a_running_job_and_its_end(start: Start, tmp_path: Path) 
 def test_names_of_scripts_and_many_metrics_reach_the_page(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "<b>.py"
     script.write_text(NAMED)
-    job = start("--workers", "2", "--dashboard", "0", str(script), str(tmp_path / "enough"))
+    job = start("--workers", "2", "--slow", "any=0.05", "--dashboard", "0", str(script), str(tmp_path / "enough"))
     url = address(job)
     html = job.wait("metrics", lambda: (html := first(url)["html"]).get("metrics") and html)
     assert "&lt;script&gt;" in html["metrics"] and html["metrics"].count("<li>") == 32 and re.search(r"\d{3,} more names", html["metrics"])
@@ -92,7 +100,7 @@ def test_a_port_in_use_is_one_sentence(start: Start, tmp_path: Path) -> None:
     until = tmp_path / "enough"
     with closing(socket.create_server(("127.0.0.1", 0))) as other:
         port = other.getsockname()[1]
-        job = start("--workers", "2", "--dashboard", str(port), TRAIN, "--until", str(until))
+        job = start("--workers", "2", "--slow", "any=0.01", "--dashboard", str(port), TRAIN, "--until", str(until))
         job.wait("the sentence", lambda: "in use" in job.printed())
         until.touch()
         ended = job.ended()
@@ -103,7 +111,7 @@ def test_a_port_in_use_is_one_sentence(start: Start, tmp_path: Path) -> None:
 
 def test_a_killed_page_comes_back_at_its_address_and_stopped_or_unread_it_costs_nothing(start: Start, tmp_path: Path) -> None:
     until = tmp_path / "enough"
-    job = start("--workers", "2", "--dashboard", "0", TRAIN, "--until", str(until))
+    job = start("--workers", "2", "--slow", "any=0.01", "--dashboard", "0", TRAIN, "--until", str(until), command=IMPATIENT)
     url = address(job)
     page = page_of(job)
     assert page is not None

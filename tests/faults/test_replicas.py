@@ -63,7 +63,7 @@ def test_under_bsp_all_bits_are_those_of_a_job_without_the_death(start: Start, t
         follows(job, 1)
         strike(job, 0)
 
-    other, ended = end_of(start, tmp_path / "disturbed", (*THREE, "--slow", "any=0.05", *REPLICAS), disturb, *STEPS)
+    other, ended = end_of(start, tmp_path / "disturbed", (*THREE, "--slow", "any=0.04", *REPLICAS), disturb, *STEPS)
     assert [r["number"] for r in takeovers(ended.records)] == [0, 0]
     assert "server 0 killed by SIGKILL: its standby leads from now on (term 2)" in ended.out
     assert "server 0 has a new standby" in ended.out

@@ -39,13 +39,13 @@ def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, bound)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sync", FIRST)
 def test_nothing_grows_with_versions(sync: str) -> None:
-    assert grown(held(sync, 100), held(sync, 600), SLACK) == {}
+    assert grown(held(sync, 60), held(sync, 300), SLACK) == {}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("sync", FIRST)
 def test_nothing_grows_with_epochs_and_deaths(sync: str) -> None:
     def after(deaths: int) -> str:

@@ -70,7 +70,7 @@ def adds_up(records: list[Record]) -> dict[str, Any]:
     return summary
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("spelling", [spelling for spelling in SPELLINGS if rule(spelling).family != "gossip"], ids=short)
 def test_any_journal_adds_up(spelling: str) -> None:
     """Gossip has worlds of its own (``tests/core/gossip/test_ledger.py``)."""
@@ -103,7 +103,7 @@ def _fates(records: list[Record], of: Record) -> set[str]:
     return {entry["fate"] for entry in same}
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("spelling", SPELLINGS, ids=short)
 def test_a_simulated_journal_adds_up(spelling: str, tmp_path: Path) -> None:
     policy, path = rule(spelling), tmp_path / "run.jsonl"

@@ -17,7 +17,6 @@ from tests.live.harness import Job, Worker, wait
 from tests.support.same_state import same
 from tests.tiers import examples
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
@@ -187,6 +186,8 @@ def test_torch_distributed_checkpoint_saves_and_loads_the_state_of_the_servers(t
     before = run(tmp_path, "bsp", resume=None, save="half.pt", stop_at=2)
     assert all(it.optimizer.version == 2 for it in before)
     saved = read(tmp_path / "half.pt")
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict  # a second, and only here
+
     named: list[Any] = []
 
     def script(worker: Worker) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tests.live.harness import Job, Worker
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
+
+if TYPE_CHECKING:
+    from torch._dynamo.testing import CompileCounterWithBackend
 
 STEPS = 6
 
@@ -45,6 +47,8 @@ def trained(sync: str, counter: CompileCounterWithBackend | None) -> list[list[T
 
 @pytest.mark.parametrize("sync", ["bsp", "full", "ensemble(steps=3)", "ssp(staleness=2)"])
 def test_a_compiled_model_is_compiled_once_and_learns_the_same(sync: str) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # half a second, and only here
+
     counter = CompileCounterWithBackend("aot_eager")
     compiled = trained(sync, counter)
     assert counter.frame_count == 2, "each model once"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import offbeat
 
-STEPS = 40
+STEPS = 24
 CLOSE = 1e-5
 """Of a tensor's norm."""
 

@@ -30,7 +30,7 @@ PLACES = [(rule, hosts) for rule in spelled(RoundRule, where=is_whole) for hosts
 @pytest.mark.parametrize(("rule", "hosts"), [*PLACES, ("majority", HALVES), ("solo(staleness=1)", HALVES)])
 def test_every_gradient_is_in_exactly_one_round(rule: str, hosts: dict[int, str]) -> None:
     """Gradients are whole numbers, and multiples of the ranks, so that sums are exact."""
-    size, epochs = 120, 2
+    size, epochs = 64, 2
 
     def script(worker: Worker) -> tuple[int, Tensor]:
         model = nn.Linear(4, 1, bias=False)

@@ -28,6 +28,9 @@ from offbeat.runtime.ranks.worker_side import RankSession
 from offbeat.runtime.worker import siblings
 from offbeat.types import WorkerId
 
+PACE_S = 0.005
+"""Between two steps of workers that only keep a job going: at full speed they fill the journal with records, all of which are audited."""
+
 
 def together(results: list[tuple[int, list[Tensor]]]) -> None:
     """All replicas of a version are one."""
@@ -69,7 +72,7 @@ def test_one_that_dies_comes_back_with_what_the_others_have(tmp_path: Path, rule
         mine = history(training, 4)
         if worker.number == 1:
             worker.die()
-        while not back.is_set():
+        while not back.wait(PACE_S):
             mine += history(training, 1)
         results.extend(mine)
 
@@ -115,7 +118,7 @@ def test_one_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule: st
             worker.thaw()
             mine += history(training, 5)
             back.set()
-        while not back.is_set():
+        while not back.wait(PACE_S):
             mine += history(training, 1)
         results.extend(mine)
 

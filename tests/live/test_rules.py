@@ -27,7 +27,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
 
 Record = dict[str, Any]
-WORKERS, EPOCHS, SIZE, BATCH = 4, 3, 200, 5
+WORKERS, EPOCHS, SIZE, BATCH = 4, 3, 120, 5
 JOBS: dict[str, dict[str, Any]] = {
     "shm": {},
     "mixed, 2 servers": {"servers": 2, "hosts": {1: "other", 2: "third"}},

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import trim_mean
 from tests.core.scripts import served
 from tests.sim.stepped import SteppedJob
 from tests.sim.stub_worker import LR
@@ -65,6 +64,8 @@ def combined(vectors: Vector, weights: Vector, averaging: Averaging) -> Vector:
         return weights @ vectors
     if averaging.combine == "median":
         return np.asarray(np.median(vectors, axis=0))
+    from scipy.stats import trim_mean  # half a second, and few tests trim
+
     return np.asarray(trim_mean(vectors, averaging.trim, axis=0))
 
 

@@ -81,7 +81,7 @@ def carried(messages: list[Sent], bytes_per_s: float) -> None:
         pass
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(8)
 @given(MESSAGES)
 def test_messages_arrive_when_small_steps_say(messages: list[Sent]) -> None:
     carried(messages, 16.0)

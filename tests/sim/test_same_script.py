@@ -60,7 +60,7 @@ def works(sync: str) -> list[Work]:
     return [DEALT] if rule(sync).split_overlap is not None else [FREE, DEALT]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("faults", ["", RETURN])
 @pytest.mark.parametrize("sync", SETTINGS)
 def test_the_simulator_says_what_the_servers_say(sync: str, faults: str, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def by_linear_programs(flows: list[tuple[int, ...]], capacities: list[float]) ->
     return [fixed[number] for number in range(len(flows))]
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @given(networks(most=5))
 def test_a_linear_program_finds_the_same_rates(network: tuple[list[tuple[int, ...]], list[float]]) -> None:
     flows, capacities = network

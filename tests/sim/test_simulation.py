@@ -89,7 +89,7 @@ def test_a_stopped_server_answers_late(tmp_path: Path) -> None:
 # Bytes.
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sync", spelled())
 def test_the_same_seed_gives_the_same_bytes(sync: str, tmp_path: Path) -> None:
     over = cluster(

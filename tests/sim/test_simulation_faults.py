@@ -160,7 +160,7 @@ def test_a_block_may_arrive_when_its_worker_has_left(tmp_path: Path) -> None:
     assert any(left - 2.0 <= record["t"] <= left for record in records(file, "publish")), "a block is delayed by 2 s now and then"
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sync", spelled())
 @examples(10, quick=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS, seed=st.integers(0, 1000), dealt=st.booleans(), delays=st.booleans())

@@ -111,7 +111,8 @@ def test_messages_payloads_regions_and_memory_cross_many_breaks_once_and_in_orde
     assert cuts >= 5
 
 
-def test_what_the_other_end_has_is_not_kept(pair: Pair) -> None:
+def test_what_the_other_end_has_is_not_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "KEPT_FRAMES", 16)
     for n in range(40):  # four times what is kept at most
         pair.up.send({"n": n}, payload=[bytes(100_000)])
         pair.world.pump_one(pair.server)

@@ -237,7 +237,7 @@ def advised(server: PageServer) -> list[dict[str, Any]]:
 
 def test_a_reader_asks_what_other_rules_would_have_made_of_the_run_so_far(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
-    simulate("bsp", Cluster(workers=4, faults="slow worker=1 at=0 for=1000 factor=3"), Work(versions=60), journal=journal)
+    simulate("bsp", Cluster(workers=4, faults="slow worker=1 at=0 for=1000 factor=3"), Work(versions=24), journal=journal)
     journal.write_bytes(journal.read_bytes()[:-200])  # as a job writes it that runs
     with page(journal=journal) as server:
         rows = advised(server)

@@ -50,7 +50,7 @@ def bits(vector: torch.Tensor) -> bytes:
     return bytes(vector.contiguous().view(torch.uint8).tolist())
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_every_rank_ends_with_the_sum(way: str, ranks: int) -> None:
@@ -94,7 +94,7 @@ def test_an_activation_reaches_everybody_from_whoever_starts(ranks: int, seed: i
     assert played.messages <= ranks * ceil(log2(ranks)) if ranks > 1 else played.messages == 0
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_an_activation_takes_the_logarithm_of_the_ranks(ranks: int) -> None:
     for initiator in range(ranks):
@@ -103,7 +103,7 @@ def test_an_activation_takes_the_logarithm_of_the_ranks(ranks: int) -> None:
         assert played.messages == (1 << (ranks - 1).bit_length()) - 1
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_messages_elements_and_steps(ranks: int) -> None:
     """Counted, and one second for each message."""

@@ -54,7 +54,7 @@ def fits(schedule: Schedule, workers: int) -> bool:
     return False
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("same", [True, False], ids=["same ledger", "new ledger"])
 @pytest.mark.parametrize("name", SERVED)
 def test_from_any_moment_a_job_goes_on_to_its_end(name: str, same: bool) -> None:

@@ -118,7 +118,7 @@ class World:
         self.settle()
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("rules", list(itertools.product(RULES, RULES)), ids=" and ".join)
 def test_nothing_stands_still(rules: tuple[str, str]) -> None:
     for seed in range(6):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.core.drawn import shard_rules
 from tests.core.hand import Hand, names, only
 from tests.core.shard_world import ShardWorld, drawn
-from tests.tiers import examples
+from tests.tiers import ALL, examples
 
 from offbeat.core.effects import Effect, EpochEnded, Fold, Publish, Release, Settle
 from offbeat.core.events import Abandoned, Folded, Initialised, Joined, Left, Lost, PullWanted, Pushed
@@ -231,7 +231,7 @@ def test_the_listing_waits_for_ever_where_the_rule_goes_on(kind: type[PSP]) -> N
 
 def test_with_every_worker_and_every_block_it_is_bsp_fold_by_fold() -> None:
     """Whoever pushes, dies or returns in whatever order: each shard's folds are BSP's."""
-    for seed in range(200):
+    for seed in range(200 if ALL else 40):
         _beside_bsp(random.Random(seed))
 
 

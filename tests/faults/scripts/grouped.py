@@ -10,15 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import offbeat
@@ -40,6 +32,8 @@ def wrapped(inside: str) -> nn.Module:
     model = plain_model()
     if inside == "ddp":
         return DistributedDataParallel(model)
+    from torch.distributed.fsdp import fully_shard  # not for the tests that take the data from here: a second
+
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model[0], model[2]):
         fully_shard(layer, mesh=mesh)
@@ -65,15 +59,17 @@ def main() -> None:
     parser.add_argument("--clumsy", action="store_true", help="the second process makes another call than the first")
     parser.add_argument("--leave", type=Path, help="end upon an order to leave, and note in this folder after which version it was seen")
     args = parser.parse_args()
+    from torch.distributed.checkpoint import state_dict
+
     dist.init_process_group("gloo")
     model = wrapped(args.inside)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
     if args.load is not None:
         saved = torch.load(args.load) if dist.get_rank() == 0 else {"model": {}, "optimizer": {}}
-        into = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(model, saved["model"], options=into)
-        set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=into)
+        into = state_dict.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        state_dict.set_model_state_dict(model, saved["model"], options=into)
+        state_dict.set_optimizer_state_dict(model, optimizer, saved["optimizer"], options=into)
     inputs, labels = data()
     sampler = optimizer.batch_sampler(inputs, batch_size=args.batch)
     for epoch in count():
@@ -92,8 +88,8 @@ def main() -> None:
         offbeat.save(args.out / "checkpoint.pt", model=model, optimizer=optimizer, sampler=sampler)
     if args.out is not None and args.inside == "fsdp":
         state = {
-            "model": get_model_state_dict(model, options=whole),
-            "optimizer": get_optimizer_state_dict(model, optimizer, options=whole),
+            "model": state_dict.get_model_state_dict(model, options=whole),
+            "optimizer": state_dict.get_optimizer_state_dict(model, optimizer, options=whole),
         }
         if offbeat.chief():
             torch.save(state, args.out / "checkpoint.pt")

@@ -62,7 +62,7 @@ def compare(make: Callable[[], Coordinator], log: Log, seed: int) -> None:
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", rules)
 def test_a_frozen_coordinator_goes_on_as_another_does(name: str) -> None:
-    @examples(75, quick=25)
+    @examples(75, quick=8)
     @given(schedules(name), st.integers(0, 2**32))
     def check(schedule: Schedule, seed: int) -> None:
         log = World(schedule).run().log[:-1]
@@ -73,7 +73,7 @@ def test_a_frozen_coordinator_goes_on_as_another_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", shard_rules)
 def test_one_of_a_rule_of_shard_scope_does(name: str) -> None:
-    @examples(150, quick=15)
+    @examples(150, quick=6)
     @given(st.integers(0, 2**62))
     def check(seed: int) -> None:
         plan = drawn(seed, name)
@@ -86,7 +86,7 @@ def test_one_of_a_rule_of_shard_scope_does(name: str) -> None:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ROUNDS)
 def test_one_that_follows_ranks_does(name: str) -> None:
-    @examples(100, quick=15)
+    @examples(100, quick=6)
     @given(schedules(name), st.integers(0, 2**32))
     def check(schedule: Schedule, seed: int) -> None:
         def make() -> Coordinator:
@@ -120,7 +120,7 @@ def gossip_events(job: Coordinator, chance: random.Random) -> Iterator[Event]:
 @pytest.mark.parametrize("follows", [False, True])
 @pytest.mark.parametrize("name", gossip_rules)
 def test_one_of_gossip_does(name: str, follows: bool) -> None:
-    @examples(150, quick=15)
+    @examples(150, quick=6)
     @given(st.integers(0, 2**32))
     def check(seed: int) -> None:
         chance = random.Random(seed)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+from tests.faults.job import QUICK
 
 SCRIPT = """
 import os, signal
@@ -24,5 +27,5 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
 
 def test_a_signal_in_its_first_moment_does_not_end_it() -> None:
     """Before PyTorch's function that offbeat hooks runs, a fork has the handlers of its parent."""
-    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120.0)
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, **QUICK}, capture_output=True, text=True, timeout=120.0)
     assert ended.returncode == 0, ended.stderr

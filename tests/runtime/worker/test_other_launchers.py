@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tests.faults.job import QUICK
 
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.worker.other_launchers import LAUNCHERS, refuse
@@ -37,7 +38,9 @@ def test_several_processes_are_refused_and_one_is_warned(launcher: tuple[str, st
 
 @pytest.mark.parametrize(("variables", "status"), [({"RANK": "1", "WORLD_SIZE": "2"}, 1), pytest.param({}, 0, marks=pytest.mark.slow)])
 def test_a_script_ends_with_the_sentence(variables: dict[str, str], status: int) -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, **variables}, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env={**os.environ, **QUICK, **variables}, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == status, done.stderr
     if status:
         assert done.stderr.strip().splitlines()[-1].endswith("type: offbeat run --workers 2 -c"), done.stderr

@@ -22,7 +22,7 @@ from offbeat.types import WorkerId, worker_ids
 pytestmark = pytest.mark.usefixtures("a_single_thread")
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
 @pytest.mark.parametrize(
     "sync",

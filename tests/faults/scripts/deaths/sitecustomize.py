@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nothing_compiled  # type: ignore[import-not-found]  # noqa: F401
+import soon_written  # type: ignore[import-not-found]  # noqa: F401
 
 PHASES = ("initial", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
 """Version 0 is taken over; before a fold; a block has been stepped, and the fold has not ended; after a fold; some workers are released; an

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests import tiers
 from tests.rank_processes import DEADLINE_S, Ranks, until
 from tests.runtime.allreduce.one_host.processes import (
     LARGE,
@@ -34,7 +35,7 @@ from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.futex import PATIENCE_S
 from offbeat.types import WorkerId, worker_ids
 
-TORN_ROUNDS, TORN_NUMEL = int(os.environ.get("OFFBEAT_TEST_ROUNDS", "1000")), 20_000
+TORN_ROUNDS, TORN_NUMEL = 1000 if tiers.ALL else 300, 20_000
 RULES = ("solo", "majority", "first_of(m=2)", "all_of(m=3)", "quorum(q=2)", "full")
 
 
@@ -78,6 +79,7 @@ def arrivals(host: OneHostRounds, rank: int | None = None) -> int:
     return sum(entry.kind is EntryKind.ARRIVE and rank in (None, entry.rank) for entry in host.follow(0))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("word", "numel"), [*((word, SMALL) for word in RULES), ("solo", LARGE), ("majority", LARGE), ("full", LARGE)])
 def test_nothing_is_lost_and_all_see_the_same(word: str, numel: int) -> None:
     host = create(word, numel)
@@ -121,7 +123,7 @@ def test_whoever_is_killed_at_any_moment_is_not_waited_for_and_comes_back(word: 
     host = create(word, LARGE)
     chance = random.Random(0)
     with Ranks(host.block, train, 0, ranks=range(RANKS)) as ranks:
-        for _ in range(8):
+        for _ in range(8 if tiers.ALL else 3):
             victim = chance.randrange(RANKS)
             goes_on(host)
             for _ in range(chance.randrange(3000)):
@@ -216,6 +218,7 @@ def tear(rank: int, where: str, pipe: Connection) -> None:
     pipe.recv()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("numel", [SMALL, LARGE])
 def test_a_change_that_was_left_half_made_has_not_been_made(numel: int, stopped: bool) -> None:
