@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 from tests.core.hand import Hand, names, only
@@ -11,9 +12,10 @@ from tests.policies.views import StillView, contribution
 
 from offbeat.core.effects import Effect, Fold, Interrupt, Release, Settle
 from offbeat.core.events import Abandoned, Event, Lost
+from offbeat.core.policy import Contribution
 from offbeat.errors import ConfigurationError
 from offbeat.policies import Backup, rule
-from offbeat.types import Fate
+from offbeat.types import Fate, WorkerId
 
 
 class Spared(FreshOnly):
@@ -33,6 +35,28 @@ REFUSED = [
     ("backup(lr_rule=table, lr_table=2)", "lr_table must be a tuple of factors"),
     ("backup(obsolete=drop)", "obsolete must be one of push_and_wait, pull_and_wait, push_and_interrupt"),
 ]
+
+
+def test_before_a_fold_is_due_no_gradient_but_the_oldest_and_the_newest_is_looked_at() -> None:
+    """With many workers nearly every push comes before the fold: what it costs must not grow with what waits."""
+    read: list[WorkerId] = []
+
+    class Noted(dict[WorkerId, Contribution]):
+        def __getitem__(self, worker: WorkerId) -> Contribution:
+            read.append(worker)
+            return super().__getitem__(worker)
+
+        def values(self) -> NoReturn:
+            raise AssertionError("every gradient that waits was looked at")
+
+    class Waiting(StillView):
+        @property
+        def pending(self) -> Noted:
+            return Noted((c.worker, c) for c in self.pushed)
+
+    view = Waiting(dict.fromkeys(map(WorkerId, range(9)), 1), pushed=tuple(contribution(WorkerId(worker)) for worker in range(7)))
+    assert Backup(b=1).fold(view) is None
+    assert read == [0, 6]
 
 
 def test_backup_golden_history() -> None:

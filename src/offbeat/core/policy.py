@@ -361,9 +361,9 @@ def terms_of(decision: Decision) -> list[tuple[Contribution, float]]:
 
     Gradients that are sums are added up: the rule's weights, which add up to 1, are then multiplied by the number of gradients.
     """
+    if len(decision.fold) == 1:  # of rules that fold each push by itself; its factor is 1 also if it is a sum
+        return [(decision.fold[0], 1.0 if decision.weights is None else decision.weights[0])]
     weights = decision.weights or by_samples(decision.fold)
-    if len(weights) == 1:  # of rules that fold each push by itself; its factor is 1 also if it is a sum
-        return [(decision.fold[0], weights[0])]
     factor = len(weights) if decision.fold[0].sums else 1
     terms = ((c, weight * factor) for c, weight in zip(decision.fold, weights, strict=True))
     return sorted(terms, key=lambda term: place_in_sum(term[0]))

@@ -29,7 +29,7 @@ The machine has no clock, sends nothing and holds no tensors. ``now`` comes besi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
@@ -142,6 +142,8 @@ class Worker:
         """True if a newer version makes the present computation useless: the next `Stepped` gives it up."""
         self.at_once = False
         """And the script need not finish it."""
+        self.account: Callable[[Seconds, Seconds], Mapping[str, Seconds]] | None = None
+        """Says where the time before a push has gone, from its seconds of computing and the time; None: the shell adds it."""
         self._make_blocks = blocks
         self._left_behind: Incarnation = NOT_JOINED
         """The newest incarnation that was declared dead and has been given up."""
@@ -269,16 +271,16 @@ class Worker:
             return self._give_up()
         ends = work.ending and not stepped.held
         if ends or self.plan.due(work.steps, stepped.done, stepped.batches, stepped.taken):
-            return self._push()
+            return self._push(now)
         if self.blocks is not None and self.blocks.pauses(work.steps):
             self.state = State.WAITING
         return []
 
     def _hand_in(self, _: HandIn, now: Seconds, cause: RecordId) -> list[Instruction]:
         self._count(now)
-        return self._push() if self.work.steps else []
+        return self._push(now) if self.work.steps else []
 
-    def _push(self) -> list[Instruction]:
+    def _push(self, now: Seconds) -> list[Instruction]:
         work = self.work
         self.clock += 1
         push = Pushed(
@@ -292,6 +294,7 @@ class Worker:
             work.loss,
             work.steps,
             held=self.blocks.used if self.blocks is not None else (),
+            phases=self.account(work.compute_s, now) if self.account is not None else None,
         )
         if self.blocks is not None and (shard := self.blocks.pushed()) is not None:
             push = push._replace(version=push.held[shard], shard=shard, alone=True)
@@ -355,7 +358,7 @@ class Worker:
         if self.work.steps:
             # Without these leases the worker can take over what others leave undone: its script asks again.
             self._cause = cause
-            return self._push()
+            return self._push(now)
         return self._compute(None, now, cause, over=True)
 
     def _epoch_ended(self, effect: EpochEnded, now: Seconds, cause: RecordId) -> list[Instruction]:

@@ -14,6 +14,7 @@ The first push after a worker has joined is left out: it contains the beginning 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -146,8 +147,9 @@ class WorkerCosts:
 
     def cost(self, t: Seconds, seconds: Seconds, causes: Causes) -> None:
         """Divide a cost among causes in proportion."""
-        whole = sum(causes.values())
-        _add(self.causes, {cause: seconds * weight / whole for cause, weight in causes.items()})
+        whole, sums = sum(causes.values()), self.causes
+        for cause, weight in causes.items():
+            sums[cause] = sums.get(cause, 0.0) + seconds * weight / whole
         self.series.add(t, seconds)
 
 
@@ -168,7 +170,7 @@ class Costs:
     """
 
     def __init__(self) -> None:
-        self.workers: dict[int, WorkerCosts] = {}
+        self.workers: defaultdict[int, WorkerCosts] = defaultdict(WorkerCosts)
         self.began: Seconds | None = None
         """The first release."""
         self.now: Seconds = 0.0
@@ -177,19 +179,12 @@ class Costs:
 
     def add(self, record: Record) -> None:
         """Take account of the next record; kinds that say nothing of costs are passed over."""
-        handler = _HANDLERS.get(record["kind"])
-        if handler is not None:
+        if (handler := COST_HANDLERS.get(record["kind"])) is not None:
             handler(self, record)
-        if record["t"] > self.now:
-            self.now = record["t"]
-
-    def _worker(self, number: int) -> WorkerCosts:
-        if number not in self.workers:
-            self.workers[number] = WorkerCosts()
-        return self.workers[number]
+        self.now = max(self.now, record["t"])
 
     def _released(self, record: Record) -> None:
-        worker, t = self._worker(record["worker"]), record["t"]
+        worker, t = self.workers[record["worker"]], record["t"]
         if self.began is None:
             self.began = t
         worker.released_at = t
@@ -199,7 +194,7 @@ class Costs:
     def _pushed(self, record: Record) -> None:
         if record.get("shard") and not record.get("alone"):
             return
-        worker, t, host = self._worker(record["worker"]), record["t"], record.get("host")
+        worker, t, host = self.workers[record["worker"]], record["t"], record.get("host")
         seconds, waited = spent(record)
         own, woken_late_s = sum(seconds.values()), 0.0
         if "phases" in record and "held" not in record and (link := t - worker.released_at - own) > 0.0:  # with blocks no release says when
@@ -226,7 +221,8 @@ class Costs:
         worker.own_s += own
         worker.waited_s += waited
         worker.woken_late_s += woken_late_s
-        _add(worker.used, record.get("processor") or {})
+        if (processor := record.get("processor")) is not None:
+            _add(worker.used, processor)
         _add(worker.totals, seconds)
 
     def _folded(self, record: Record) -> None:
@@ -234,14 +230,17 @@ class Costs:
             return
         t, before = record["t"], self._folded_at
         self._folded_at = t
-        workers = {part["worker"]: self.workers[part["worker"]] for part in record["parts"] if part["worker"] in self.workers}
+        known = self.workers
+        workers = {number: known[number] for part in record["parts"] if (number := part["worker"]) in known}
         self.folds += 1
         self.parts += len(workers)
+        fresh = False
         for worker in workers.values():
             worker.folds += 1
-        if len(workers) < 2 or any(worker.fresh for worker in workers.values()):
+            fresh = fresh or worker.fresh
+        if len(workers) < 2 or fresh:
             return
-        arrivals = sorted((max(before, worker.pushed_at), number) for number, worker in workers.items())
+        arrivals = sorted([(max(before, worker.pushed_at), number) for number, worker in workers.items()])
         arrivals = [(min(t, at), number) for at, number in arrivals]
         if arrivals[-1][0] - arrivals[0][0] < NOTHING:
             return
@@ -255,7 +254,7 @@ class Costs:
                 worker.cost(t, share, _longer(worker.last, usual))
 
     def _changed(self, record: Record) -> None:
-        worker, t = self._worker(record["worker"]), record["t"]
+        worker, t = self.workers[record["worker"]], record["t"]
         was, worker.present = worker.present, record["state"] == "alive"
         if record["state"] == "dead" and was and worker.pushes:
             others = [other for other in self.workers.values() if other.present and other.pushes]
@@ -270,14 +269,14 @@ class Costs:
             self.workers[number] = WorkerCosts()
 
     def _granted(self, record: Record) -> None:
-        self._worker(record["worker"]).held[record["lease"]] = record["stop"] - record["start"]
+        self.workers[record["worker"]].held[record["lease"]] = record["stop"] - record["start"]
 
     def _no_more(self, record: Record) -> None:
-        self._worker(record["worker"]).held.clear()
+        self.workers[record["worker"]].held.clear()
 
     def _given_back(self, record: Record) -> None:
         for lease in record.get("leases", ()):
-            self._worker(record["worker"]).held.pop(lease, None)
+            self.workers[record["worker"]].held.pop(lease, None)
 
     def _stood_still(self, record: Record) -> None:
         for worker in self.workers.values():
@@ -290,7 +289,7 @@ class Costs:
     def _process(self, record: Record) -> None:
         if record["role"] != "worker":
             return
-        worker = self._worker(record["number"])
+        worker = self.workers[record["number"]]
         worker.host = host_in(record["detail"]) or worker.host
         if record["what"] == "lost" and worker.deaths and worker.deaths[-1].back is None:
             worker.deaths[-1].lost = True
@@ -348,7 +347,7 @@ class Costs:
         return costs
 
 
-_HANDLERS: Final[Mapping[str, Callable[[Costs, Record], None]]] = {
+COST_HANDLERS: Final[Mapping[str, Callable[[Costs, Record], None]]] = {
     "pushed": Costs._pushed,
     "release": Costs._released,
     "fold": Costs._folded,
@@ -369,10 +368,10 @@ def spent(record: Record) -> tuple[Causes, Seconds]:
     phases: Mapping[str, Seconds] | None = record.get("phases")
     if not phases:
         return {COMPUTE: record["compute_s"]}, 0.0
-    seconds = {name: value for name, value in phases.items() if name != WAIT}
-    queued = (record.get("host") or {}).get("queued_s", 0.0)
-    processor = record.get("processor")
-    if queued > 0.0 and processor:
+    seconds = dict(phases)
+    waited = seconds.pop(WAIT, 0.0)
+    host, processor = record.get("host"), record.get("processor")
+    if host and processor and (queued := host.get("queued_s", 0.0)) > 0.0:
         idle = {name: value - processor.get(name, 0.0) for name, value in seconds.items() if value > processor.get(name, 0.0)}
         whole = sum(idle.values())
         moved = min(queued, whole)
@@ -380,7 +379,7 @@ def spent(record: Record) -> tuple[Causes, Seconds]:
             for name, value in idle.items():
                 seconds[name] -= moved * value / whole
             seconds[QUEUED] = moved
-    return seconds, phases.get(WAIT, 0.0)
+    return seconds, waited
 
 
 def _add(sums: Causes, more: Mapping[str, Seconds]) -> None:
@@ -397,7 +396,7 @@ def _usual(pushes: Sequence[Causes]) -> Causes:
 
 def _longer(seconds: Causes, usual: Causes) -> Causes:
     """Return by how much each phase is longer than usual; where none is, the worker began later than others: it was on its way."""
-    found = {name: value - usual.get(name, 0.0) for name, value in seconds.items() if value - usual.get(name, 0.0) > NOTHING}
+    found = {name: longer for name, value in seconds.items() if (longer := value - usual.get(name, 0.0)) > NOTHING}
     return found or {LINK: 1.0}
 
 

@@ -180,7 +180,7 @@ class Journal:
             return cause
         self._ids = number = RecordId(self._ids + 1)
         if not self._later:
-            self._write(_numbered(item, t, number, cause, optimizer))
+            self._write(record(item, t, number, cause, optimizer))
             return number
         self._waiting.append((item, t, number, cause, optimizer))
         if len(self._waiting) >= WAITING_MAX:
@@ -198,7 +198,7 @@ class Journal:
         """Write everything that was recorded."""
         waiting, self._waiting = self._waiting, []
         for one in waiting:
-            self._write(one if isinstance(one, dict) else _numbered(*one))
+            self._write(one if isinstance(one, dict) else record(*one))
 
     def _write(self, entry: Record) -> None:
         for listener in self._listeners:
@@ -290,17 +290,6 @@ class PartOfJournal:
     def write(self, entry: Record) -> None:
         """Take one record."""
         self._journal.write({**entry, "optimizer": self._number})
-
-
-def _numbered(item: Event | Effect, t: Seconds, number: RecordId, cause: RecordId, optimizer: int) -> Record:
-    """Return the record of an event or effect, with its number, that of its cause and that of its optimizer."""
-    entry = record(item, t)
-    if optimizer:
-        entry["optimizer"] = optimizer
-    entry["id"] = number
-    if cause != NO_CAUSE:
-        entry["cause"] = cause
-    return entry
 
 
 def of_optimizer(records: Iterable[Record], number: int = 0) -> Iterator[Record]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from importlib import metadata
-from types import UnionType
-from typing import Any, Final, TypeAlias, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Final, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from offbeat.core.effects import Effect
 from offbeat.core.events import Elsewhere, Event, Heard, LeaseWanted, Returned, Stands
@@ -35,14 +35,22 @@ SPARE: Final = frozenset(
 """Fields that are left out where they have their default value: most rules have no use for them."""
 
 
-def record(item: Event | Effect, t: Seconds) -> Record:
+def record(item: Event | Effect, t: Seconds, number: int = 0, cause: int = 0, optimizer: int = 0) -> Record:
     """Return an event or effect as a record: its class name in snake case, the time, and its fields.
 
+    Its own number, that of its cause and that of its optimizer follow where they are not 0.
+
     >>> from offbeat.core.events import Joined
-    >>> record(Joined(worker=2), 1.25)
-    {'kind': 'joined', 't': 1.25, 'worker': 2}
+    >>> record(Joined(worker=2), 1.25, number=7)
+    {'kind': 'joined', 't': 1.25, 'worker': 2, 'id': 7}
     """
-    made: Record = _RECORDS[type(item)](_microseconds(t), *item)
+    made: Record = _RECORDS[type(item)](item, _microseconds(t))
+    if optimizer:
+        made["optimizer"] = optimizer
+    if number:
+        made["id"] = number
+    if cause:
+        made["cause"] = cause
     return made
 
 
@@ -56,33 +64,51 @@ def _of_event(cls: type[Any]) -> Callable[..., Record]:
     """Return the function that makes a record of a time and the fields of an event or effect."""
     assert not {"kind", "t", "id", "cause"} & set(cls._fields), cls
     kind = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-    return _maker(cls, ("t",), f"'kind': {kind!r}, 't': t, ")
+    return _maker(cls, f"'kind': {kind!r}, 't': t, ")
 
 
-def _maker(cls: type[Any], before: tuple[str, ...] = (), head: str = "") -> Callable[..., Record]:
-    """Return a function that makes a dict of the fields of a named tuple.
+def _maker(cls: type[Any], head: str = "") -> Callable[..., Record]:
+    """Return a function that makes a dict of a named tuple.
 
     Each event and effect of a job passes here. So the function is written out for its class, as named tuples' own constructors are: a loop
     over the fields takes four times as long.
     """
-    hints = get_type_hints(cls)
-    values = {name: name if _json_has(hints[name]) else f"plain[type({name})]({name})" for name in cls._fields}
+    values = {name: _source(hint, name) for name, hint in get_type_hints(cls).items()}
     spare = [name for name in cls._fields if name in SPARE and name in cls._field_defaults]
     last = cls._fields.index(spare[0]) if spare else len(cls._fields)
-    lines = [f"def make({', '.join((*before, *cls._fields))}):"]
+    lines = ["def make(item, t=0.0):"]
+    if cls._fields:
+        lines.append(f"    {', '.join(cls._fields)}, = item")
     lines.append(f"    entry = {{{head}{', '.join(f'{name!r}: {values[name]}' for name in cls._fields[:last])}}}")
     for name in cls._fields[last:]:
-        lines.append(f"    {f'if {name} != default[{name!r}]: ' if name in spare else ''}entry[{name!r}] = {values[name]}")
-    names: dict[str, Any] = {"plain": _TO_PLAIN, "default": cls._field_defaults}
+        lines.append(f"    {f'if {name} != default_{name}: ' if name in spare else ''}entry[{name!r}] = {values[name]}")
+    defaults = {f"default_{name}": value for name, value in cls._field_defaults.items()}
+    names: dict[str, Any] = {"plain": _TO_PLAIN, "inf": math.inf, **defaults}
     exec("\n".join([*lines, "    return entry"]), names)
     make: Callable[..., Record] = names["make"]
     return make
 
 
+def _source(hint: Any, name: str) -> str:
+    """Return an expression for what JSON can carry in place of the value of a field: the annotation says what there is to convert."""
+    if _json_has(hint):
+        return name
+    if hint is float:
+        return f"{name} if -inf < {name} < inf else str({name})"
+    match get_origin(hint), get_args(hint):
+        case origin, (some, none) if origin in (Union, UnionType) and none is NoneType:
+            return f"{name} if {name} is None else {_source(some, name)}"
+        case origin, (part, dots) if origin is tuple and dots is ...:
+            return f"list({name})" if _json_has(part) else f"[{_source(part, 'part')} for part in {name}]"
+        case origin, (key, part) if origin is Mapping and key is str:
+            return f"{{key: {_source(part, 'part')} for key, part in {name}.items()}}"
+    return f"plain[type({name})]({name})"
+
+
 def _json_has(hint: Any) -> bool:
     """Return whether JSON can carry any value of an annotation as it is: whole numbers, truth values, texts, and None."""
     hint = getattr(hint, "__supertype__", hint)
-    return hint in (int, bool, str, type(None)) or (isinstance(hint, UnionType) and all(map(_json_has, get_args(hint))))
+    return hint in (int, bool, str, type(None)) or (get_origin(hint) in (Union, UnionType) and all(map(_json_has, get_args(hint))))
 
 
 def _plain(value: Any) -> Any:
@@ -106,8 +132,7 @@ def _converter(cls: type[Any]) -> Callable[[Any], Any]:
     if issubclass(cls, float):
         return lambda value: value if math.isfinite(value) else str(value)
     if hasattr(cls, "_fields"):
-        make = _maker(cls)
-        return lambda value: make(*value)
+        return _maker(cls)
     if issubclass(cls, list | tuple):
         return lambda value: [_TO_PLAIN[type(part)](part) for part in value]
     if issubclass(cls, Enum):

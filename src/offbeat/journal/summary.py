@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from offbeat.journal.arrivals import FoldedSamples, JournalArrivals, Record
 from offbeat.journal.audit import Audit
-from offbeat.journal.costs import Costs
+from offbeat.journal.costs import COST_HANDLERS, Costs
 from offbeat.journal.epoch_reports import EpochReports
 from offbeat.journal.verdicts import verdicts
 from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
@@ -131,7 +131,7 @@ class Tally:
 
     def add(self, record: Record) -> None:
         """Count the next record. Kinds that are not known are passed over, as the format demands."""
-        t = record["t"]
+        kind, t, costs = record["kind"], record["t"], self.costs
         if t > self._t:
             self._t = t
         if number := record.get("optimizer", 0):
@@ -139,14 +139,16 @@ class Tally:
                 self._others[number] = Tally()
                 self._others[number].add(self._job)
             self._others[number].add({key: value for key, value in record.items() if key != "optimizer"})
-            if record["kind"] == "warning":  # the user is told whichever optimizer it is about
+            if kind == "warning":  # the user is told whichever optimizer it is about
                 self._on_warning(record)
             return
         if self._audit is not None:
             self._audit.add(record)
-        self.costs.add(record)
-        handler = _HANDLERS.get(record["kind"])
-        if handler is not None:
+        if t > costs.now:
+            costs.now = t
+        if (count := COST_HANDLERS.get(kind)) is not None:
+            count(costs, record)
+        if (handler := _HANDLERS.get(kind)) is not None:
             handler(self, record)
 
     def problems(self) -> list[str]:
@@ -238,9 +240,9 @@ class Tally:
 
     def _on_pushed(self, record: Record) -> None:
         self._blocks += 1
-        if "shard" in record and not self._shards:
-            self._shards = {shard: _Shard() for shard in range(len(record["held"]))}
-        self._samples.pushed(record)
+        if "shard" in record:
+            self._shards = self._shards or {shard: _Shard() for shard in range(len(record["held"]))}
+            self._samples.pushed(record)
         if self._arrivals.begins(record):
             self._workers[record["worker"]].pushed(record, blocks=bool(self._shards))
             if self._slowest is not None:

@@ -102,7 +102,7 @@ class WorkerTally:
         """Count a release of the worker."""
         self.incarnation = max(self.incarnation, record["incarnation"])
         self.clock = record["clock"]
-        self.batch = record.get("plan", {}).get("batch") or self.measured
+        self.batch = ((plan := record.get("plan")) and plan.get("batch")) or self.measured
         if not self.blocks:  # else parameters were asked for in the middle of an iteration, whose push will tell
             self.turn("computing", record["t"])
 

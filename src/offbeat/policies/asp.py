@@ -22,10 +22,9 @@ class OneByOne(ServerRule):
         return 1.0
 
     def fold(self, view: View) -> Decision | None:
-        first = next(iter(view.pending.values()), None)
-        if first is None:
-            return None
-        return Decision((first,), "each push is folded as it arrives", scale=self.scale(view.version - first.version))
+        for first in view.pending.values():
+            return Decision((first,), "each push is folded as it arrives", scale=self.scale(view.version - first.version))
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,14 +86,15 @@ class Backup(FirstFresh):
         stale = outdated(view)
         if stale is not None:
             return stale
-        first = fresh(view)
-        n = len(first) + view.missing
+        come = len(view.pending)
+        n = come + view.missing
         k = max(1, n - self.b)
-        if len(first) >= k:
-            return Decision(first[:k], f"the first {k} fresh gradients of {n} workers are in", scale=self.scale(k, n))
         due = self.wake_at(view)
-        if due is None or view.now < due:
+        if come < k and (due is None or view.now < due):
             return None
+        first = fresh(view)
+        if come >= k:
+            return Decision(first[:k], f"the first {k} fresh gradients of {n} workers are in", scale=self.scale(k, n))
         reason = f"{len(first)} fresh gradients of {n} workers are in, and the wait of {self.wait:.3g} s for {k} is over"
         return Decision(first, reason, scale=self.scale(len(first), n))
 

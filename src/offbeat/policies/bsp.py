@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Decision, Hold, ServerRule, View
 from offbeat.types import WorkerId
+
+OPEN: Final = Admit("the barrier is open")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,4 +47,4 @@ class BSP(ServerRule):
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         if worker in view.pending:
             return Hold(f"barrier: {view.missing} of {len(view.active)} active workers are still computing")
-        return Admit("the barrier is open")
+        return OPEN

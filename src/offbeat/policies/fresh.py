@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias, cast, get_args
 
 from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View
 from offbeat.errors import ConfigurationError
 from offbeat.types import WorkerId
 
 LrRule: TypeAlias = Literal["constant", "proportional", "table"]
+
+WAITS: Final = Hold("its gradient waits for the fold")
+OUT: Final = Admit("the newest version is out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +67,8 @@ class FirstFresh(ServerRule):
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         if worker in view.pending:
-            return Hold("its gradient waits for the fold")
-        return Admit("the newest version is out")
+            return WAITS
+        return OUT
 
 
 def fresh(view: View) -> tuple[Contribution, ...]:
@@ -75,6 +78,11 @@ def fresh(view: View) -> tuple[Contribution, ...]:
 
 def outdated(view: View) -> Decision | None:
     """Return a decision to drop the pending gradients of older versions; None if there are none."""
+    pending = cast("dict[WorkerId, Contribution]", view.pending)
+    # A fold leaves only outdated ones behind, which are dropped at once, and the ledger asks after each push: while the oldest is of the
+    # newest version, only the one that came last can be outdated.
+    if not pending or all(pending[next(ends)].version == view.version for ends in (iter(pending), reversed(pending))):
+        return None
     stale = tuple(c for c in view.pending.values() if c.version != view.version)
     return Decision((), f"computed from an older version than {view.version}", drop=stale) if stale else None
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Hold, ServerRule, View, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.asp import OneByOne
 from offbeat.types import Clock, WorkerId
+
+WITHIN: Final = Admit("within the staleness bound")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +55,11 @@ class SSP(OneByOne):
 
 def within(view: View, worker: WorkerId, bound: int) -> Admit | Hold:
     """Admit a worker at most ``bound`` iterations ahead of the slowest."""
-    lead = view.clock(worker) - view.slowest
+    clock = view.clock(worker)
+    lead = clock - view.slowest
     if lead <= bound:
-        return Admit("within the staleness bound")
-    return Hold(f"{lead} iterations ahead of the slowest worker, {bound} allowed", slowest=view.clock(worker) - bound)
+        return WITHIN
+    return Hold(f"{lead} iterations ahead of the slowest worker, {bound} allowed", slowest=clock - bound)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,8 +46,12 @@ class PhaseAccount:
             spent += part
             if part >= LEAST:
                 found[name] = round(part, 6)
-        for name, part in ((PUSH, self.push_s), (PULL, self.pull_s), (WAIT, now - self._since - (spent + self.push_s + self.pull_s))):
-            if part >= LEAST:
-                found[name] = round(part, 6)
+        if self.push_s >= LEAST:
+            found[PUSH] = round(self.push_s, 6)
+        if self.pull_s >= LEAST:
+            found[PULL] = round(self.pull_s, 6)
+        wait_s = now - self._since - (spent + self.push_s + self.pull_s)
+        if wait_s >= LEAST:
+            found[WAIT] = round(wait_s, 6)
         self._since, self._planned, self.push_s, self.pull_s = now, {}, 0.0, 0.0
         return found

@@ -66,9 +66,13 @@ class SimulatedProcess(ABC):
         self.loads: tuple[Load, ...] = ()
         """What the worker has taken meanwhile, in rules of shard scope."""
         self._account = PhaseAccount(self.queue.now) if simulation.accounts else None
+        if self._account is not None:
+            self.machine.account = self._account.take
         self._progress = SplitProgress()
         self.epoch: Epoch = 0
         """The epoch that its script is in."""
+        self._batch = simulation.work.batch_of(number)
+        """The samples of one iteration, where the plan says nothing else."""
         self._request = self._samples_of(0)
 
     # Messages of the coordinator.
@@ -141,8 +145,6 @@ class SimulatedProcess(ABC):
             assert type(instruction) is Send
             event, cause = instruction
             if type(event) is Pushed:
-                if self._account is not None:
-                    event = event._replace(phases=self._account.take(event.compute_s, self.queue.now))
                 push = event if self.simulation.content.empty else event._replace(loss=self._handed_in(event))
                 self.push(push, cause, instructions[at + 1 :])
                 return
@@ -182,7 +184,8 @@ class SimulatedProcess(ABC):
         if self._fence is not None:
             (fence, cause), self._fence = self._fence, None
             instructions = [*instructions, *self.machine.on(fence, self.queue.now, cause)]
-        self.do(instructions)
+        if instructions:
+            self.do(instructions)
 
     def ask_at(self) -> Seconds:
         """Return when this process can request samples."""
@@ -204,7 +207,7 @@ class SimulatedProcess(ABC):
     def _samples_of(self, epoch: Epoch) -> SamplesWanted:
         """Return the request for samples of one epoch; one object serves all its batches."""
         work = self.simulation.work
-        return SamplesWanted(0, epoch, work.samples, work.batch_of(self.number), deal=work.deal)
+        return SamplesWanted(0, epoch, work.samples, self._batch, deal=work.deal)
 
     def _when_it_can(self, action: Callable[[], None], serial: int = 0) -> None:
         if serial not in (0, self.due):
@@ -266,7 +269,7 @@ class SimulatedProcess(ABC):
     def _iterate(self, begin: Seconds, grant: Grant | None) -> Seconds:
         """Begin one iteration at this time, add it to the next push, and return when it ends."""
         simulation, iteration = self.simulation, self.iteration
-        batch = self.machine.plan.batch or simulation.work.batch_of(self.number)
+        batch = self.machine.plan.batch or self._batch
         self.iteration = iteration + 1
         if grant is None:
             samples = batch

@@ -45,7 +45,8 @@ class Contributions:
         if self._ledger.begins(event):
             self._work.resume(worker, now)
             self._progress.count(worker, event.steps, event.place)
-            refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
+            if event.leases:
+                refusal = self._epochs.claim(event, self._ledger.clock(worker) + 1)
             if event.nonfinite is not None:
                 refusal = f"gradient not finite in {event.nonfinite}"
             self._epochs.measure(event)

@@ -134,8 +134,6 @@ class Epochs:
 
         ``clock`` is the worker's after the push: with it the fate of the contribution will be told.
         """
-        if not push.leases:
-            return None
         if not self._leases.valid(push.worker, push.leases):
             return "its samples have gone to another worker"
         self._leases.submit(push.leases)

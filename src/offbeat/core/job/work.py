@@ -33,7 +33,8 @@ class JobWork:
 
     def deal(self, now: Seconds) -> None:
         """Deal free samples to workers that wait for some, and end the epochs that have nothing more to wait for."""
-        self._dealt(self.epochs.deal(now), now)
+        if self.epochs.idle or self.barriers.waiting:
+            self._dealt(self.epochs.deal(now), now)
 
     def want(self, event: LeaseWanted | EpochWanted, now: Seconds) -> None:
         """Answer a participant that asks for samples, or for the end of an epoch."""
