@@ -123,7 +123,7 @@ class Auditor:
             f"{left} of worker {event.worker} have no fate"
         )
         self._paused.pop(event.worker, None)
-        named = [e.clock for e in effects if isinstance(e, Settle | Gather) and (e.worker, e.incarnation) == (event.worker, event.incarnation)]
+        named = [one.clock for one in effects if isinstance(one, Settle | Gather) and one[:2] == (event.worker, event.incarnation)]
         clock = max(named, default=self.ledger.clock(event.worker))  # the ledger's may have been raised, after a change of the rule
         self.open[event.worker, event.incarnation, clock] = event
 

@@ -74,21 +74,23 @@ class Auto(ServerRule):
     """Begin as `BSP`; change rule or setting at a fold once another has been predicted to be better ``patience`` times in succession.
 
     After every two turns of each worker the turns of the last ``window`` of the fastest are replayed under each candidate; see
-    `replayed`. A candidate's progress is ``sqrt(gradients/s * steps/s)``. The candidates, the gentlest first:
+    `replayed`. Where four turns of a worker were all longer, or all shorter, by ``gain`` than eight or more before, the window begins with
+    them. A candidate's progress is ``sqrt(gradients/s * steps/s)``. The candidates, the gentlest first:
 
-    - *exact*: ``backup(b)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share of the gradients;
+    - *exact*: ``backup(b, lr_rule=sqrt)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share;
     - *biased*: the same without that condition, and ``rennala(batch=n)``: nothing is stale, and a slow worker may weigh nothing;
-    - *stale*: ``ssp(staleness=3)``;
+    - *stale*: ``ssp(staleness=3)``, ``dssp`` and ``elastic``;
     - ``asp`` (with ``allow=any`` only).
 
     The best of a kind is chosen if it makes ``gain`` times as much as the best of the gentler ones. A rule is left for one at least as
     gentle once it makes less than ``(1 + gain) / 2`` times as much. From a stale rule to a fresh one a gradient of each worker is lost,
-    which counts against the change. A change back to the rule before takes twice the patience, a next one four times, at most eight.
+    which counts against the change. A prediction of ``gain`` squared counts twice. A change back to the rule before takes twice the
+    patience, a next one four times, at most eight.
 
-    The script's rate is the one for bsp. It stays under rules that fold at least half of the gradients; where each gradient is a step,
-    it is divided by 2n, see docs/learning-rates.md, and so is the step in the prediction. Smaller batches are no candidates. Nor are
-    rules that exchange parameters or decide per shard, which a job cannot take up in its midst, and ``dbw``, which needs norms that
-    servers measure at each fold.
+    The script's rate is the one for bsp. A fold of k of n gradients has sqrt(k / n) of it; where each gradient is a step, it is divided by
+    2n, see docs/learning-rates.md; and so is the step in the prediction. Batches below n / 2 are no candidates. Nor are rules
+    that exchange parameters or decide per shard, which a job cannot take up in its midst, and ``dbw``, which needs norms that servers
+    measure at each fold.
 
     Source: none; the kinds and the gain are those of ``offbeat advise``.
 
@@ -117,7 +119,7 @@ class Auto(ServerRule):
     gain: float = 1.1
     """How many times the progress of a gentler rule is worth a change; at least 1."""
     patience: int = 3
-    """How many predictions in succession must agree before a change; at least 1."""
+    """How many predictions in succession must agree before a change, of which those of ``gain`` squared count twice; at least 1."""
     window: int = 32
     """Over how many turns of the fastest worker is looked back; at least 4."""
 
