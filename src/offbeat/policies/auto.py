@@ -36,7 +36,7 @@ LEAST_TURNS: Final = 4
 BETWEEN: Final = 2
 """Turns of each worker between two predictions, on average."""
 BEFORE: Final = 8
-"""Turns of a worker that are compared with its last four: that all of these are longer by chance happens once in 495 times."""
+"""Turns of a worker that are compared with its last four: that these are all longer, or all shorter, by chance happens twice in 495 times."""
 LONG_STAY: Final = 8
 """After so many times ``patience`` predictions under one rule, earlier returns are forgotten."""
 MOST_RETURNS: Final = 3
@@ -271,7 +271,7 @@ def _choices(turns: Turns, longer: Turns, rule: Auto, now: ServerRule) -> Iterat
     most = 0.0
     for b in (0, *(1 << i for i in range(n.bit_length()) if 1 << i <= n // 2)):
         if (outlook := first_fresh(turns, n - b, pushes)) is not None:
-            shares = outlook if turns == longer else first_fresh(longer, n - b, sum(map(len, longer)))
+            shares = outlook if turns is longer else first_fresh(longer, n - b, sum(map(len, longer)))
             kind: Kind = "exact" if not b or shares is None or shares.fair(FAIR) else "biased"
             most = max(most, outlook.progress) if kind in allowed else most
             yield Choice(Backup(b=b, lr_rule="sqrt") if b else BARRIER, kind, outlook, n - b)
