@@ -16,7 +16,7 @@ WHILE: Final = f"windows(law='{STEADY}', worker=0, begin=100, end=300, factor=4)
 TIME_S: Final = 600.0
 CLAIMS: Final = mechanism(
     Claim(row="nobody slow: changes", at_most=0, why="nothing gains a tenth"),
-    Claim(row="one slow: rule", says="backup(lr_rule=sqrt, b=1)", why="it is the one to leave out"),
+    Claim(row="one slow: rule", says="backup(b=1)", why="it is the one to leave out"),
     Claim(
         row="one slow: versions before the change",
         at_least=6,
@@ -24,7 +24,7 @@ CLAIMS: Final = mechanism(
         why="two predictions of a great gain, two turns apart, the first after four",
     ),
     Claim(row="one slow, exact: changes", at_most=0, why="the slow worker would weigh nothing"),
-    Claim(row="slow for 200 s: rules", says="backup(lr_rule=sqrt, b=1), bsp", why="it goes back when the slowness is over"),
+    Claim(row="slow for 200 s: rules", says="backup(b=1), bsp", why="it goes back when the slowness is over"),
 )
 
 

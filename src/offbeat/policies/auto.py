@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from offbeat.core.about import About, Row
@@ -15,7 +14,7 @@ from offbeat.policies.backup import Backup
 from offbeat.policies.elastic import ElasticBSP
 from offbeat.policies.fresh import number, one_of
 from offbeat.policies.rennala import Rennala
-from offbeat.policies.replayed import SINGLE, Outlook, Turns, first_fresh, nobody_waits, one_by_one
+from offbeat.policies.replayed import SINGLE, Outlook, Turns, first_fresh, nobody_waits, one_by_one, part_of_rate
 from offbeat.policies.ssp import DSSP, SSP
 from offbeat.types import Seconds, Version, WorkerId
 
@@ -36,7 +35,7 @@ LEAST_TURNS: Final = 4
 BETWEEN: Final = 2
 """Turns of each worker between two predictions, on average."""
 BEFORE: Final = 8
-"""Turns of a worker that are compared with its last four: that these are all longer, or all shorter, by chance happens twice in 495 times."""
+"""Turns of a worker that are compared with its last four: by chance these are all longer, or all shorter, twice in 495 times."""
 LONG_STAY: Final = 8
 """After so many times ``patience`` predictions under one rule, earlier returns are forgotten."""
 MOST_RETURNS: Final = 3
@@ -77,7 +76,7 @@ class Auto(ServerRule):
     `replayed`. Where four turns of a worker were all longer, or all shorter, by ``gain`` than eight or more before, the window begins with
     them. A candidate's progress is ``sqrt(gradients/s * steps/s)``. The candidates, the gentlest first:
 
-    - *exact*: ``backup(b, lr_rule=sqrt)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share;
+    - *exact*: ``backup(b)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share;
     - *biased*: the same without that condition, and ``rennala(batch=n)``: nothing is stale, and a slow worker may weigh nothing;
     - *stale*: ``ssp(staleness=3)``, ``dssp`` and ``elastic``;
     - ``asp`` (with ``allow=any`` only).
@@ -87,8 +86,9 @@ class Auto(ServerRule):
     which counts against the change. A prediction of ``gain`` squared counts twice. A change back to the rule before takes twice the
     patience, a next one four times, at most eight.
 
-    The script's rate is the one for bsp. A fold of k of n gradients has sqrt(k / n) of it; where each gradient is a step, it is divided by
-    2n, see docs/learning-rates.md; and so is the step in the prediction. Batches below n / 2 are no candidates. Nor are rules
+    The script's rate is the one for bsp. A fold of k of n gradients has sqrt(k / n) of it where that is less than three quarters
+    (``lr_rule=sqrt``); where each gradient is a step, it is divided by 2n, see docs/learning-rates.md. A step with a part of the rate
+    counts as that part in the prediction. Batches below n / 2 are no candidates. Nor are rules
     that exchange parameters or decide per shard, which a job cannot take up in its midst, and ``dbw``, which needs norms that servers
     measure at each fold.
 
@@ -274,7 +274,7 @@ def _choices(turns: Turns, longer: Turns, rule: Auto, now: ServerRule) -> Iterat
             shares = outlook if turns is longer else first_fresh(longer, n - b, sum(map(len, longer)))
             kind: Kind = "exact" if not b or shares is None or shares.fair(FAIR) else "biased"
             most = max(most, outlook.progress) if kind in allowed else most
-            yield Choice(Backup(b=b, lr_rule="sqrt") if b else BARRIER, kind, outlook, n - b)
+            yield Choice(Backup(b=b, lr_rule="sqrt" if part_of_rate(n - b, n) < 1.0 else "constant"), kind, outlook, n - b)
     if (outlook := first_fresh(turns, n, pushes, ahead=True)) is not None:
         yield Choice(Rennala(batch=n), "biased", outlook, n)
     free = nobody_waits(turns)
@@ -316,10 +316,9 @@ def _reason(best: Choice, own: Choice | None, before: str, workers: Sequence[Wor
     outlook, n = best.outlook, len(workers)
     if best.single:
         rate = f"the learning rate is divided by {n / SINGLE:g}"
-    elif best.batch < n:
-        rate = f"the learning rate is multiplied by {sqrt(best.batch / n):.2f}"
     else:
-        rate = "the learning rate is that of the script"
+        part = part_of_rate(best.batch, n)
+        rate = f"the learning rate is {f'multiplied by {part:.2f}' if part < 1.0 else 'that of the script'}"
     said = [f"predicted from {span:.3g} s of turns: {outlook.gradients:.3g} gradients/s in {outlook.steps:.3g} steps/s"]
     if own is not None:
         times = outlook.progress / own.outlook.progress

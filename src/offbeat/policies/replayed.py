@@ -19,6 +19,8 @@ from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 SINGLE: Final = 0.5
 """The step with a single, stale gradient, as a part of an n-th of a barrier's: the least of the factors in docs/learning-rates.md."""
+KEEPS: Final = 0.75
+"""The least part of the gradients of a fold for which docs/learning-rates.md has measured the rate of a barrier to be right."""
 FIRST: Final = Incarnation(1)
 Turns: TypeAlias = Sequence[Sequence[Seconds]]
 """By worker, the lengths of its turns in the order in which it made them; none is empty."""
@@ -60,8 +62,19 @@ class Outlook(NamedTuple):
         return min(self.folded) >= expected - sqrt(expected)
 
 
+def part_of_rate(k: int, n: int) -> float:
+    """Return the part of a barrier's rate that a fold of k of n gradients has: all of it, but ``sqrt(k / n)`` below three quarters.
+
+    1 is right where gradients agree, ``k / n`` where they are noise; their geometric mean is off by the same factor at both ends.
+
+    >>> part_of_rate(3, 4), round(part_of_rate(2, 4), 2)
+    (1.0, 0.71)
+    """
+    return 1.0 if k >= KEEPS * n else sqrt(k / n)
+
+
 def first_fresh(turns: Turns, k: int, pushes: int, *, ahead: bool = False) -> Outlook | None:
-    """Return the outlook of a fold of the first k gradients of each version, at ``sqrt(k / n)`` of the rate; later ones are dropped.
+    """Return the outlook of a fold of the first k gradients of each version; later ones are dropped.
 
     Args:
         turns: of n workers.
@@ -98,7 +111,7 @@ def first_fresh(turns: Turns, k: int, pushes: int, *, ahead: bool = False) -> Ou
         for one in begin:
             heappush(due, (now + turns[one][made[one] % lengths[one]], one, version))
             made[one] += 1
-    return _outlook(folded, version * sqrt(k / len(turns)), last)
+    return _outlook(folded, version * part_of_rate(k, len(turns)), last)
 
 
 def nobody_waits(turns: Turns) -> Outlook:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import sqrt
 from typing import Any, Final
 
 from tests.experiments.mutations import Mutation, replaced
@@ -26,8 +27,9 @@ def _onwards(choices: Any, rule: Auto, own: Any) -> Any:
 
 
 def _versions(outlook: Outlook) -> float:
-    """Return the versions a second: k of n gradients make a step of sqrt(k / n)."""
-    return outlook.steps**2 * len(outlook.folded) / outlook.gradients
+    """Return the versions a second: half of the gradients make a step of sqrt(1 / 2)."""
+    versions = outlook.steps * sqrt(2.0)
+    return versions if outlook.gradients < 2.5 * versions else outlook.steps
 
 
 MUTATIONS: Final = (
