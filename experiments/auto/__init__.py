@@ -23,7 +23,7 @@ from offbeat.sim.run import simulate
 from offbeat.traces import read
 
 PAPER = "Time to a loss under auto and under the best fixed rule in hindsight (no paper has these figures)"
-SEED: Final = 0
+SEED: Final = 300
 SEEDS: Final = 10
 LR, BATCH = 0.2, 16
 TARGET, QUICK_TARGET = 0.02, 0.05
@@ -33,10 +33,12 @@ LONGER: Final = {"changes": 0.01}
 LIMIT_S: Final = 6000.0
 SINGLE: Final = 1 / (2 * WORKERS)
 """The factor of the rate where each gradient is a step, as under `auto`."""
-FRESH: Final = ("bsp", "backup(b=1)", "backup(b=2)", f"rennala(batch={WORKERS})")
-STALE: Final = ("ssp(staleness=3)", "asp")
-CLASSES: Final = {"exact": FRESH[:3], "biased": FRESH, "any": FRESH + STALE}
-"""By what is allowed: the fixed rules. Of the exact ones those under which each worker has kept half of its share."""
+EXACT: Final = ("bsp", "backup(b=1)", "backup(b=2)", "backup(b=2, lr_rule=sqrt)")
+BIASED: Final = (*EXACT, f"rennala(batch={WORKERS})")
+BOUNDED: Final = ("ssp(staleness=3)", "dssp", "elastic")
+STALE: Final = (*BOUNDED, "asp")
+CLASSES: Final = {"exact": EXACT, "biased": BIASED, "stale": EXACT + BOUNDED, "any": BIASED + STALE}
+"""By what is allowed: the fixed rules. Under ``exact`` and ``stale`` a `Backup` counts where each worker has kept half of its share."""
 
 
 def _moving(period: float) -> str:
@@ -139,7 +141,11 @@ def of_scenario(scenario: str, made: dict[tuple[str, str], list[Found]], autos: 
         if of == scenario
     ]
     for (allow, fixed), auto in zip(CLASSES.items(), autos, strict=True):
-        fair = [sync for sync in fixed if allow != "exact" or median(one.least for one in made[scenario, sync]) >= FAIR or sync == "bsp"]
+        fair = [
+            sync
+            for sync in fixed
+            if allow in ("biased", "any") or not sync.startswith("backup") or median(one.least for one in made[scenario, sync]) >= FAIR
+        ]
         best = min(fair, key=lambda sync: seconds(made[scenario, sync]))
         worst = max(fair, key=lambda sync: seconds(made[scenario, sync]))
         own = made[scenario, auto]
@@ -155,9 +161,9 @@ def of_scenario(scenario: str, made: dict[tuple[str, str], list[Found]], autos: 
 def _draw(rows: Sequence[Row], out: Path) -> None:
     figure = new_figure(7.0, 4.0)
     axes = figure.add_subplot()
-    for offset, colour, allow in zip((-0.25, 0.0, 0.25), COLOURS, CLASSES, strict=False):
+    for offset, colour, allow in zip((-0.3, -0.1, 0.1, 0.3), COLOURS, CLASSES, strict=False):
         heights = [row.measured for row in rows if row.name.endswith(f", {allow}: auto over best")]
-        axes.bar([place + offset for place in range(len(SCENARIOS))], heights, 0.22, color=colour, label=f"allow={allow}")
+        axes.bar([place + offset for place in range(len(SCENARIOS))], heights, 0.18, color=colour, label=f"allow={allow}")
     axes.set_xticks(range(len(SCENARIOS)), list(SCENARIOS))
     axes.axhline(1.0, color="black", linewidth=0.8)
     label(axes, x="", y="seconds of auto over those of the best fixed rule")

@@ -123,7 +123,9 @@ class Auditor:
             f"{left} of worker {event.worker} have no fate"
         )
         self._paused.pop(event.worker, None)
-        self.open[event.worker, event.incarnation, self.ledger.clock(event.worker)] = event
+        named = [one.clock for one in effects if isinstance(one, Settle | Gather) and one[:2] == (event.worker, event.incarnation)]
+        clock = max(named, default=self.ledger.clock(event.worker))  # the ledger's may have been raised, after a change of the rule
+        self.open[event.worker, event.incarnation, clock] = event
 
     def _abandon(self, event: Abandoned, effects: Sequence[Effect]) -> None:
         """A worker that is listened to has been told to; one that is not gets no answer."""

@@ -28,7 +28,7 @@ class Spared(FreshOnly):
 
 PROMISES = {Backup: Spared}
 REFUSED = [
-    ("backup(lr_rule=linear)", "lr_rule must be one of constant, proportional, table"),
+    ("backup(lr_rule=linear)", "lr_rule must be one of constant, proportional, sqrt, table"),
     ("backup(lr_rule=table)", r"lr_rule=table, lr_table=\(\)\): lr_rule=table needs factors in lr_table"),
     ("backup(lr_table=(1.0,))", "lr_rule=table needs factors in lr_table"),
     ("backup(lr_rule=table, lr_table=(1.0, 0))", r"backup\(lr_table=0\): lr_table must be a number, above 0"),

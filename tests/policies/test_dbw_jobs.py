@@ -31,7 +31,7 @@ REFUSED = [
     ("dbw(momentum=-0.1)", "momentum must be a number, at least 0"),
     ("b_dbw(history=3)", "b_dbw has no setting 'history'"),
     ("dbw(obsolete=push)", "obsolete must be one of push_and_wait, pull_and_wait, push_and_interrupt"),
-    ("dbw(lr_rule=linear)", "lr_rule must be one of constant, proportional, table"),
+    ("dbw(lr_rule=linear)", "lr_rule must be one of constant, proportional, sqrt, table"),
 ]
 
 # Who comes and goes.

@@ -14,7 +14,6 @@ The first push after a worker has joined is left out: it contains the beginning 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -170,7 +169,7 @@ class Costs:
     """
 
     def __init__(self) -> None:
-        self.workers: defaultdict[int, WorkerCosts] = defaultdict(WorkerCosts)
+        self.workers: dict[int, WorkerCosts] = {}
         self.began: Seconds | None = None
         """The first release."""
         self.now: Seconds = 0.0

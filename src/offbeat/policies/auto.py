@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from offbeat.core.about import About, Row
 from offbeat.core.policy import Admit, Decision, Hold, Plan, ServerRule, View, whole_number
-from offbeat.policies.asp import ASP, OneByOne
+from offbeat.policies.asp import ASP
 from offbeat.policies.backup import Backup
+from offbeat.policies.elastic import ElasticBSP
 from offbeat.policies.fresh import number, one_of
 from offbeat.policies.rennala import Rennala
-from offbeat.policies.replayed import SINGLE, Outlook, Turns, first_fresh, one_by_one
-from offbeat.policies.ssp import SSP
+from offbeat.policies.replayed import SINGLE, Outlook, Turns, first_fresh, nobody_waits, one_by_one, part_of_rate
+from offbeat.policies.ssp import DSSP, SSP
 from offbeat.types import Seconds, Version, WorkerId
 
 Allow: TypeAlias = Literal["exact", "biased", "stale", "any"]
@@ -34,11 +34,14 @@ LEAST_TURNS: Final = 4
 """Turns of each worker before the first prediction."""
 BETWEEN: Final = 2
 """Turns of each worker between two predictions, on average."""
+BEFORE: Final = 8
+"""Turns of a worker that are compared with its last four: by chance these are all longer, or all shorter, twice in 495 times."""
 LONG_STAY: Final = 8
 """After so many times ``patience`` predictions under one rule, earlier returns are forgotten."""
 MOST_RETURNS: Final = 3
-BOUND: Final = 3
-"""The bound of `SSP` that is considered, its source's."""
+BARRIER: Final = Backup(b=0)
+BOUNDED: Final[tuple[ServerRule, ...]] = (SSP(staleness=3), DSSP(), ElasticBSP())
+"""The rules that hold workers, with their sources' settings, by the lead that they allow."""
 
 
 class Choice(NamedTuple):
@@ -54,10 +57,15 @@ class Choice(NamedTuple):
     def name(self) -> str:
         return spelled(self.rule)
 
+    @property
+    def single(self) -> bool:
+        """Whether each gradient is folded by itself, at a 2n-th of the rate."""
+        return self.kind in ("stale", "unbounded")
+
 
 def spelled(rule: ServerRule) -> str:
-    """Return the spelling of a rule; `Backup` without spare workers is a barrier."""
-    return "bsp" if rule == Backup(b=0) else rule.spelling
+    """Return the spelling of a rule without its defaults; `Backup` without spare workers is a barrier."""
+    return "bsp" if rule == BARRIER else rule._spelled(rule.always_spelled or ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +73,24 @@ class Auto(ServerRule):
     """Begin as `BSP`; change rule or setting at a fold once another has been predicted to be better ``patience`` times in succession.
 
     After every two turns of each worker the turns of the last ``window`` of the fastest are replayed under each candidate; see
-    `replayed`. A candidate's progress is ``sqrt(gradients/s * steps/s)``. The candidates, the gentlest first:
+    `replayed`. Where four turns of a worker were all longer, or all shorter, by ``gain`` than eight or more before, the window begins with
+    them. A candidate's progress is ``sqrt(gradients/s * steps/s)``. The candidates, the gentlest first:
 
-    - *exact*: ``backup(b)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share of the gradients;
+    - *exact*: ``backup(b)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share;
     - *biased*: the same without that condition, and ``rennala(batch=n)``: nothing is stale, and a slow worker may weigh nothing;
-    - *stale*: ``ssp(staleness=3)``;
+    - *stale*: ``ssp(staleness=3)``, ``dssp`` and ``elastic``;
     - ``asp`` (with ``allow=any`` only).
 
     The best of a kind is chosen if it makes ``gain`` times as much as the best of the gentler ones. A rule is left for one at least as
     gentle once it makes less than ``(1 + gain) / 2`` times as much. From a stale rule to a fresh one a gradient of each worker is lost,
-    which counts against the change. A change back to the rule before takes twice the patience, a next one four times, at most eight.
+    which counts against the change. A prediction of ``gain`` squared counts twice. A change back to the rule before takes twice the
+    patience, a next one four times, at most eight.
 
-    The script's rate is the one for bsp. It stays under rules that fold at least half of the gradients; where each gradient is a step,
-    it is divided by 2n, see docs/learning-rates.md, and so is the step in the prediction. Smaller batches are no candidates. Nor are
-    rules that exchange parameters or decide per shard, which a job cannot take up in its midst, and ``dbw``, which needs norms that
-    servers measure at each fold.
+    The script's rate is the one for bsp. A fold of k of n gradients has sqrt(k / n) of it where that is less than three quarters
+    (``lr_rule=sqrt``); where each gradient is a step, it is divided by 2n, see docs/learning-rates.md. A step with a part of the rate
+    counts as that part in the prediction. Batches below n / 2 are no candidates. Nor are rules
+    that exchange parameters or decide per shard, which a job cannot take up in its midst, and ``dbw``, which needs norms that servers
+    measure at each fold.
 
     Source: none; the kinds and the gain are those of ``offbeat advise``.
 
@@ -108,7 +119,7 @@ class Auto(ServerRule):
     gain: float = 1.1
     """How many times the progress of a gentler rule is worth a change; at least 1."""
     patience: int = 3
-    """How many predictions in succession must agree before a change; at least 1."""
+    """How many predictions in succession must agree before a change, of which those of ``gain`` squared count twice; at least 1."""
     window: int = 32
     """Over how many turns of the fastest worker is looked back; at least 4."""
 
@@ -127,17 +138,23 @@ class _Run(ServerRule):
 
     def __init__(self, rule: Auto) -> None:
         self._rule = rule
-        self._now: ServerRule = Backup(b=0)
-        """The rule of the moment. None of the candidates has state in a run."""
+        self._now: ServerRule = BARRIER
+        """The rule of the moment."""
+        self._runs: ServerRule = BARRIER
+        """Its state since the change to it, which answers."""
+        self._single = False
+        """Whether it folds each gradient by itself."""
         self._version: Version | None = None
         self._begun: dict[WorkerId, Seconds] = {}
         """When each worker was released last."""
         self._turns: dict[WorkerId, deque[tuple[Seconds, Seconds]]] = {}
         """When each turn ended, and how long it lasted."""
+        self._changed_at: Seconds = 0.0
+        """When a worker's times have changed last."""
         self._seen = 0
         """Turns since the last prediction."""
         self._agreed: tuple[str, int] = ("", 0)
-        """The rule that the last predictions have wanted, and how many in succession."""
+        """The rule that the last predictions have wanted, and how many in succession; those of a great gain count twice."""
         self._left: ServerRule | None = None
         """The rule before the present one."""
         self._returns = 0
@@ -152,25 +169,30 @@ class _Run(ServerRule):
             at_fold, self._version = self._version is not None, view.version
             if at_fold and self._seen >= BETWEEN * len(view.active) and not view.gathered and (changed := self._judge(view)):
                 return changed
-        decision = self._now.fold(view)
+        decision = self._runs.fold(view)
         if decision is None or not decision.fold:
             return decision
         for contribution in decision.fold:
             self._weights[contribution.worker] = self._weights.get(contribution.worker, 0.0) + 1.0
-        if isinstance(self._now, OneByOne):
+        if self._single:
             return decision._replace(scale=decision.scale * SINGLE / max(1, len(view.active)))
         return decision
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        return self._now.admit(view, worker)
+        return self._runs.admit(view, worker)
 
     def plan(self, view: View, worker: WorkerId) -> Plan:
         begun, pushed = self._begun.get(worker), view.pushed_at(worker)
         if begun is not None and pushed is not None and pushed > begun:
-            self._turns.setdefault(worker, deque(maxlen=self._rule.window)).append((pushed, pushed - begun))
+            own = self._turns.setdefault(worker, deque(maxlen=self._rule.window))
+            own.append((pushed, pushed - begun))
             self._seen += 1
+            self._changed_at = max(self._changed_at, self._changed(own))
         self._begun[worker] = view.now
-        return Plan()
+        return self._runs.plan(view, worker)
+
+    def wake_at(self, view: View) -> Seconds | None:
+        return self._runs.wake_at(view)
 
     def _judge(self, view: View) -> Decision | None:
         """Predict; return the change of the rule if it is due."""
@@ -183,24 +205,30 @@ class _Run(ServerRule):
         workers = sorted(view.active)
         if len(workers) < 2 or any(len(self._turns.get(worker, ())) < LEAST_TURNS for worker in workers):
             return None
-        choices = [self._weighed(one, workers) for one in _choices(self._recent(workers))]
+        since = self._since(workers)
+        begun = max(since, self._changed_at)
+        longer = self._recent(workers, since)
+        turns = longer if begun == since else self._recent(workers, begun)
+        choices = [self._weighed(one, workers) for one in _choices(turns, longer, self._rule, self._now)]
         own = next((one for one in choices if one.rule == self._now), None)
         best = chosen(choices, self._rule, own)
         if best is None or best.rule == self._now:
             self._agreed = ("", 0)
             return None
-        self._agreed = (best.name, self._agreed[1] + 1 if self._agreed[0] == best.name else 1)
+        great = own is None or best.outlook.progress >= self._rule.gain**2 * own.outlook.progress
+        self._agreed = (best.name, 1 + great + (self._agreed[1] if self._agreed[0] == best.name else 0))
         if self._stay > LONG_STAY * self._rule.patience:
             self._returns = 0
         returns = self._returns + (best.rule == self._left)
         if self._agreed[1] < self._rule.patience << min(returns, MOST_RETURNS):
             return None
         self._agreed, self._left, self._now, self._returns, self._stay = ("", 0), self._now, best.rule, returns, 0
-        return Decision((), _reason(best, own, spelled(self._left), workers, view.now - self._since(workers)), becomes=best.name)
+        self._runs, self._single = best.rule.start(), best.single
+        return Decision((), _reason(best, own, spelled(self._left), workers, view.now - begun), becomes=best.name)
 
     def _weighed(self, choice: Choice, workers: Sequence[WorkerId]) -> Choice:
         """Return a candidate; the present rule is exact if each worker's gradients have had their weight, whatever is predicted."""
-        if choice.rule != self._now or choice.batch in (1, len(workers)):
+        if choice.rule != self._now or choice.single or choice.batch == len(workers):
             return choice
         least = min(self._weights.get(worker, 0.0) for worker in workers) * len(workers) / sum(self._weights.values())
         return choice._replace(kind="exact" if least >= FAIR else "biased")
@@ -209,9 +237,16 @@ class _Run(ServerRule):
         """Return when the window begins: with the oldest turn that is known of the fastest worker."""
         return max(self._turns[worker][0][0] - self._turns[worker][0][1] for worker in workers)
 
-    def _recent(self, workers: Sequence[WorkerId]) -> Turns:
-        """Return the turns of the window, and the last ones of a worker that has made fewer than four in it."""
-        since = self._since(workers)
+    def _changed(self, own: Sequence[tuple[Seconds, Seconds]]) -> Seconds:
+        """Return when a worker's times have changed: its last four turns are all longer, or all shorter, than eight or more before."""
+        last, before = list(own)[-LEAST_TURNS:], [took for ended, took in list(own)[:-LEAST_TURNS] if ended > self._changed_at]
+        took, gain = [took for _, took in last], self._rule.gain
+        if len(before) >= BEFORE and (min(took) >= gain * max(before) or gain * max(took) <= min(before)):
+            return last[0][0] - last[0][1]
+        return 0.0
+
+    def _recent(self, workers: Sequence[WorkerId], since: Seconds) -> Turns:
+        """Return the turns since then, and the last ones of a worker that has made fewer than four."""
         found = []
         for worker in workers:
             turns = list(self._turns[worker])
@@ -220,19 +255,34 @@ class _Run(ServerRule):
         return found
 
 
-def _choices(turns: Turns) -> Iterator[Choice]:
-    """Yield the candidates that make any progress, the gentlest first."""
-    n, pushes = len(turns), sum(map(len, turns))
-    spare = [0, *(1 << i for i in range(n.bit_length()) if 1 << i <= n // 2)]
-    for b in spare:
+def _choices(turns: Turns, longer: Turns, rule: Auto, now: ServerRule) -> Iterator[Choice]:
+    """Yield the candidates that make any progress, the gentlest first.
+
+    Rules that hold workers are replayed only where one under which nobody waits would gain enough. One of them is left for a rule of
+    another kind only, so that no more than one is replayed while it is the present one.
+
+    Args:
+        turns: those since the times have changed.
+        longer: those of the window, in which workers must keep their shares.
+        rule: the configuration.
+        now: the present rule.
+    """
+    n, pushes, allowed = len(turns), sum(map(len, turns)), KINDS[rule.allow]
+    most = 0.0
+    for b in (0, *(1 << i for i in range(n.bit_length()) if 1 << i <= n // 2)):
         if (outlook := first_fresh(turns, n - b, pushes)) is not None:
-            yield Choice(Backup(b=b), "exact" if not b or outlook.fair(FAIR) else "biased", outlook, n - b)
+            shares = outlook if turns is longer else first_fresh(longer, n - b, sum(map(len, longer)))
+            kind: Kind = "exact" if not b or shares is None or shares.fair(FAIR) else "biased"
+            most = max(most, outlook.progress) if kind in allowed else most
+            yield Choice(Backup(b=b, lr_rule="sqrt" if part_of_rate(n - b, n) < 1.0 else "constant"), kind, outlook, n - b)
     if (outlook := first_fresh(turns, n, pushes, ahead=True)) is not None:
         yield Choice(Rennala(batch=n), "biased", outlook, n)
-    if (outlook := one_by_one(turns, BOUND, pushes)) is not None:
-        yield Choice(SSP(staleness=BOUND), "stale", outlook, 1)
-    if (outlook := one_by_one(turns, inf, pushes)) is not None:
-        yield Choice(ASP(), "unbounded", outlook, 1)
+    free = nobody_waits(turns)
+    bounded = (now,) if now in BOUNDED else BOUNDED if free.progress >= rule.gain * most else ()
+    for one in bounded if "stale" in allowed else ():
+        if (outlook := one_by_one(one, turns, pushes)) is not None:
+            yield Choice(one, "stale", outlook, 1)
+    yield Choice(ASP(), "unbounded", free, 1)
 
 
 def chosen(choices: Sequence[Choice], rule: Auto, own: Choice | None) -> Choice | None:
@@ -254,7 +304,7 @@ def chosen(choices: Sequence[Choice], rule: Auto, own: Choice | None) -> Choice 
     if own is None or own not in allowed:
         return best
     gentler = choices.index(best) < choices.index(own)
-    lost = 1.0 - 1.0 / rule.window if own.batch == 1 and best.batch > 1 else 1.0
+    lost = 1.0 - 1.0 / rule.window if own.single and not best.single else 1.0
     margin = (1.0 + rule.gain) / 2.0
     if gentler:
         return own if own.outlook.progress >= margin * best.outlook.progress * lost else best
@@ -264,7 +314,11 @@ def chosen(choices: Sequence[Choice], rule: Auto, own: Choice | None) -> Choice 
 def _reason(best: Choice, own: Choice | None, before: str, workers: Sequence[WorkerId], span: Seconds) -> str:
     """Return why the rule changes, in figures."""
     outlook, n = best.outlook, len(workers)
-    rate = f"the learning rate is divided by {n / SINGLE:g}" if best.batch == 1 else "the learning rate stays that of the script"
+    if best.single:
+        rate = f"the learning rate is divided by {n / SINGLE:g}"
+    else:
+        part = part_of_rate(best.batch, n)
+        rate = f"the learning rate is {f'multiplied by {part:.2f}' if part < 1.0 else 'that of the script'}"
     said = [f"predicted from {span:.3g} s of turns: {outlook.gradients:.3g} gradients/s in {outlook.steps:.3g} steps/s"]
     if own is not None:
         times = outlook.progress / own.outlook.progress

@@ -48,7 +48,7 @@ class Backup(FirstFresh):
                 "b": range(workers),
                 "wait": (None, None, 0.5, "auto"),
                 "obsolete": get_args(ObsoleteWork),
-                "lr_rule": ("constant", "proportional"),
+                "lr_rule": ("constant", "proportional", "sqrt"),
             }
         ],
         row=Row(

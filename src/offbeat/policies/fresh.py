@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, ClassVar, Final, Literal, TypeAlias, cast, get_args
 
 from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View
 from offbeat.errors import ConfigurationError
 from offbeat.types import WorkerId
 
-LrRule: TypeAlias = Literal["constant", "proportional", "table"]
+LrRule: TypeAlias = Literal["constant", "proportional", "sqrt", "table"]
 
 WAITS: Final = Hold("its gradient waits for the fold")
 OUT: Final = Admit("the newest version is out")
@@ -28,7 +29,7 @@ class FirstFresh(ServerRule):
 
     lr_rule: LrRule = "constant"
     """The factor of the script's learning rate, which is meant for a fold of all n gradients: ``constant``, 1; ``proportional``,
-    ``k / n``; ``table``, taken from ``lr_table``."""
+    ``k / n``; ``sqrt``, ``sqrt(k / n)``; ``table``, taken from ``lr_table``."""
     lr_table: tuple[float, ...] = ()
     """With ``table`` only: the factors for k = 1, 2, ..., at least one per worker; the last one holds for larger k too."""
     obsolete: ObsoleteWork = "push_and_wait"
@@ -63,6 +64,8 @@ class FirstFresh(ServerRule):
         """Return the factor of the learning rate for a fold of k gradients where n workers could have contributed."""
         if self.lr_rule == "proportional":
             return k / n
+        if self.lr_rule == "sqrt":
+            return sqrt(k / n)
         return self.lr_table[min(k, len(self.lr_table)) - 1] if self.lr_table else 1.0
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:

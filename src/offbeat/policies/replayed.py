@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from math import inf, sqrt
+from math import sqrt
 from typing import Final, NamedTuple, TypeAlias
 
-from offbeat.types import Seconds
+from offbeat.core.effects import Effect, Release
+from offbeat.core.events import Pushed
+from offbeat.core.policy import ServerRule
+from offbeat.core.server.ledger import Ledger
+from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 SINGLE: Final = 0.5
 """The step with a single, stale gradient, as a part of an n-th of a barrier's: the least of the factors in docs/learning-rates.md."""
+KEEPS: Final = 0.75
+"""The least part of the gradients of a fold for which docs/learning-rates.md has measured the rate of a barrier to be right."""
+FIRST: Final = Incarnation(1)
 Turns: TypeAlias = Sequence[Sequence[Seconds]]
 """By worker, the lengths of its turns in the order in which it made them; none is empty."""
 
@@ -25,7 +32,7 @@ class Outlook(NamedTuple):
     gradients: float
     """Folded gradients a second."""
     steps: float
-    """Steps a second, counted in steps of a barrier's length: a step with a rate divided by 2n is so small a part of one."""
+    """Steps a second, counted in steps of a barrier's length: a step with a part of its rate is that part of one."""
     folded: tuple[int, ...]
     """By worker: how many of its gradients are folded in the replay."""
 
@@ -55,6 +62,17 @@ class Outlook(NamedTuple):
         return min(self.folded) >= expected - sqrt(expected)
 
 
+def part_of_rate(k: int, n: int) -> float:
+    """Return the part of a barrier's rate that a fold of k of n gradients has: all of it, but ``sqrt(k / n)`` below three quarters.
+
+    1 is right where gradients agree, ``k / n`` where they are noise; their geometric mean is off by the same factor at both ends.
+
+    >>> part_of_rate(3, 4), round(part_of_rate(2, 4), 2)
+    (1.0, 0.71)
+    """
+    return 1.0 if k >= KEEPS * n else sqrt(k / n)
+
+
 def first_fresh(turns: Turns, k: int, pushes: int, *, ahead: bool = False) -> Outlook | None:
     """Return the outlook of a fold of the first k gradients of each version; later ones are dropped.
 
@@ -69,8 +87,8 @@ def first_fresh(turns: Turns, k: int, pushes: int, *, ahead: bool = False) -> Ou
 
     >>> first_fresh([[1.0], [1.0], [4.0]], 3, 30)
     Outlook(gradients=0.75, steps=0.25, folded=(10, 10, 10))
-    >>> first_fresh([[1.0], [1.0], [4.0]], 2, 31)
-    Outlook(gradients=2.0, steps=1.0, folded=(14, 14, 0))
+    >>> first_fresh([[1.0], [4.0]], 1, 25)
+    Outlook(gradients=1.0, steps=0.7071067811865476, folded=(20, 0))
     """
     lengths = [len(own) for own in turns]
     made = [1] * len(turns)
@@ -93,39 +111,66 @@ def first_fresh(turns: Turns, k: int, pushes: int, *, ahead: bool = False) -> Ou
         for one in begin:
             heappush(due, (now + turns[one][made[one] % lengths[one]], one, version))
             made[one] += 1
-    return _outlook(folded, version, last)
+    return _outlook(folded, version * part_of_rate(k, len(turns)), last)
 
 
-def one_by_one(turns: Turns, bound: float, pushes: int) -> Outlook | None:
-    """Return the outlook of a fold of each gradient by itself, at a 2n-th of the rate, where no worker is more than ``bound`` turns ahead.
+def nobody_waits(turns: Turns) -> Outlook:
+    """Return the outlook of a fold of each gradient by itself, at a 2n-th of the rate, where no worker waits: no rule folds more of them.
 
-    Pushes are replayed after as many others as it takes until a worker of half the speed is ``bound`` turns behind.
-
-    >>> one_by_one([[1.0], [1.0], [4.0]], inf, 9 * 4)
-    Outlook(gradients=2.25, steps=0.375, folded=(16, 16, 4))
+    >>> nobody_waits([[1.0], [1.0], [4.0]])
+    Outlook(gradients=2.25, steps=0.375, folded=(4, 4, 1))
     """
-    lengths = [len(own) for own in turns]
-    made = [0] * len(turns)
-    due = [(own[0], worker) for worker, own in enumerate(turns)]
-    heapify(due)
-    held, slowest, now = [], 0, 0.0
-    before, began = [0] * len(turns), 0.0
-    ahead = 0 if bound == inf else 2 * int(bound) * len(turns)
-    for number in range(ahead + pushes):
-        if number == ahead:
+    paces = [len(own) / sum(own) for own in turns]
+    longest = max(map(sum, turns))
+    gradients = sum(paces)
+    return Outlook(gradients, SINGLE * gradients / len(turns), tuple(round(longest * pace) for pace in paces))
+
+
+def one_by_one(rule: ServerRule, turns: Turns, pushes: int) -> Outlook | None:
+    """Return the outlook of a rule that folds each gradient by itself, at a 2n-th of the rate, and holds workers.
+
+    The rule itself decides, on a ledger of its own. As many pushes as are counted go before, in which workers get ahead or are measured.
+
+    Args:
+        rule: folds every push as it arrives.
+        turns: of n workers.
+        pushes: how many are counted.
+
+    Returns:
+        None if the rule lets all workers wait.
+
+    >>> from offbeat.policies.ssp import SSP
+    >>> one_by_one(SSP(staleness=3), [[1.0], [1.0], [4.0]], 9 * 4)
+    Outlook(gradients=0.75, steps=0.125, folded=(12, 12, 12))
+    """
+    ledger, n = Ledger(rule), len(turns)
+    made, before = [0] * n, [0] * n
+    due: list[tuple[Seconds, WorkerId, Version]] = []
+    now = began = 0.0
+    for worker in map(WorkerId, range(n)):
+        _begin(ledger.enter(worker, FIRST, now, more=worker < n - 1), now, turns, made, due)
+    for number in range(2 * pushes):
+        if number == pushes:
             before, began = list(made), now
-        now, worker = heappop(due)
+        while (wake := ledger.wake_at()) is not None and (not due or wake <= due[0][0]):
+            _begin(ledger.wake(now := max(now, wake)), now, turns, made, due)
+        if not due:
+            return None
+        now, worker, version = heappop(due)
         made[worker] += 1
-        held.append(worker)
-        if made[worker] == slowest + 1:
-            slowest = min(made)
-        elif made[worker] - slowest > bound:
-            continue
-        for one in [one for one in held if made[one] - slowest <= bound]:
-            held.remove(one)
-            heappush(due, (now + turns[one][made[one] % lengths[one]], one))
+        _begin(ledger.push(Pushed(worker, FIRST, version, 1, 0.0), now), now, turns, made, due)
     folded = [after - one for after, one in zip(made, before, strict=True)]
-    return _outlook(folded, SINGLE * pushes / len(turns), now - began)
+    return _outlook(folded, SINGLE * pushes / n, now - began)
+
+
+def _begin(
+    effects: Sequence[Effect], now: Seconds, turns: Turns, made: Sequence[int], due: list[tuple[Seconds, WorkerId, Version]]
+) -> None:
+    """Note when the workers that are released will push."""
+    for effect in effects:
+        if isinstance(effect, Release):
+            own = turns[effect.worker]
+            heappush(due, (now + own[made[effect.worker] % len(own)], effect.worker, effect.version))
 
 
 def _outlook(folded: Sequence[int], steps: float, seconds: Seconds) -> Outlook | None:

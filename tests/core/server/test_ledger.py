@@ -10,7 +10,7 @@ from offbeat.core.effects import Effect, Fold, Release, RuleChanged, Settle
 from offbeat.core.events import Pushed
 from offbeat.core.policy import Admit, Decision, Hold, ServerRule, View
 from offbeat.core.server.ledger import Ledger
-from offbeat.policies import ASP, BSP, SSP
+from offbeat.policies import ASP, BSP, SSP, Backup
 from offbeat.types import Fate, WorkerId
 
 
@@ -178,3 +178,32 @@ def test_a_rule_that_becomes_another_says_so_and_is_asked_for_every_waiting_work
     assert isinstance(fold, Fold) and isinstance(settle, Settle)
     assert changed == RuleChanged(1, "asp", "for a test")
     assert [effect.worker for effect in released if isinstance(effect, Release)] == [1, 0]
+
+
+def test_leads_count_from_a_change_of_the_rule_on() -> None:
+    """Under the first rule worker 2 falls five iterations behind; under the other nobody waits until it has made up for them."""
+
+    class Turning(ServerRule):
+        def __init__(self) -> None:
+            self.rule: ServerRule = Backup(b=1)
+
+        def fold(self, view: View) -> Decision | None:
+            if view.version == 5 and self.rule == Backup(b=1):
+                self.rule = SSP(staleness=1)
+                return Decision((), "for a test", becomes="ssp(staleness=1)")
+            return self.rule.fold(view)
+
+        def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+            return self.rule.admit(view, worker)
+
+    ledger = entered(Turning(), 3)
+    for version in range(5):
+        assert not any(isinstance(effect, RuleChanged) for effect in push(ledger, 0, version))
+        push(ledger, 1, version)
+    assert list(ledger.waiting) == [0, 1], "it computes, and its lead is not known before it pushes"
+    _, settle, *released = push(ledger, 2, 0)
+    assert isinstance(settle, Settle) and settle.clock == 1
+    assert sorted((effect.worker, effect.clock) for effect in released if isinstance(effect, Release)) == [(0, 5), (1, 5), (2, 5)]
+    push(ledger, 0, 6)
+    push(ledger, 0, 7)
+    assert list(ledger.waiting) == [0] and ledger.clock(0) - ledger.slowest == 2

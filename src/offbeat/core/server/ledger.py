@@ -42,6 +42,8 @@ class Ledger(BaseLedger):
         self._census: dict[Clock, int] = {}
         self._slowest: Clock = 0
         """The least clock of the active workers. It never falls: while no worker is active, it stays at its last value."""
+        self._level: Clock = 0
+        """The greatest clock at the last change of the rule. A worker with a lower one is raised to it as it waits."""
         self._ask: dict[WorkerId, None] = {}
         self._gates: list[tuple[Clock, WorkerId]] = []
         self._effects: list[Effect] = []
@@ -115,7 +117,7 @@ class Ledger(BaseLedger):
         standing = self._standings.setdefault(worker, Standing())
         standing.incarnation = incarnation
         standing.pushed_at = standing.interval = None
-        standing.clock = self._slowest
+        standing.clock = max(self._slowest, self._level)
         self._activate(worker)
         self._waiting[worker] = None
         return self._flush() if more else self._advance(membership=True)
@@ -127,6 +129,7 @@ class Ledger(BaseLedger):
         assert worker in self._active and worker not in self._waiting, f"worker {worker} pushed without having been admitted"
         self._tick(worker, standing, now)
         contribution = self._contribution(event, standing.clock, now)
+        self._raise(standing)
         self._waiting[worker] = None
         self._ask[worker] = None
         if refusal is None:
@@ -177,7 +180,7 @@ class Ledger(BaseLedger):
         self.now = now
         if worker not in self._active:
             standing = self._standings[worker]
-            standing.clock = max(standing.clock, self._slowest)
+            standing.clock = max(standing.clock, self._slowest, self._level)
             self._activate(worker)
         return self._advance(membership=True)
 
@@ -231,6 +234,9 @@ class Ledger(BaseLedger):
         if decision.becomes:
             self._effects.append(RuleChanged(self.version, decision.becomes, decision.reason))
             self._ask.update(self._waiting)
+            self._level = self.fastest  # a lead counts from here on: the rule before may have let a slow worker fall behind by hundreds
+            for worker in self._waiting:
+                self._raise(self._standings[worker])
         for contribution in decision.drop:
             self._settle(contribution, Fate.DROPPED, decision.reason)
         for contribution in decision.gather:
@@ -311,14 +317,22 @@ class Ledger(BaseLedger):
             self._slowest = min(self._census)
 
     def _tick(self, worker: WorkerId, standing: Standing, now: Seconds) -> None:
-        self._census[standing.clock + 1] = self._census.get(standing.clock + 1, 0) + 1
-        self._uncount(standing.clock)
-        standing.clock += 1
-        while self._slowest not in self._census:
-            self._slowest += 1
+        self._set_forward(standing, standing.clock + 1)
         if standing.pushed_at is not None:
             standing.interval = now - standing.pushed_at
         standing.pushed_at = now
+
+    def _raise(self, standing: Standing) -> None:
+        """Raise the clock of an active worker that computes nothing to that of the fastest at the last change of the rule."""
+        if standing.clock < self._level:
+            self._set_forward(standing, self._level)
+
+    def _set_forward(self, standing: Standing, clock: Clock) -> None:
+        self._census[clock] = self._census.get(clock, 0) + 1
+        self._uncount(standing.clock)
+        standing.clock = clock
+        while self._slowest not in self._census:
+            self._slowest += 1
 
     def _uncount(self, clock: Clock) -> None:
         self._census[clock] -= 1
