@@ -182,8 +182,13 @@ class Costs:
             handler(self, record)
         self.now = max(self.now, record["t"])
 
+    def _worker(self, number: int) -> WorkerCosts:
+        if number not in self.workers:
+            self.workers[number] = WorkerCosts()
+        return self.workers[number]
+
     def _released(self, record: Record) -> None:
-        worker, t = self.workers[record["worker"]], record["t"]
+        worker, t = self._worker(record["worker"]), record["t"]
         if self.began is None:
             self.began = t
         worker.released_at = t
@@ -193,7 +198,7 @@ class Costs:
     def _pushed(self, record: Record) -> None:
         if record.get("shard") and not record.get("alone"):
             return
-        worker, t, host = self.workers[record["worker"]], record["t"], record.get("host")
+        worker, t, host = self._worker(record["worker"]), record["t"], record.get("host")
         seconds, waited = spent(record)
         own, woken_late_s = sum(seconds.values()), 0.0
         if "phases" in record and "held" not in record and (link := t - worker.released_at - own) > 0.0:  # with blocks no release says when
@@ -253,7 +258,7 @@ class Costs:
                 worker.cost(t, share, _longer(worker.last, usual))
 
     def _changed(self, record: Record) -> None:
-        worker, t = self.workers[record["worker"]], record["t"]
+        worker, t = self._worker(record["worker"]), record["t"]
         was, worker.present = worker.present, record["state"] == "alive"
         if record["state"] == "dead" and was and worker.pushes:
             others = [other for other in self.workers.values() if other.present and other.pushes]
@@ -268,14 +273,14 @@ class Costs:
             self.workers[number] = WorkerCosts()
 
     def _granted(self, record: Record) -> None:
-        self.workers[record["worker"]].held[record["lease"]] = record["stop"] - record["start"]
+        self._worker(record["worker"]).held[record["lease"]] = record["stop"] - record["start"]
 
     def _no_more(self, record: Record) -> None:
-        self.workers[record["worker"]].held.clear()
+        self._worker(record["worker"]).held.clear()
 
     def _given_back(self, record: Record) -> None:
         for lease in record.get("leases", ()):
-            self.workers[record["worker"]].held.pop(lease, None)
+            self._worker(record["worker"]).held.pop(lease, None)
 
     def _stood_still(self, record: Record) -> None:
         for worker in self.workers.values():
@@ -288,7 +293,7 @@ class Costs:
     def _process(self, record: Record) -> None:
         if record["role"] != "worker":
             return
-        worker = self.workers[record["number"]]
+        worker = self._worker(record["number"])
         worker.host = host_in(record["detail"]) or worker.host
         if record["what"] == "lost" and worker.deaths and worker.deaths[-1].back is None:
             worker.deaths[-1].lost = True
