@@ -189,7 +189,7 @@ def test_workers_that_load_different_things_end_the_job(sync: str, other: str) -
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "psp(c=2, b=0.5)", "full", "adpsgd"])
 def test_a_worker_that_comes_to_a_running_job_gets_the_jobs_state(sync: str) -> None:
-    saved, back = threading.Event(), threading.Event()
+    dead, seen, back = threading.Event(), threading.Event(), threading.Event()
 
     def script(worker: Worker, first: bool = True) -> Any:
         model = model_of(0)
@@ -208,9 +208,10 @@ def test_a_worker_that_comes_to_a_running_job_gets_the_jobs_state(sync: str) -> 
             optimizer.step()
         if worker.number == 1:
             worker.die()
-        saved.set()
+        wait(dead)  # under asp the other's last step may come after both of this one
         optimizer.pull()
         trained = model.state_dict()["weight"].clone()
+        seen.set()
         while not back.is_set():
             optimizer.pull()
             assert torch.equal(model.state_dict()["weight"], trained), "the one that has come back has undone what the others have learnt"
@@ -219,8 +220,9 @@ def test_a_worker_that_comes_to_a_running_job_gets_the_jobs_state(sync: str) -> 
     with Job(2) as job:
         first, second = job.start(0, script), job.start(1, script)
         job.join(second)
-        wait(saved)
         job.await_state(1, "dead")
+        dead.set()
+        wait(seen)
         again = job.start(1, lambda worker: script(worker, first=False))
         job.join(first, again)
         assert job.results(1)[0] >= TRAINED + 2
