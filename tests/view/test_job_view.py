@@ -217,6 +217,13 @@ def test_an_empty_job_is_a_page() -> None:
     assert "No worker has pushed anything" in view.change()["html"]["verdict"]
 
 
+def test_workers_have_lanes_although_the_newest_figures_are_older_than_they() -> None:
+    view = view_of(*steps(2, 8))
+    assert (whole := view.whole())["lanes"] == [0, 1] and whole["figures"]
+    view.status(summary())
+    assert view.whole()["lanes"] == [0, 1]
+
+
 def test_the_advice_is_shown_once_there_is_one() -> None:
     view = view_of(*steps(4, 30, slow=2))
     assert view.change()["html"].get("advice", "") == ""

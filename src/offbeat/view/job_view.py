@@ -21,7 +21,7 @@ from offbeat.report.figures import Summary, waiting_share
 from offbeat.report.remarks import culprits
 from offbeat.report.turns import ENDED_BY, Turns, Waits
 from offbeat.types import Seconds
-from offbeat.view.bars import WORDS, lanes
+from offbeat.view.bars import LANES, WORDS, lanes
 from offbeat.view.columns import Packed
 from offbeat.view.content import Source, context, figure, finite
 from offbeat.view.happenings import TOLD, cut, happening
@@ -423,7 +423,8 @@ class JobView:
         per_worker = summary.get("per_worker", ())
         count = min(MOST_WORKERS, max([steps.shares.longest.shape[0], *(number + 1 for number in self.turns.workers)]))
         costs = {worker["worker"]: worker.get("cost_s", 0.0) for worker in per_worker}
-        self._shown = [number for number in (lanes(summary) if summary else sorted(self.turns.workers)) if number < count]
+        told = 0 < len(per_worker) >= len(self.turns.workers)  # the newest summary may be older than the newest records
+        self._shown = [number for number in (lanes(summary) if told else sorted(self.turns.workers)[:LANES]) if number < count]
         return {
             "began": self.turns.began or 0.0,
             "end": max(self.turns.now, 1e-6),
