@@ -73,8 +73,8 @@ class JobView:
     Args:
         source: what it is about, if not the script's name: a journal's.
         live: True if the job runs while this is looked at, so that its clock goes on between two records.
-        costs: what workers cost the job, if somebody counts it here: then the records are a whole journal, with the fates of pushes. None:
-            they are those of `FOLLOWED`, perhaps not all of them.
+        costs: counts what workers cost the job, from the records of a whole journal, in which pushes have their fates. None: the records
+            are of the kinds of `FOLLOWED`, and some may be missing.
     """
 
     def __init__(self, source: str = "", *, live: bool = True, costs: Costs | None = None) -> None:

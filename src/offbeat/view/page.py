@@ -103,7 +103,7 @@ def _read(name: str) -> str:
 
 
 def finite_only(value: Any) -> Any:
-    """Return a message without what JSON cannot carry: figures of a journal that somebody has changed."""
+    """Return a message without what JSON cannot carry: figures of a journal that was edited."""
     if isinstance(value, dict):
         return {key: finite_only(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

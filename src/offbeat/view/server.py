@@ -174,7 +174,7 @@ class Hub:
         message = {"number": self._number, "age": age_s, **message}
         try:
             text = json.dumps(message, separators=(",", ":"), allow_nan=False)
-        except ValueError:  # figures of a journal that somebody has changed
+        except ValueError:  # figures of a journal that was edited
             text = json.dumps(finite_only(message), separators=(",", ":"))
         return f"data: {text}\n\n".encode()
 

@@ -24,7 +24,7 @@ from offbeat.view.shares import OWN, Shares
 PUSHES_KEPT: Final = 300_000
 STRETCHES_KEPT: Final = 50_000
 CHANGES_KEPT: Final = 20_000
-"""Most pushes that a reader who follows the job is told of at once: the newest."""
+"""Most pushes in one message to a browser: the newest ones."""
 WINDOWS: Final = 256
 """In how many windows of time the pushes of a long job are kept or left out together."""
 CHUNK: Final = 1 << 15

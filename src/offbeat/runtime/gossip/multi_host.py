@@ -163,7 +163,7 @@ class MultiHostGossip(ConnectedRank, GossipRank):
     def _expect(self, names: Sequence[tuple[WorkerId, Clock]]) -> list[tuple[WorkerId, Clock]]:
         """Expect parameters, by sender and step, and no others. Returns those to ask for: not asked for before, and their sender is there.
 
-        What is sent to these senders is queued until they connect: a rank may be heard of before its connection.
+        Messages to these ranks are queued until the ranks connect: server 0 may name a rank whose connection is not there yet.
         """
         names = [name for name in names if name[0] not in self._gone | self._ended]
         self._connections.expect({peer for peer, _ in names})
