@@ -139,7 +139,7 @@ class Tally:
                 self._others[number] = Tally()
                 self._others[number].add(self._job)
             self._others[number].add({key: value for key, value in record.items() if key != "optimizer"})
-            if kind == "warning":  # the user is told whichever optimizer it is about
+            if kind == "warning":  # the summary of the first optimizer has the warnings of all
                 self._on_warning(record)
             return
         if self._audit is not None:
