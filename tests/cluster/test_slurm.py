@@ -56,4 +56,6 @@ def test_a_job_outlives_a_worker_and_a_node(three_slurm_nodes: Slurm, tmp_path: 
     assert "Slurm does not start it again" in cluster.job_output(job)
     assert Tally.of(records).problems() == []
     *whole, cut_off = [r["report"] for r in records if r["kind"] == "epoch_ended"]
-    assert not [report for report in whole if report["exceptions"]] and cut_off["unused"]
+    assert not [report for report in whole if report["exceptions"]]
+    # None at all where the job was stopped with the epoch's last samples in hand: one stop in sixteen or so.
+    assert {exception["why"] for exception in cut_off["exceptions"]} <= {"unused: no worker took it"}
