@@ -19,7 +19,8 @@ from offbeat.transport.futex import process_state
 from offbeat.transport.shm import MemoryBlock
 from offbeat.types import WorkerId
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
+"""For what takes a second on an idle machine."""
 
 
 class Ranks:

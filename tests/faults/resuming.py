@@ -43,12 +43,12 @@ def result(path: Path) -> Any:
     return torch.load(path, weights_only=True)
 
 
-def account(ended: Ended, first_epoch: int) -> None:
-    """Every epoch from this one on is reported, with each index."""
+def account(ended: Ended, first_epoch: int, epochs: int | None = EPOCHS) -> None:
+    """Every epoch from this one on is reported, with each index. ``epochs``: of the script; None: as many as the test has let it make."""
     assert ended.status == 0, ended.err
     assert ended.tally().problems() == []
     reports = epoch_reports(ended.records)
-    assert [epoch for epoch, _ in reports] == list(range(first_epoch, EPOCHS)), reports
+    assert [epoch for epoch, _ in reports] == list(range(first_epoch, epochs or first_epoch + max(1, len(reports)))), reports
     for epoch, report in reports:
         assert report["indices"] == SIZE, (epoch, report)
         assert report["folded"] + report["dropped"] + report["rejected"] + report["unused"] == SIZE, (epoch, report)

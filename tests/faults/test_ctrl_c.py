@@ -38,6 +38,6 @@ def test_scripts_that_do_not_end_are_ended(faulty: Faulty, tmp_path: Path) -> No
     job.process.send_signal(signal.SIGINT)
     job.wait("the notice", lambda: "not all scripts have ended within 1 s of Ctrl-C (--grace): SIGTERM" in (tmp_path / "out").read_text())
     job.process.send_signal(signal.SIGINT)
-    ended = job.ended(deadline_s=10.0)
+    ended = job.ended()
     assert ended.status == 130
     assert (tmp_path / "saved-0").exists() and (tmp_path / "saved-1").exists()

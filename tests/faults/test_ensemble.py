@@ -47,7 +47,7 @@ def takes_part_from_the_next_epoch(ended: Ended, worker: int) -> None:
 @pytest.mark.parametrize("victim", marked([0, 2], night=[0]))
 def test_killed_and_frozen_workers_come_back_for_the_next_epoch(start: Start, enough: Path, victim: int) -> None:
     """A killed one holds nobody up, since its connection tells at once; a frozen one holds the others up for the timeout."""
-    timeout_s = 3.0
+    timeout_s = 4.0
     job = start("--workers", "4", "--timeout", str(timeout_s), *SYNC, *CALM, TRAIN, "--until", str(enough))
     job.began(4)
     signalled(job.workers()[victim], signal.SIGKILL)
@@ -67,7 +67,7 @@ def test_killed_and_frozen_workers_come_back_for_the_next_epoch(start: Start, en
     pause_s = longest_pause_s(ended.records, {0, 1, 2, 3} - {victim}, died["t"] - 1.0, back["t"])
     assert 0.0 < pause_s < timeout_s, "no silence has to be waited out"
     pause_s = longest_pause_s(ended.records, {0, 2, 3}, silent["t"] - timeout_s, silent["t"] + 1.0)
-    assert timeout_s / 2 < pause_s < timeout_s + 1.0
+    assert timeout_s / 2 < pause_s < 2 * timeout_s
     without = [r for r in ended.records if r["kind"] == "fold" and victim not in {part["worker"] for part in r["parts"]}]
     assert without, "the others have waited for the dead"
     for worker in (victim, 1):
@@ -115,7 +115,7 @@ def test_a_job_that_is_stopped_does_not_wait_for_local_steps(start: Start, enoug
     job = start("--workers", "3", "--sync", "ensemble(steps=1000)", "--slow", "1=0.1", TRAIN, "--until", str(enough))
     job.began(3)
     job.process.send_signal(number)
-    ended = job.ended(20.0)
+    ended = job.ended(60.0)  # the local steps would take 100 s
     assert ended.last_line == f"offbeat: stopped by {number.name}"
     assert "Traceback" not in ended.err
     assert ended.tally().problems() == []

@@ -41,7 +41,7 @@ def survived(job: Job, victim: int) -> Ended:
 
 @needs_lightning
 def test_lightning_survives_a_death_and_its_checkpoint_is_a_plain_one(start: Start, tmp_path: Path) -> None:
-    options = ("--workers", "2", "--preload", "lightning.pytorch", "--preload", "sklearn.datasets", "--slow", "0=0.02", "--kill", "1@100")
+    options = ("--workers", "2", "--preload", "lightning.pytorch", "--preload", "sklearn.datasets", "--slow", "0=0.02", "--kill", "1@30")
     own = ("--sync", "ssp(staleness=3)", "--epochs", "4", "--checkpoints", str(tmp_path))
     ended = survived(start(*options, str(EXAMPLES / "lightning_digits.py"), *own), victim=1)
     checkpoint = torch.load(tmp_path / "last.ckpt", weights_only=True)
@@ -58,7 +58,7 @@ def test_lightning_survives_a_death_and_its_checkpoint_is_a_plain_one(start: Sta
 
 @needs_transformers
 def test_transformers_survives_the_chiefs_death_and_its_model_is_a_plain_one(start: Start, tmp_path: Path) -> None:
-    options = ("--workers", "2", "--preload", "transformers.trainer", "--slow", "1=0.05", "--kill", "0@30")
+    options = ("--workers", "2", "--preload", "transformers.trainer", "--slow", "1=0.05", "--kill", "0@15")
     own = ("--sync", "ssp(staleness=3)", "--epochs", "2", "--output", str(tmp_path / "gpt2"))
     survived(start(*options, str(EXAMPLES / "gpt2.py"), *own), victim=0)
     from transformers import GPT2LMHeadModel

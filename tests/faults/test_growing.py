@@ -87,9 +87,11 @@ def test_workers_join_die_and_leave_and_every_index_is_used_once(start: Start, j
 
 
 @pytest.mark.parametrize("rule", marked(["bsp", "full", "dpsgd"], night=["dpsgd"]))
-def test_a_job_that_has_grown_resumes_with_the_workers_that_it_had_begun_with(jobs: Start, joins: Joins, tmp_path: Path, rule: str) -> None:
-    folder, calm = tmp_path / "checkpoints", ("--slow", "any=0.2")
-    first = jobs("first", "--workers", "2..3", "--sync", rule, *calm, "--checkpoint", str(folder), "--every", "5v")
+def test_a_job_that_has_grown_resumes_with_the_workers_that_it_had_begun_with(
+    jobs: Start, joins: Joins, tmp_path: Path, enough: Path, rule: str
+) -> None:
+    folder, calm, script = tmp_path / "checkpoints", ("--slow", "any=0.02"), ("--until", str(enough))
+    first = jobs("first", "--workers", "2..3", "--sync", rule, *calm, "--checkpoint", str(folder), "--every", "5v", script=script)
     first.began(2)
     joins(first)
     first.contribution(2, 1)
@@ -97,10 +99,11 @@ def test_a_job_that_has_grown_resumes_with_the_workers_that_it_had_begun_with(jo
     kill_all(first)
     taken = newest(folder)
     assert taken is not None and (taken.manifest["least"], taken.manifest["workers"]) == (2, 3)
-    second = jobs("second", "--resume", str(folder), *calm)
+    second = jobs("second", "--resume", str(folder), *calm, script=script)
     second.began(2)
     assert set(second.workers()) == {0, 1} and second.record("state_changed", worker=2)["reason"] == NO_JOINER
     joiner = joins(second)
-    second.record("joined", worker=2)
-    account(second.ended(), dict(taken.manifest["optimizers"][0]["places"])[0]["epoch"])
+    second.record("settle", worker=2, fate="folded", after=second.record("joined", worker=2)["t"])
+    enough.touch()
+    account(second.ended(), dict(taken.manifest["optimizers"][0]["places"])[0]["epoch"], epochs=None)
     assert joiner.wait(60) == 0

@@ -23,7 +23,7 @@ def test_a_job_that_was_killed_as_a_whole_goes_on(jobs: Start, tmp_path: Path, s
     folder, file = tmp_path / "checkpoints", tmp_path / "result.pt"
     options = ("--checkpoint", str(folder), "--auto-resume", "--every", "1v" if sync in SPLITS else "7v")
     first = jobs("first", "--sync", sync, *CALM, *options)
-    until_checkpoint(first, folder, 1 if sync in SPLITS else 40)
+    until_checkpoint(first, folder, 1 if sync in SPLITS else 30)
     kill_all(first)
     taken = newest(folder)
     assert taken is not None
@@ -43,11 +43,11 @@ def test_a_job_that_was_killed_as_a_whole_goes_on(jobs: Start, tmp_path: Path, s
 
 def test_it_goes_on_with_other_numbers_of_workers_and_servers(jobs: Start, tmp_path: Path) -> None:
     """Four workers and two servers, then three workers and one server, then two servers again."""
-    folder = tmp_path / "checkpoints"
-    first = jobs("first", "--workers", "4", "--servers", "2", *CALM, "--checkpoint", str(folder), "--every", "5v")
+    folder, calm = tmp_path / "checkpoints", ("--slow", "any=0.08")  # 60 and 80 versions, which the test stops half way
+    first = jobs("first", "--workers", "4", "--servers", "2", *calm, "--checkpoint", str(folder), "--every", "5v")
     until_checkpoint(first, folder, 15)
     kill_all(first)
-    second = jobs("second", "--workers", "3", "--servers", "1", *CALM, "--resume", str(folder), "--every", "5v")
+    second = jobs("second", "--workers", "3", "--servers", "1", *calm, "--resume", str(folder), "--every", "5v")
     taken = newest(folder)
     assert taken is not None
     until_checkpoint(second, folder, taken.version)

@@ -70,7 +70,7 @@ def test_impatience(start: Start, enough: Path) -> None:
     until = time.monotonic() + SAME_INTERRUPT_S
     job.wait("a second", lambda: time.monotonic() > until)  # before, Ctrl-C counts as the same one
     job.process.send_signal(signal.SIGINT)
-    ended = job.ended(deadline_s=4.0)
+    ended = job.ended(deadline_s=20.0)  # --grace is 30
     assert ended.status == 130
     assert ended.last_line == "offbeat: stopped by SIGINT"
 
@@ -110,7 +110,7 @@ LOST = [(1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGKILL)]
 @pytest.mark.parametrize(("victim", "fault"), marked(LOST, night=LOST[2:]))
 def test_a_lost_server_ends_a_job_without_restarts_in_one_sentence(start: Start, enough: Path, victim: int, fault: signal.Signals) -> None:
     stopped = fault == signal.SIGSTOP
-    options = ("--servers", "2", "--max-restarts", "0", "--slow", "any=0.01", *(("--timeout", "0.5") if stopped else ()))
+    options = ("--servers", "2", "--max-restarts", "0", "--slow", "any=0.01", *(("--timeout", "1.5") if stopped else ()))
     job = start("--workers", "2", *options, TRAIN, "--until", str(enough))
     job.record("fold")
     signalled(job.servers()[victim], fault)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.faults.job import TRAIN, WIDER, Ended, Start, signalled
+from tests.faults.job import TRAIN, WIDER, Ended, Faulty, Start, signalled
 from tests.faults.resuming import RESUMED, SIZE
 from tests.faults.test_groups import processes_of
 from tests.tiers import marked
@@ -99,18 +99,18 @@ def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(sta
     ended.accounted()
 
 
-def test_one_leaves_when_told_and_a_bug_ends_the_job(start: Start, enough: Path) -> None:
-    options = ("--until", str(enough), "--worker", "2", "--raise-after", "60")
-    job = start("--workers", "3", "--max-restarts", "3", *CALM, TRAIN, *options)
+def test_one_leaves_when_told_and_a_bug_ends_the_job(faulty: Faulty) -> None:
+    job = faulty.start("--workers", "3", "--sync", "bsp", "--max-restarts", "3")
     job.began(3)
     worker = job.workers()[1]
     worker.send_signal(signal.SIGTERM)
     left = job.record("state_changed", worker=1, state="finished")
     assert job.record("process", number=1, what="exited", after=left["t"])["detail"] == "exited with status 143"
+    faulty.order(2, "bug, then bug")
     ended = job.ended()  # by itself: the file that ends the scripts is never made
     assert ended.status == 1
     line = ended.last_line
-    assert line.startswith("offbeat: the script raised the same exception twice on worker 2") and "train.py:" in line, line
+    assert line.startswith("offbeat: the script raised the same exception twice on worker 2") and "faulty.py:" in line, line
     assert ended.tally().problems() == []
     _told_to_leave(ended)
     assert ended.err.count("\n[worker 2] RuntimeError: the disk is on fire\n") == 1, "one traceback"

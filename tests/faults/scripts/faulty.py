@@ -38,6 +38,10 @@ def raise_error() -> None:
     raise type(f"Accident{os.getpid()}", (RuntimeError,), {})("the disk is on fire")
 
 
+def bug() -> None:
+    raise RuntimeError("the disk is on fire")
+
+
 def crash() -> None:
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -62,6 +66,7 @@ MISHAPS: dict[str, Callable[[], object]] = {
     "loop": loop,
     "block": block,
     "raise": raise_error,
+    "bug": bug,
     "exit": lambda: sys.exit(3),
     "end": lambda: os._exit(7),
     "crash": crash,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -19,6 +20,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--optimizer", default="Adam")
     parser.add_argument("--moves", type=int, default=-1, help="a worker whose system shows no own view of shared memory: its p.data moves")
+    parser.add_argument("--until", type=Path, help="go on after these steps until this file is there")
+    parser.add_argument("--seen", type=Path, help="a folder: after each step, each worker adds a line to a file of its own")
     args = parser.parse_args()
     if args.moves == int(os.environ["OFFBEAT_WORKER"]):
         copy_on_write.PAGEMAP = "/nowhere"
@@ -30,11 +33,16 @@ def main() -> None:
     plain = getattr(torch.optim, args.optimizer)(model.parameters(), lr=0.01, **more)
     optimizer = offbeat.DistributedOptimizer(plain, model)
     draw = torch.Generator().manual_seed(100 + optimizer.worker)
-    for _ in range(args.steps):
+    for step in count():
+        if step >= args.steps and (args.until is None or args.until.exists()):
+            break
         x, y = torch.randn(8, args.width, generator=draw).to(device), torch.randn(8, 1, generator=draw).to(device)
         optimizer.zero_grad()
         (model(x) - y).square().mean().backward()
         optimizer.step()
+        if args.seen is not None:
+            with (args.seen / str(optimizer.worker)).open("a") as file:
+                print(optimizer.version, file=file)
     state = optimizer.state_dict()["state"]
     if optimizer.worker == 0:
         torch.save({"model": [p.detach().clone() for p in model.parameters()], "state": state}, args.save)
