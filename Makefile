@@ -24,9 +24,10 @@ SEED := $(or $(SEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
 SIDE_BY_SIDE := -n logical --maxprocesses 8 --dist worksteal --hypothesis-seed=$(SEED)
 # The tests start a thousand processes: without compiled modules on the disk, each compiles the package for itself.
 unexport PYTHONDONTWRITEBYTECODE
-# Tests that kill and stop processes, with deadlines: each starts up to seven, so two at a time on any machine, and nothing else beside them.
+# Tests that kill and stop processes, with deadlines: each starts up to seven, which wait half of the time, so three at a time on any machine,
+# and nothing else beside them.
 FAULTS := tests/faults
-# Tests on several hosts: engines of their own are started, one file's beside another's and nothing else.
+# Tests on several hosts: engines of their own are started, two at a time but only one Ray, and nothing else beside them.
 CLUSTER := tests/cluster
 
 help:  ## this list
@@ -51,13 +52,13 @@ test-night: ASKED := night
 test-all: $(READY)  ## the tests of CI on one host: more random schedules, each kind of fault; less than half an hour on two cores
 	@echo "Random tests with seed $(SEED); SEED=$(SEED) repeats them."
 	@OFFBEAT_ALL_TESTS=$(ASKED) $(BIN)/python -m pytest $(SIDE_BY_SIDE) --ignore=$(FAULTS) --ignore=$(CLUSTER)
-	@OFFBEAT_ALL_TESTS=$(ASKED) $(BIN)/python -m pytest $(FAULTS) -n 2 --dist worksteal
+	@OFFBEAT_ALL_TESTS=$(ASKED) $(BIN)/python -m pytest $(FAULTS) -n 3 --dist worksteal
 
 test-cluster: $(READY)  ## jobs on several hosts: namespaces, torchrun, Ray, and a real Slurm and etcd, which it installs (root, Debian)
 	@tests/cluster/install_services.sh || echo "Slurm and etcd cannot be installed here: their tests skip"
 	@$(INSTALL) -e '.[ray-train]' \
 	  || echo "Ray cannot be installed here: its tests skip"
-	@OFFBEAT_ALL_TESTS=$(ASKED) OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest $(CLUSTER) -n 2 --dist loadfile
+	@OFFBEAT_ALL_TESTS=$(ASKED) OFFBEAT_CLUSTER_TESTS=1 $(BIN)/python -m pytest $(CLUSTER) -n 2 --dist loadgroup
 
 test-night: test-all test-cluster  ## everything: four times as many random schedules, and the tests that resemble another one; an hour
 

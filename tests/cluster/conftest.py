@@ -14,9 +14,15 @@ from tests.cluster.hosts import Host, Network
 from tests.cluster.ray_cluster import RayCluster
 from tests.cluster.slurm import Slurm
 from tests.faults.conftest import begun, enough
-from tests.faults.job import AGENT, Job
+from tests.faults.job import AGENT, QUICK, Job
 
 __all__ = ["begun", "enough"]
+FOLDER = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests come first, those of jobs that outlive something: at the end no process of pytest waits long for another."""
+    items.sort(key=lambda item: item.path.parent != FOLDER or "outlive" not in item.name)
 
 
 @pytest.fixture(scope="session")
@@ -74,10 +80,10 @@ def three_slurm_nodes(beside_nothing: None, tmp_path: Path) -> Iterator[Slurm]:
 
 
 @contextlib.contextmanager
-def _ray(nodes: int) -> Iterator[RayCluster]:
+def _ray(nodes: int, **environment: str) -> Iterator[RayCluster]:
     if (reason := ray_cluster.why_not()) is not None:
         pytest.skip(reason)
-    with RayCluster(nodes) as cluster:
+    with RayCluster(nodes, environment=environment) as cluster:
         yield cluster
 
 
@@ -89,9 +95,16 @@ def three_ray_nodes(beside_nothing: None) -> Iterator[RayCluster]:
 
 
 @pytest.fixture
+def two_ray_nodes(beside_nothing: None) -> Iterator[RayCluster]:
+    """A Ray cluster of two nodes with two CPUs each."""
+    with _ray(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
 def one_ray_node(beside_nothing: None) -> Iterator[RayCluster]:
-    """A Ray cluster of one node with two CPUs."""
-    with _ray(1) as cluster:
+    """A Ray cluster of one node with two CPUs, whose processes import what they need of PyTorch, as those of other jobs here."""
+    with _ray(1, PYTHONPATH=os.pathsep.join(filter(None, (QUICK["PYTHONPATH"], os.environ.get("PYTHONPATH"))))) as cluster:
         yield cluster
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from offbeat.launch.environment import free_port
 from offbeat.launch.leadership import EtcdStore, StoreError
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 
 
 def why_not() -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
@@ -23,14 +24,15 @@ class RayCluster:
     Args:
         count: of nodes.
         cpus: of each node, as Ray sees it.
+        environment: variables of the processes of all nodes.
     """
 
-    def __init__(self, count: int = 3, cpus: int = 2) -> None:
+    def __init__(self, count: int = 3, cpus: int = 2, environment: Mapping[str, str] | None = None) -> None:
         # Other tests use this machine too: without its monitor Ray kills no workers where they use its memory, and with their niceness
         # (Ray's own is 15) its agents are not silent for seconds where they use its cores.
         os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_memory_monitor_refresh_ms="0", RAY_worker_niceness="0")
         self._options: dict[str, Any] = {"num_cpus": cpus, "object_store_memory": STORE_BYTES}
-        self._made = 0
+        self._environment, self._made = dict(environment or {}), 0
         from ray.cluster_utils import Cluster
 
         self._cluster = Cluster(initialize_head=True, head_node_args={**self._next(), "include_dashboard": False})
@@ -50,7 +52,7 @@ class RayCluster:
     def _next(self) -> dict[str, Any]:
         """Return the options of one more node, which jobs take for a machine of its own."""
         self._made += 1
-        return {**self._options, "env_vars": {"OFFBEAT_HOST": f"ray-{self._made}"}}
+        return {**self._options, "env_vars": {**self._environment, "OFFBEAT_HOST": f"ray-{self._made}"}}
 
     def add_node(self) -> Any:
         """Start one more node."""

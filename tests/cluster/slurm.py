@@ -82,7 +82,7 @@ MpiDefault=none
 SlurmdParameters=config_overrides
 SlurmdTimeout={LOST_AFTER_S}
 ReturnToService=2
-KillWait=5
+KillWait=30
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerParameters=sched_interval=2,batch_sched_delay=0
@@ -164,7 +164,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
         self.until(f"nodes {numbers} {state}", lambda: self._answers() and reached())
 
-    def until(self, what: str, ready: Callable[[], object], limit_s: float = 60.0) -> None:
+    def until(self, what: str, ready: Callable[[], object], limit_s: float = DEADLINE_S) -> None:
         """Wait until it is so; what the daemons have written is part of the failure."""
         try:
             until(what, ready, limit_s)

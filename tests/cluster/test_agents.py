@@ -71,17 +71,18 @@ def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_each_lost_machine
 
 def test_what_is_refused_says_what_to_type(two_hosts: list[Host], start_at: Start, tmp_path: Path) -> None:
     first, second = two_hosts
-    alone = start_at(first, *by_hand(first, "--start-timeout=3", "--no-preload"))
+    nowhere = start_at(second, "--nnodes=2", "--rdzv-endpoint=10.77.0.200:7100", "--start-timeout=2", "--no-preload", TRAIN)
+    alone = start_at(first, *by_hand(first, "--start-timeout=5", "--no-preload"))
     strange = tmp_path / "strange"
     strange.touch(mode=0o600)
     strange.write_text("f" * 32)
     stranger = start_at(second, *by_hand(first, "--start-timeout=20", "--no-preload"), OFFBEAT_TOKEN_FILE=str(strange))
     ended = alone.ended()
     assert ended.status == 1
-    assert "2 agents were to come within 3 s (--start-timeout), and 1 of 2 agents came" in ended.err and "agent 1 did not" in ended.err
+    assert "2 agents were to come within 5 s (--start-timeout), and 1 of 2 agents came" in ended.err and "agent 1 did not" in ended.err
     refused = stranger.ended()
     assert refused.status in (1, 2)
-    lost = start_at(second, "--nnodes=2", "--rdzv-endpoint=10.77.0.200:7100", "--start-timeout=2", "--no-preload", TRAIN).ended()
+    lost = nowhere.ended()
     assert lost.status == 1 and "no supervisor within 2 s (--start-timeout): nobody listens at 10.77.0.200, port 7100" in lost.last_line
 
 

@@ -66,7 +66,7 @@ def test_a_rate_limits_both_directions(two_hosts: list[Host]) -> None:
         there = float(b.run(sys.executable, "-c", SECONDS, a.address, str(size)))
         back = float(a.run(sys.executable, "-c", SECONDS, b.address, str(size)))
         b.limit("10gbit")
-        fast = float(b.run(sys.executable, "-c", SECONDS, a.address, str(size)))
+        fast = min(float(b.run(sys.executable, "-c", SECONDS, a.address, str(size))) for _ in range(3))
         for host in two_hosts:
             host.kill_everything()
     # 4 MB at 40 Mbit/s take 0.8 s, less what the bucket lets through at once. A busy machine is slower, never faster.

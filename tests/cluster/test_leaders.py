@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.cluster import etcd
 from tests.cluster.conftest import finished
-from tests.faults.job import TRAIN, Job, signalled
+from tests.faults.job import DEADLINE_S, TRAIN, Job, signalled
 from tests.faults.test_replicas import leader, strike, takeovers
 from tests.launch.test_leadership import keeps_the_first
 
@@ -18,6 +19,8 @@ from offbeat.launch.leadership import EtcdStore
 
 Start = Callable[..., Job]
 CALM = ("--workers", "2", "--replicas", "1", "--slow", "any=0.02")
+PATIENT = (sys.executable, "-c", "from offbeat.core import fleet; fleet.CLAIM_S = 100.0; from offbeat.cli import main; main()", "run")
+"""``offbeat run`` whose takeovers wait as long for a store, not ten seconds, which an etcd may need for its start."""
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def start(tmp_path: Path, begun: list[Job]) -> Start:
     def begin(*arguments: str) -> Job:
         folder = tmp_path / f"start-{len(begun)}"
         folder.mkdir()
-        begun.append(Job(folder, arguments))
+        begun.append(Job(folder, arguments, command=PATIENT))
         return begun[-1]
 
     return begin
@@ -52,7 +55,7 @@ def test_a_takeover_is_entered_and_a_job_that_begins_again_ends_the_one_before(s
     strike(first, 0)
     assert store.find("offbeat/night/1/server 0/term 2") is not None
     second = start(*CALM, *leaders, TRAIN, "--until", str(enough))
-    assert first.process.wait(30) == 1
+    assert first.process.wait(DEADLINE_S) == 1
     assert "this job has begun again elsewhere, under process " in first.printed()
     strike(second, 0)
     assert store.find("offbeat/night/2/server 0/term 2") is not None

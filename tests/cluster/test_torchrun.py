@@ -64,7 +64,7 @@ def test_digits_outlive_a_worker_and_a_host(two_hosts: list[Host], start_at: Sta
     untouched = {r["what"] for r in records if r["kind"] == "process" and r["role"] == "worker" and r["number"] in (0, 1)}
     assert untouched == {"started", "exited"}, "the workers of the first host have one process each"
     tests = [r["values"]["test_accuracy"] for r in records if r["kind"] == "metrics" and "test_accuracy" in r["values"]]
-    assert tests[-1] >= 0.96
+    assert tests[-1] >= 0.94
 
 
 def test_the_c10d_rendezvous_is_refused_with_what_to_type(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
