@@ -115,10 +115,10 @@ def test_a_job_outlives_a_process_and_an_actor_and_grows_and_shrinks_with_the_cl
     signalled(training(cluster, cluster.nodes[0])[0], signal.SIGKILL)
     killed = job.record("process", what="exited")
     folded(job, killed["number"], after=job.record("joined", worker=killed["number"], after=killed["t"])["t"])
-    kill_actor(1)
+    node = cluster.add_node()
+    kill_actor(1)  # its next one and the first of the new node start side by side
     lost = job.record("process", what="lost", number=1)
     folded(job, 1, after=job.record("joined", worker=1, after=lost["t"])["t"])
-    node = cluster.add_node()
     folded(job, 2, after=job.record("joined", worker=2)["t"])
     assert len(training(cluster, node)) == 1
     cluster.remove_node(node)

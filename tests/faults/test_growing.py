@@ -86,7 +86,7 @@ def test_workers_join_die_and_leave_and_every_index_is_used_once(start: Start, j
     assert "worker 2 died (killed by SIGKILL): restarted (1 of 3)" in ended.out and "worker 3 died" not in ended.out
 
 
-@pytest.mark.parametrize("rule", marked(["bsp", "full", "dpsgd"], night=["dpsgd"]))
+@pytest.mark.parametrize("rule", marked(["bsp", "full", "dpsgd"], night=["full", "dpsgd"]))
 def test_a_job_that_has_grown_resumes_with_the_workers_that_it_had_begun_with(
     jobs: Start, joins: Joins, tmp_path: Path, enough: Path, rule: str
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faults.job import AGENT, SCRIPTS, Ended, Job
+from tests.faults.job import AGENT, QUICK, SCRIPTS, Ended, Job
 from tests.tiers import marked
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc")
@@ -19,6 +19,7 @@ GIVEN = "a-recognisable-token-1234567"
 FAILS_ON_PURPOSE = '''
 """A server fails in the middle of a job: its traceback has the hub, which knows the token, in its frames."""
 import os, sys
+import nothing_compiled, soon_written
 if {"offbeat.runtime.server", "offbeat.launch.forkserver"} & set(sys.orig_argv):
     from offbeat.transport import hub
     poll = hub.SocketHub.poll
@@ -68,7 +69,7 @@ def options(folder: Path, enough: Path, *more: str) -> tuple[str, ...]:
     return (*files, "--sync", "asp", "--max-restarts", "0", SCRIPT, "--until", str(enough), "--folder", str(folder), *more)
 
 
-@pytest.mark.parametrize("workers", ["new processes", "forks"])
+@pytest.mark.parametrize("workers", marked(["new processes", "forks"], night=["new processes"]))
 def test_a_job_on_one_machine_and_a_script_that_fails(workers: str, start: Callable[..., Job], tmp_path: Path, enough: Path) -> None:
     preload = ("--no-preload",) if workers == "new processes" else ()
     job = start("--workers", "2", *preload, *options(tmp_path, enough, "--fails", "1"))
@@ -83,7 +84,7 @@ def test_a_server_that_fails(start_new: Callable[..., Job], tmp_path: Path, enou
     modules, fails_at = tmp_path / "modules", tmp_path / "fails"
     modules.mkdir()
     (modules / "sitecustomize.py").write_text(FAILS_ON_PURPOSE)
-    path = f"{modules}:{Path(__file__).parents[2] / 'src'}"
+    path = f"{modules}:{QUICK['PYTHONPATH']}:{Path(__file__).parents[2] / 'src'}"
     job = start_new("--workers", "2", *options(tmp_path, enough), environment={"PYTHONPATH": path, "FAILS_AT": str(fails_at)})
     token = look(job, tmp_path)
     fails_at.touch()

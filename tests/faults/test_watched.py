@@ -60,7 +60,8 @@ def test_a_job_is_listed_and_shown_and_a_death_is_a_line(start: Start, enough: P
     signalled(job.workers()[1], signal.SIGKILL)
     job.contribution(1, 2)
     pid = str(job.process.pid)
-    [_, line] = top().stdout.splitlines()
+    listed = job.wait("the third worker in the list", lambda: "3 of 3 " in (listed := top().stdout) and listed)
+    [_, line] = listed.splitlines()
     assert re.match(rf"\s*{pid}  \S*train\.py +\S+ +3 of 3 ", line), line
     for name in (pid, "train.py", TRAIN):
         shown = top(name)
