@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.job import DEADLINE_S
 from tests.tiers import marked
 from tests.view.page_records import died, joined, logged, pushed, release, steps, view_of
 from tests.view.test_server import page
@@ -33,6 +34,8 @@ class Shown:
     def __init__(self, server: PageServer, tab: Any) -> None:
         self.server, self.tab = server, tab
         address = server.address
+        tab.set_default_timeout(1000.0 * DEADLINE_S)
+        sync_api.expect.set_options(timeout=1000.0 * DEADLINE_S)
         self.complaints: list[str] = []
         self.elsewhere: list[str] = []
         tab.on("console", lambda message: self.complaints.append(message.text) if message.type in ("error", "warning") else None)
@@ -42,7 +45,7 @@ class Shown:
         tab.goto(address)
 
     def text(self, selector: str, holds: str) -> None:
-        sync_api.expect(self.tab.locator(selector)).to_contain_text(holds, timeout=30_000)
+        sync_api.expect(self.tab.locator(selector)).to_contain_text(holds)
 
     def ink(self, selector: str) -> int:
         """How many colours a canvas has."""
