@@ -73,12 +73,12 @@ def test_in_shard_scope_a_computation_began_as_long_ago_as_its_push_says() -> No
         LaneSpan(0.0, 1.0, "computing"),
         LaneSpan(1.0, 2.5, "waiting"),
         LaneSpan(2.5, 4.0, "computing"),
-        LaneSpan(4.0, 8.0, "waiting"),
+        LaneSpan(4.0, 8.0, "computing"),
     ]
     records = two_shards()
     records[-1:-1] = [release(6.5, 0, 1, 2), abandoned(7.5, 0, 2, compute_s=1.0)]
     chart = chart_of(records)
-    assert chart.lanes[0].spans[3:] == [LaneSpan(4.0, 5.5, "waiting"), LaneSpan(5.5, 6.5, "computing"), LaneSpan(6.5, 8.0, "waiting")]
+    assert chart.lanes[0].spans[3:] == [LaneSpan(4.0, 5.5, "waiting"), LaneSpan(5.5, 6.5, "computing"), LaneSpan(6.5, 8.0, "computing")]
     assert marks(chart, 0) == ["dropped", "abandoned"]
     assert [(moment.what, moment.shard, moment.version) for moment in chart.moments[-2:]] == [("fold", 1, 1), ("publish", 1, 1)]
 
