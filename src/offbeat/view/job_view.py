@@ -16,7 +16,7 @@ import numpy as np
 from offbeat.journal.arrivals import Record, host_in
 from offbeat.journal.costs import Costs
 from offbeat.journal.worker_summary import NOT_COME
-from offbeat.report.figures import Summary, waiting_share
+from offbeat.report.figures import Summary, judged_s, waiting_share
 from offbeat.report.remarks import culprits
 from offbeat.report.turns import ENDED_BY, Turns, Waits
 from offbeat.types import Seconds
@@ -332,8 +332,7 @@ class JobView:
         """The time that costs are a share of: from the first release until now."""
         if self.costs is not None:
             return self.costs.seconds
-        verdicts = self.summary.get("verdicts") or ()
-        return next((one["cost_s"] / one["share"] for one in verdicts if one["share"] > 0.0), self.summary.get("wall_s") or 0.0)
+        return judged_s(self.summary) if self.summary else 0.0
 
     # Messages.
 
