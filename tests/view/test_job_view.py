@@ -11,6 +11,7 @@ from tests.view.page_records import died, fold, head, joined, logged, pushed, re
 from offbeat.journal.records import Record, exception_record
 from offbeat.journal.summary import Tally
 from offbeat.report.remarks import remarks
+from offbeat.types import WorkerId
 from offbeat.view.accounts import ROWS
 from offbeat.view.content import context
 from offbeat.view.job_view import EVENTS, METRICS, OWN, JobView
@@ -103,7 +104,7 @@ def test_what_a_dead_worker_did_before_stays_in_its_lane() -> None:
 
 
 def test_exceptions_are_told_as_in_the_report_equal_ones_once_and_without_a_place_that_is_not_known() -> None:
-    raised = [exception_record(2.0, worker, "ValueError: no", None) for worker in (0, 1)]
+    raised = [exception_record(2.0, WorkerId(worker), "ValueError: no", None) for worker in (0, 1)]
     view = view_of(head(), joined(0), joined(1), release(0, 1.0), *raised)
     assert context(view, None)["problems"] == ["The script of workers 0 and 1 raised, 2 times in all: ValueError: no."]
     assert context(view, None)["problems"] == remarks(view.summary).splitlines()
