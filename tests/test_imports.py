@@ -26,6 +26,7 @@ BOOKS = (
     "journal/worker_summary.py",
     "journal/audit.py",
     "journal/arrivals.py",
+    "journal/series.py",
     "journal/costs.py",
     "journal/verdicts.py",
 )

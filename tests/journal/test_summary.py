@@ -68,7 +68,7 @@ def test_waiting_for_the_end_of_an_epoch_is_idleness_and_a_death_ends_a_wait() -
     dead, ended = state(4.0, 1, "dead"), epoch_ended(4.0, 0, 0)
     tally = Tally.of([*round_of_two()[:-1], paused(2.5, 0), push(3.0, 1, 1), dead, ended, release(4.0, 0, 1, 1), release(6.0, 1, 1, 1, 2)])
     first, second = tally.summary()["per_worker"]
-    assert (first["idle_s"], second["wait_s"], second["deaths"], second["incarnations"]) == (1.5, 0.5, 1, 2)
+    assert (first["idle_s"], second["wait_s"], second["deaths"], second["incarnations"]) == (1.5, 1.5, 1, 2)
     assert tally.summary()["epochs"] == [{"pool": 0, "epoch": 0, "t": 4.0, "indices": 16, "folded": 16}]
 
 

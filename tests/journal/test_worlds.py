@@ -63,8 +63,9 @@ def adds_up(records: list[Record]) -> dict[str, Any]:
     assert isinstance(table, Table) and table.row_count == len(workers)
     assert comparison({"this": summary, "that": summary}).row_count == 2
     for number, lane in Chart.of(records).lanes.items():
-        waited_s = sum(span.stop_s - span.start_s for span in lane.spans if span.what == "waiting")
-        assert waited_s >= workers[number]["wait_s"] - 1e-6, "the tally leaves out waits that end with their worker"
+        for what, of_tally in (("computing", "busy_s"), ("waiting", "wait_s"), ("idle", "idle_s")):
+            drawn_s = sum(span.stop_s - span.start_s for span in lane.spans if span.what == what)
+            assert drawn_s == pytest.approx(workers[number][of_tally], abs=1e-4), f"worker {number}: {what}"
         assert all(span.start_s < span.stop_s and span.what in SPANS for span in lane.spans)
         assert all(a.stop_s <= b.start_s for a, b in zip(lane.spans, lane.spans[1:], strict=False))
     return summary

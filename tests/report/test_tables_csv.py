@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.journal.records import END, Record, release, round_of_two
+from tests.journal.records import END, Record, push, release, round_of_two, settle
 from typer.testing import CliRunner
 
 from offbeat.cli import app
@@ -60,6 +60,12 @@ def test_a_push_without_a_fate_is_there(tmp_path: Path) -> None:
     records = [record for record in round_of_two() if record["kind"] not in ("settle", "fold", "end")]
     write(records, tmp_path)
     assert [(row["worker"], row["fate"], row["settled_t"]) for row in rows(tmp_path, "pushes")] == [("0", "", ""), ("1", "", "")]
+
+
+def test_a_push_of_an_earlier_process_has_clock_0_and_takes_none_from_the_next(tmp_path: Path) -> None:
+    late = [push(2.6, 0, 1, incarnation=0), settle(2.6, 0, 0, "rejected", incarnation=0), push(3.0, 0, 1), settle(3.0, 0, 2, "dropped")]
+    write([*round_of_two()[:-1], *late, END], tmp_path)
+    assert [(row["fate"], row["clock"]) for row in rows(tmp_path, "pushes")][2:] == [("rejected", "0"), ("dropped", "2")]
 
 
 def test_names_and_texts_keep_to_their_columns(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from offbeat.report.turns import NOBODY, Waits
 from offbeat.report.waits import WaitStory
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
+from offbeat.view.job_view import total
 from offbeat.view.of_journal import Reading
+from offbeat.view.shares import KINDS
 
 
 def told(records: Iterable[Record]) -> tuple[Waits, list[str]]:
@@ -27,7 +29,7 @@ def told(records: Iterable[Record]) -> tuple[Waits, list[str]]:
 
 
 RANDOM = "per_worker(law='shifted_exponential(shift=0.3, scale=0.5)', factors=(1, 1, 3))"
-FAULTS = "kill worker=1 at=3.2; restart worker=1 at=6"
+FAULTS = "kill worker=1 at=3.2; restart worker=1 at=6; freeze worker=2 at=9 for=14"
 RULES = [
     "bsp",
     "asp",
@@ -38,6 +40,7 @@ RULES = [
     "majority",
     "full",
     "dpsgd",
+    "decoupled(steps=5, quorum=2)",
     "ensemble(per_epoch=5, overlap=0.0)",
 ]
 
@@ -62,8 +65,12 @@ def test_every_moment_of_every_worker_is_accounted_for_once(rule: str, tmp_path:
         )
         present = summary["elapsed_s"] - (view.turns.began or 0.0)
         assert totals[worker["worker"]].sum() <= present + 1e-3
-    busy = sum(worker["busy_s"] for worker in summary["per_worker"])
-    assert float((columns["arrived"] - columns["begun"]).sum()) == pytest.approx(busy, rel=0.02, abs=0.5)
+        wait, idle, dead = (float(totals[worker["worker"], KINDS.index(kind)]) for kind in ("wait", "idle", "dead"))
+        on_page = float(totals[worker["worker"]].sum()) - wait - idle - dead, wait, idle
+        assert on_page == pytest.approx((worker["busy_s"], worker["wait_s"], worker["idle_s"]), abs=1e-3), "page and report agree"
+    waits, _ = told(read(path))
+    seconds = waits.busy_s, sum(seconds for _, seconds in waits.groups.values())
+    assert seconds == pytest.approx([total(summary, name) for name in ("busy_s", "wait_s")], abs=1e-4), "and so does --why wait"
     fates = {"folded": 1, "carried": 2, "dropped": 3, "rejected": 4}
     if not summary["shards"]:
         assert {name: int((columns["fate"] == number).sum()) for name, number in fates.items()} == summary["fates"]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.view.page_records import steps
+from tests.view.page_records import logged, steps
 
 from offbeat.journal.summary import Tally
 from offbeat.top.screens import History
 
 
-def summary(workers: int = 4, versions: int = 30, *, script: str = "train.py") -> dict[str, Any]:
-    """The last worker takes 0.2 s longer for its data."""
+def summary(workers: int = 4, versions: int = 30, *, script: str = "train.py", later_s: float = 0.0) -> dict[str, Any]:
+    """The last worker takes 0.2 s longer for its data. ``later_s``: after the last fold something else was written."""
     tally = Tally()
     for record in steps(workers, versions, slow=workers - 1):
         if record["kind"] == "job":
@@ -20,6 +20,7 @@ def summary(workers: int = 4, versions: int = 30, *, script: str = "train.py") -
             host = {"queued_s": 0.001} if record["version"] else {"cores": float(2 * workers)}
             record |= {"processor": {"forward": 0.02}, "host": host}
         tally.add(record)
+    tally.add(logged(record["t"] + later_s))
     return tally.summary(brief=True)
 
 

@@ -46,6 +46,16 @@ def test_the_culprit_comes_first(width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
+def test_the_cost_of_a_worker_is_that_of_its_verdict_long_after_the_last_fold() -> None:
+    seen = view(summary(later_s=6.0))
+    assert seen.snapshot is not None and seen.snapshot["elapsed_s"] - seen.snapshot["wall_s"] > 6.0
+    (verdict,) = [line for line in shown(job_screen(seen, 140, 30), 140) if line.startswith("Worker 3 costs this job")]
+    said = verdict.split("costs this job ")[1].split(" %")[0]
+    row = next(line.split() for line in shown(job_screen(seen, 140, 30), 140) if line.startswith("     3"))
+    assert row[2] == f"{said}%"
+    assert any(line.startswith(f"costs {said}% of the job's time") for line in shown(worker_screen(seen, 3, [], 140, 30), 140))
+
+
 @pytest.mark.parametrize("width", [40, 80, 140])
 def test_a_worker_is_shown_with_its_phases_its_host_and_its_script_on_top_of_the_stacks(width: int) -> None:
     seen = view(summary(versions=20), summary(versions=40))

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from tests.view.page_records import died, fold, head, joined, logged, pushed, release, steps, summary, unpacked, view_of
 
-from offbeat.journal.records import Record
+from offbeat.journal.records import Record, exception_record
 from offbeat.journal.summary import Tally
+from offbeat.report.remarks import remarks
+from offbeat.types import WorkerId
 from offbeat.view.accounts import ROWS
 from offbeat.view.content import context
 from offbeat.view.job_view import EVENTS, METRICS, OWN, JobView
@@ -95,10 +97,17 @@ def test_a_journal_without_phases_has_waits_and_computing() -> None:
 def test_what_a_dead_worker_did_before_stays_in_its_lane() -> None:
     records = [head(), joined(1), release(1, 1.0), pushed(1, 2.0, own=1.0), release(1, 2.5), died(1, 4.0), joined(1, 9.0, 2)]
     view = view_of(*records)
-    assert stretches(view, 1) == [("computing", 1.5)] and view.change()["tails"][1] == [4.0, "dead"]
+    assert stretches(view, 1) == [("waiting", 0.5), ("computing", 1.5)] and view.change()["tails"][1] == [4.0, "dead"]
     view.record({**release(1, 9.5), "incarnation": 2})
-    assert stretches(view, 1) == [("computing", 1.5), ("dead", 5.5)] and view.change()["tails"][1] == [9.5, "computing"]
+    assert stretches(view, 1) == [("waiting", 0.5), ("computing", 1.5), ("dead", 5.5)] and view.change()["tails"][1] == [9.5, "computing"]
     assert [text for _, text in view.events] == ["Worker 1 died: killed by SIGKILL.", "Worker 1 is back as its second process."]
+
+
+def test_exceptions_are_told_as_in_the_report_equal_ones_once_and_without_a_place_that_is_not_known() -> None:
+    raised = [exception_record(2.0, WorkerId(worker), "ValueError: no", None) for worker in (0, 1)]
+    view = view_of(head(), joined(0), joined(1), release(0, 1.0), *raised)
+    assert context(view, None)["problems"] == ["The script of workers 0 and 1 raised, 2 times in all: ValueError: no."]
+    assert context(view, None)["problems"] == remarks(view.summary).splitlines()
 
 
 def test_who_has_not_come_yet_is_not_called_dead() -> None:
@@ -106,6 +115,7 @@ def test_who_has_not_come_yet_is_not_called_dead() -> None:
     change = view.change()
     assert change["tails"] == {0: [1.0, "computing"], 1: [1.0, "awaited"]}
     assert {row["worker"]: row["cells"][0] for row in context(view, None)["workers"]["rows"]} == {0: "working", 1: "awaited"}
+    assert [text for _, text in view.events] == ["Worker 1 is awaited: its machine has not come yet."]
     view.record(joined(1, 9.0))
     assert 1 not in view.change()["tails"]
 

@@ -196,7 +196,7 @@ def test_of_a_long_job_excerpts_are_kept_and_all_is_in_the_shares(journal: Path,
 def test_memory_and_size_are_bounded_whatever_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.view.steps.PUSHES_KEPT", 20_000)
     steps, drawn = Steps(), np.random.default_rng(0)
-    turn = Turn(incarnation=1)
+    turn = Turn(doing="computing", incarnation=1)
     names = ("data", "forward", "backward", "own", "gc", "push")
     for number in range(150_000):
         t = 1.0 + number * 0.01

@@ -2,13 +2,15 @@
 
 In rules of shard scope a push comes once per shard, each arrival a record of its own; `JournalArrivals` brings these together. No
 ``pushed`` record has a clock, but those of one sender are counted up from its last release; `Sender` keeps the pushes without a fate by
-their clocks. Whether their fates are right is `journal.audit`'s to say. Standard library only.
+their clocks, and `OpenPushes` has all senders. Whether their fates are right is `journal.audit`'s to say. Standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 Record: TypeAlias = dict[str, Any]
@@ -113,13 +115,13 @@ class Sender:
         self._numbered = False
         """True if the newest arrival gave its push a clock."""
 
-    def pushed(self, push: JournalPush, shard: int | None) -> None:
-        """Add the arrival of a push."""
+    def pushed(self, push: JournalPush, shard: int | None, kept: Any = None) -> None:
+        """Add the arrival of a push; ``kept``: see `JournalPush.open`."""
         self._newest, self._numbered = push, push.clock == 0
         if self._numbered:
             self.clock += 1
             push.clock, push.run = self.clock, self._run
-        push.open[shard] = None
+        push.open[shard] = kept
         self.open[push.clock] = push
 
     def released(self, clock: int) -> None:
@@ -145,14 +147,15 @@ class Sender:
         push.run.certain = True
         return push
 
-    def settle(self, push: JournalPush, shard: int | None, *, fenced: bool) -> None:
-        """Close a push that was found, at this shard. A fenced push has used no clock."""
-        push.open.pop(shard, None)
+    def settle(self, push: JournalPush, shard: int | None, *, fenced: bool) -> Any:
+        """Close a push that was found, at this shard, and return what was kept there. A fenced push has used no clock."""
+        kept = push.open.pop(shard, None)
         if not push.open:
             del self.open[push.clock]
         if fenced and self._numbered:
             self.clock -= 1
             push.clock = 0
+        return kept
 
     def _set_forward(self, run: _Run, by: int) -> None:
         pushes = list(self.open.values())
@@ -161,6 +164,66 @@ class Sender:
         self.open = {push.clock: push for push in pushes}
         if self._run is run:
             self.clock += by
+
+
+class OpenPushes:
+    """Follow the pushes of all workers from their arrival to their fate; what has its fate is not kept.
+
+    >>> pushes = OpenPushes()
+    >>> push = {"kind": "pushed", "t": 0.5, "worker": 1, "incarnation": 1, "version": 0, "samples": 8}
+    >>> _ = pushes.pushed(push, "kept")
+    >>> settle = {"kind": "settle", "t": 0.5, "worker": 1, "incarnation": 1, "clock": 1, "fate": "folded", "samples": 8, "version": 1}
+    >>> pushes.settled(settle)[1], list(pushes.rest())
+    ('kept', [])
+    """
+
+    def __init__(self) -> None:
+        self._arrivals = JournalArrivals()
+        self._senders: defaultdict[int, defaultdict[int, Sender]] = defaultdict(partial(defaultdict, Sender))
+        """By worker and incarnation."""
+
+    def of(self, record: Record) -> Sender:
+        """Return the sender that a record, or the part of a fold, names by worker and incarnation."""
+        return self._senders[record["worker"]][record["incarnation"]]
+
+    def pushed(self, record: Record, kept: Any = None) -> JournalPush:
+        """Take a ``pushed`` record; return its push, which is open at the record's shard now. ``kept``: what the reader keeps there."""
+        push = self._arrivals.of(record)
+        self.of(record).pushed(push, record.get("shard"), kept)
+        return push
+
+    def folded(self, record: Record) -> list[Any]:
+        """Return what is kept of the pushes that a ``fold`` record is made of, as far as they are known."""
+        shard = record.get("shard")
+        found = (self.of(part).find(part["clock"], shard) for part in record["parts"])
+        return [push.open[shard] for push in found if push is not None]
+
+    def settled(self, record: Record) -> tuple[JournalPush, Any] | None:
+        """Return the push to which a ``settle`` record gives its fate, and what is kept of it; None: it is not known."""
+        shard, sender = record.get("shard"), self.of(record)
+        push = sender.find(record["clock"], shard)
+        return None if push is None else (push, sender.settle(push, shard, fenced=record["clock"] == 0))
+
+    def note(self, record: Record) -> None:
+        """Take a record of another kind, which may set a worker's clock, or say that nothing more is told of earlier incarnations."""
+        match record["kind"]:
+            case "release":
+                self.of(record).released(record["clock"])
+            case "paused" | "set_aside":
+                self.of(record).paused()
+            case "state_changed" if record["state"] == "alive":
+                senders = self._senders[record["worker"]]
+                for old in gone_by(senders, record["incarnation"]):
+                    if not senders[old].open:
+                        del senders[old]
+                self._arrivals.joined(record["worker"], record["incarnation"])
+
+    def rest(self) -> Iterator[tuple[int, int, JournalPush]]:
+        """Return the pushes without a fate, each with its worker and incarnation."""
+        for worker, senders in self._senders.items():
+            for incarnation, sender in senders.items():
+                for push in sender.open.values():
+                    yield worker, incarnation, push
 
 
 class FoldedSamples:

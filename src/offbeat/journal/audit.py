@@ -8,13 +8,11 @@ judges the contributions and their fates only; what the numbers mean for a reade
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Final, TypeAlias
 
 from offbeat.core.leases import unaccounted
-from offbeat.journal.arrivals import JournalArrivals, JournalPush, Record, Sender, gone_by
+from offbeat.journal.arrivals import JournalPush, OpenPushes, Record
 
 Key: TypeAlias = tuple[int, int, int, int | None]
 """A worker, its incarnation, the clock of a push, and the shard; None: all shards together."""
@@ -36,9 +34,7 @@ class Audit:
     """
 
     def __init__(self) -> None:
-        self._arrivals = JournalArrivals()
-        self._senders: defaultdict[int, defaultdict[int, Sender]] = defaultdict(partial(defaultdict, Sender))
-        """By worker and incarnation."""
+        self._open = OpenPushes()
         self._parts: dict[Key, tuple[int, int]] = {}
         """Parts of folds whose fate has not been read yet: version and staleness."""
         self._fates: dict[Key, tuple[int, int]] = {}
@@ -69,25 +65,17 @@ class Audit:
         """Return the inconsistencies. A push without a fate is one only once the journal has ended."""
         found, more = list(self._found), self._count - len(self._found)
         if self._ended:
-            senders = [(_who(w, i), sender) for w, incarnations in self._senders.items() for i, sender in incarnations.items()]
-            for who, sender in senders:
-                for push in sender.open.values():
-                    found += [f"{who}: its push at {push.t} s has no fate{_at(shard)}" for shard in _sorted(push)]
+            for worker, incarnation, push in self._open.rest():
+                found += [f"{_who(worker, incarnation)}: its push at {push.t} s has no fate{_at(shard)}" for shard in _sorted(push)]
             found += [f"{_what(key)} is part of version {version} but has no fate 'folded'" for key, (version, _) in self._parts.items()]
             found += [f"{_what(key)} is folded into version {version}, which lacks it" for key, (version, _) in self._fates.items()]
         return [*found, f"and {more} more"] if more > 0 else found
 
     # Contributions and their fates.
 
-    def _sender(self, record: Record) -> Sender:
-        return self._senders[record["worker"]][record["incarnation"]]
-
-    def _pushed(self, record: Record) -> None:
-        self._sender(record).pushed(self._arrivals.of(record), record.get("shard"))
-
     def _gather(self, record: Record) -> None:
         key = (record["worker"], record["incarnation"], record["clock"], None)
-        if self._sender(record).find(record["clock"], None) is None:
+        if self._open.of(record).find(record["clock"], None) is None:
             self._problem(f"{_what(key)} is gathered at {record['t']} s but is not there")
         gathered = self._sums.setdefault(record["worker"], {})
         if key[1:3] in gathered:
@@ -95,7 +83,7 @@ class Audit:
         gathered[key[1:3]] = record["weight"]
 
     def _settle(self, record: Record) -> None:
-        sender, shard = self._sender(record), record.get("shard")
+        sender, shard = self._open.of(record), record.get("shard")
         clock, fate = record["clock"], record["fate"]
         key = (record["worker"], record["incarnation"], clock, shard)
         push = sender.find(clock, shard)
@@ -170,7 +158,7 @@ class Audit:
 
     def _by_samples(self, parts: Sequence[Record]) -> bool:
         """Return True if all samples in these parts have one weight, and these weights add up to 1 if each living rank has one part."""
-        pushes = [self._sender(part).find(part["clock"], None) for part in parts]
+        pushes = [self._open.of(part).find(part["clock"], None) for part in parts]
         each = [part["weight"] / push.samples for part, push in zip(parts, pushes, strict=True) if push is not None and push.samples > 0]
         whole = sorted(part["worker"] for part in parts) != sorted(self._alive)
         whole = whole or abs(sum(part["weight"] for part in parts) - 1.0) <= TOLERANCE
@@ -213,17 +201,9 @@ class Audit:
     def _change_state(self, record: Record) -> None:
         if record["state"] == "alive":
             self._alive.add(record["worker"])
-            self._forget(record["worker"], record["incarnation"])
         else:
             self._alive.discard(record["worker"])
-
-    def _forget(self, worker: int, incarnation: int) -> None:
-        """Forget a worker's earlier incarnations, as far as every push of theirs has its fate."""
-        senders = self._senders[worker]
-        for old in gone_by(senders, incarnation):
-            if not senders[old].open:
-                del senders[old]
-        self._arrivals.joined(worker, incarnation)
+        self._open.note(record)
 
     def _end(self, record: Record) -> None:
         self._ended = not record.get("cut", False)  # the process that would have settled open pushes was killed
@@ -234,11 +214,11 @@ class Audit:
             self._found.append(text)
 
 
-_HANDLERS: Final[Mapping[str, Callable[[Audit, Record], None]]] = {
-    "release": lambda audit, record: audit._sender(record).released(record["clock"]),
-    "paused": lambda audit, record: audit._sender(record).paused(),
-    "set_aside": lambda audit, record: audit._sender(record).paused(),
-    "pushed": Audit._pushed,
+_HANDLERS: Final[Mapping[str, Callable[[Audit, Record], object]]] = {
+    "release": lambda audit, record: audit._open.of(record).released(record["clock"]),
+    "paused": lambda audit, record: audit._open.of(record).paused(),
+    "set_aside": lambda audit, record: audit._open.of(record).paused(),
+    "pushed": lambda audit, record: audit._open.pushed(record),
     "gather": Audit._gather,
     "fold": Audit._fold,
     "settle": Audit._settle,

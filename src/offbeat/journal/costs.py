@@ -20,6 +20,7 @@ from typing import Final
 
 from offbeat.core.phases import Phase
 from offbeat.journal.arrivals import Record, host_in
+from offbeat.journal.series import Series
 from offbeat.types import Seconds
 
 QUEUED, LINK = "queued", "link"
@@ -30,36 +31,6 @@ DEATHS_KEPT: Final = 20
 """Of each worker, the newest."""
 NOTHING: Final = 1e-6
 Causes = dict[str, Seconds]
-
-
-@dataclass(slots=True)
-class Series:
-    """Seconds in parts of the job's time, of which there are at most `BUCKETS`.
-
-    >>> series = Series()
-    >>> for t in (0.5, 1.5, 200.0):
-    ...     series.add(t, 1.0)
-    >>> series.width, series.parts
-    (8.0, {0: 2.0, 25: 1.0})
-    """
-
-    width: Seconds = 1.0
-    parts: dict[int, Seconds] = field(default_factory=dict)
-
-    def add(self, t: Seconds, seconds: Seconds) -> None:
-        """Add seconds at a time."""
-        at = int(t / self.width)
-        while at >= BUCKETS:
-            self.width *= 2.0
-            halved: dict[int, Seconds] = {}
-            for part, value in self.parts.items():
-                halved[part // 2] = halved.get(part // 2, 0.0) + value
-            self.parts, at = halved, int(t / self.width)
-        self.parts[at] = self.parts.get(at, 0.0) + seconds
-
-    def since(self, share: float) -> Seconds | None:
-        """Return when the first part begins in which this was at least a share of the time; None: in no part."""
-        return min((at * self.width for at, value in self.parts.items() if value >= share * self.width), default=None)
 
 
 @dataclass(slots=True)
@@ -82,6 +53,14 @@ class Death:
     lost: bool = False
     """What ran it is gone with it: an agent with its machine, a command that had joined the job, an actor."""
 
+    def away_s(self, now: Seconds) -> Seconds:
+        """Return for how long no process of the worker had parameters, until ``now`` if none has come."""
+        return (now if self.back is None else self.back) - self.t
+
+    def cost_s(self, now: Seconds) -> Seconds:
+        """Return what it has cost the job: the wait of the others until the job knew, and the worker's share while it was away."""
+        return self.stalled_s + self.away_s(now) / (self.others + 1)
+
 
 @dataclass(slots=True)
 class WorkerCosts:
@@ -96,7 +75,7 @@ class WorkerCosts:
     """No push but the first of this process has come."""
     causes: Causes = field(default_factory=dict)
     """What it has cost, by cause."""
-    series: Series = field(default_factory=Series)
+    series: Series = field(default_factory=lambda: Series(most=BUCKETS, width=1.0))
     """Its whole cost in parts of the job's time."""
     folds: int = 0
     """Folds that contain a push of it."""

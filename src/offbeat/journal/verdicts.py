@@ -447,8 +447,7 @@ def _deaths(costs: Costs) -> list[Verdict]:
 
 
 def _death(costs: Costs, number: int, death: Death) -> Verdict:
-    away_s = (costs.now if death.back is None else death.back) - death.t
-    cost_s = death.stalled_s + away_s / (death.others + 1)
+    away_s, cost_s = death.away_s(costs.now), death.cost_s(costs.now)
     share = cost_s / costs.seconds if costs.seconds > 0.0 else 0.0
     came = "did not come back" if death.back is None else f"was back after {short(away_s)}"
     stalled = f"the others waited {short(death.stalled_s)} until the job knew" if death.stalled_s >= 1e-3 else "nobody waited for it"

@@ -90,11 +90,11 @@ class WorkerTally:
 
     def turn(self, doing: str, t: float) -> None:
         """End the worker's present activity, and count its time."""
-        if (self.blocks and doing == "idle") or (self.doing == "waiting" and doing == "computing"):
+        if self.doing == "waiting" or (self.blocks and doing == "idle"):
             self.wait_s += t - self.since_s
         elif self.doing == "idle":
             self.idle_s += t - self.since_s
-        elif self.doing == "computing" and not self.blocks:
+        elif self.doing == "computing":
             self.busy_s += t - self.since_s
         self.doing, self.since_s, self.blocks = doing, t, False
 
@@ -134,9 +134,9 @@ class WorkerTally:
         if record["incarnation"] != self.incarnation or self.doing not in ("computing", "idle"):
             return False
         if self.blocks:
-            since_s = record["t"] - self.since_s
-            self.busy_s += min(since_s, record["compute_s"])
-            self.wait_s += max(0.0, since_s - record["compute_s"])
+            waited_s = max(0.0, record["t"] - self.since_s - record["compute_s"])
+            self.wait_s += waited_s
+            self.since_s += waited_s
         self.turn("computing" if blocks else "waiting", record["t"])
         self.blocks = blocks
         return True

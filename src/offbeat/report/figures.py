@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 from offbeat.errors import ConfigurationError
 from offbeat.journal.worker_summary import NOT_COME
 from offbeat.policies import rule
+from offbeat.types import Seconds
 
 Summary: TypeAlias = dict[str, Any]
 
@@ -55,6 +56,15 @@ def waiting_share(workers: Sequence[dict[str, Any]]) -> float | None:
     wait_s = sum(worker["wait_s"] for worker in workers)
     all_s = wait_s + sum(worker["busy_s"] for worker in workers)
     return wait_s / all_s if all_s > 0 else None
+
+
+def judged_s(summary: Summary) -> Seconds:
+    """The time that costs of workers are a share of, from the first release until now, as far as verdicts tell; else `wall_s`.
+
+    >>> judged_s({"verdicts": [{"cost_s": 3.0, "share": 0.25}], "wall_s": 11.5}), judged_s({"verdicts": [], "wall_s": 11.5})
+    (12.0, 11.5)
+    """
+    return next((one["cost_s"] / one["share"] for one in summary["verdicts"] if one["share"] > 0.0), float(summary["wall_s"]))
 
 
 def training_words(summary: Summary) -> str:

@@ -54,16 +54,11 @@ class Lane:
 
     spans: list[LaneSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    until_s: float = 0.0
-    """The end of the last span: a pause is a stretch from the push before it on, and what was drawn until it began stays."""
 
     def add(self, start_s: float, stop_s: float, what: str) -> None:
-        """Add a span, unless it took no time; ``absent`` is drawn as nothing."""
-        if start_s < self.until_s:
-            start_s = self.until_s
-        if stop_s > start_s and what != "absent":
+        """Add a span, unless it took no time."""
+        if stop_s > start_s:
             self.spans.append(LaneSpan(start_s, stop_s, what))
-            self.until_s = stop_s
 
 
 class Chart(Watcher):
@@ -134,9 +129,9 @@ class Chart(Watcher):
         self.lanes[record["worker"]].add(begun, record["t"], "computing")
         return 0
 
-    def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
+    def stretch(self, worker: int, turn: Turn, doing: str, stop: Seconds) -> None:
         """Draw a stretch of time without a push."""
-        self.lanes[worker].add(start, stop, doing)
+        self.lanes[worker].add(turn.since, stop, doing)
 
     def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
         """Draw a wait."""
@@ -145,8 +140,6 @@ class Chart(Watcher):
     def _change(self, number: int, record: Record) -> None:
         kind, turn = record["kind"], self._turns.workers.get(number)
         doing, incarnation = ("absent", 0) if turn is None else (turn.doing, turn.incarnation)
-        if turn is not None and (kind == "paused" or record.get("state") == "finished"):  # neither has a stretch of its own
-            self.lanes[number].add(turn.since, record["t"], doing)
         self._turns.add(record)
         turn = self._turns.workers.get(number)
         if turn is None:  # a process that is no worker's, or a fault of a worker that is drawn anew each time

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from offbeat.errors import ConfigurationError
-from offbeat.journal.arrivals import Record
+from offbeat.journal.arrivals import OpenPushes, Record
 from offbeat.journal.file import of_optimizer
 from offbeat.report.lanes import Chart, Moment
-from offbeat.report.pushes import Arrival, Pushes
 
 WORKERS: Final = 1
 FOLDS: Final = 2
@@ -113,17 +112,19 @@ class _Timeline:
     """Draws records on a trace."""
 
     def __init__(self, trace: Trace) -> None:
-        self._trace, self._chart, self._pushes = trace, Chart(), Pushes()
+        self._trace, self._chart, self._pushes = trace, Chart(), OpenPushes()
+        self._arrived = 0
 
     def add(self, record: Record) -> None:
         self._chart.add(record)
-        ends: list[Arrival] = []
+        ends: list[tuple[int, int]] = []
         match record["kind"]:
             case "pushed":
-                arrival = self._pushes.pushed(record)
+                self._arrived += 1  # the flow's id
+                push = self._pushes.pushed(record, (self._arrived, record["worker"]))
                 about = {key: record.get(key) for key in ("version", "samples", "steps", "compute_s", "loss", "shard")}
-                about |= {"clock": arrival.clock}
-                self._trace.instant(self._worker(record["worker"]), record["t"], "push", flows=[arrival.number], about=about)
+                about |= {"clock": push.clock}
+                self._trace.instant(self._worker(record["worker"]), record["t"], "push", flows=[self._arrived], about=about)
             case "fold":
                 ends = self._pushes.folded(record)
             case "settle":
@@ -147,7 +148,8 @@ class _Timeline:
         lane.spans.clear()
         lane.marks.clear()
 
-    def _moment(self, moment: Moment, ends: list[Arrival]) -> None:
+    def _moment(self, moment: Moment, ends: list[tuple[int, int]]) -> None:
+        """Write a moment; ``ends``: the flows that end in it, and the workers that they come from."""
         if moment.what == "barrier":
             self._trace.instant(self._trace.row(FOLDS, LAST, "barriers"), moment.t, "barrier", about={"reason": moment.reason})
             return
@@ -155,8 +157,8 @@ class _Timeline:
         row = self._trace.row(FOLDS, 0 if shard is None else shard, "all shards" if shard is None else f"shard {shard}")
         about: dict[str, Any] = {"version": moment.version, "reason": moment.reason}
         if moment.what == "fold":
-            about |= {"contributions": moment.parts, "workers": " ".join(str(one.record["worker"]) for one in ends)}
-        self._trace.instant(row, moment.t, f"{moment.what} {moment.version}", ends=[one.number for one in ends], about=about)
+            about |= {"contributions": moment.parts, "workers": " ".join(str(worker) for _, worker in ends)}
+        self._trace.instant(row, moment.t, f"{moment.what} {moment.version}", ends=[flow for flow, _ in ends], about=about)
 
     def _worker(self, number: int) -> int:
         return self._trace.row(WORKERS, number, f"worker {number}")

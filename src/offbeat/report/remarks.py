@@ -21,7 +21,7 @@ def remarks(summary: Summary) -> str:
         )
     if awaited := [worker["worker"] for worker in summary["per_worker"] if is_awaited(worker)]:
         said.append(f"{named(awaited, capital=True)} took no part: awaited to the end.")
-    said += _exceptions(summary)
+    said += exceptions(summary)
     said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
     said += rule_changes(summary)
     said += [_optimizer_sentence(one) for one in summary["optimizers"] or ()]
@@ -32,7 +32,7 @@ def remarks(summary: Summary) -> str:
     return "\n".join(said)
 
 
-def _exceptions(summary: Summary) -> list[str]:
+def exceptions(summary: Summary) -> list[str]:
     """Return a sentence for each exception that has ended a script, equal ones in one."""
     alike: dict[str, list[int]] = {}
     for one in summary.get("exceptions", ()):

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
-from offbeat.journal.arrivals import Record
+from offbeat.journal.arrivals import JournalPush, OpenPushes, Record
 from offbeat.journal.file import of_optimizer
 from offbeat.journal.summary import Tally
 from offbeat.journal.worker_summary import FATES, NOT_COME
-from offbeat.report.pushes import Arrival, Pushes
 
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "pushes": (
@@ -61,7 +60,8 @@ class Tables:
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
         self._rows: dict[str, Any] = {}
-        self._pushes, self._tally = Pushes(), Tally()
+        self._pushes, self._tally = OpenPushes(), Tally()
+        self._arrived = 0
         self._folded_at: dict[int | None, float] = {}
         self._dead: dict[int, Record] = {}
         try:
@@ -79,12 +79,14 @@ class Tables:
         self._tally.add(record)
         match record["kind"]:
             case "pushed":
-                self._pushes.pushed(record)
+                self._arrived += 1
+                self._pushes.pushed(record, (self._arrived, record))
             case "fold":
                 self._fold(record)
             case "settle":
-                if (arrival := self._pushes.settled(record)) is not None:
-                    self._push(arrival, record)
+                if (found := self._pushes.settled(record)) is not None:
+                    push, (_, arrival) = found
+                    self._push(push, arrival, record)
             case "state_changed":
                 self._pushes.note(record)
                 self._changed(record)
@@ -98,8 +100,9 @@ class Tables:
 
     def close(self) -> None:
         """Write what is known at the end, and close the files."""
-        for arrival in self._pushes.rest():
-            self._push(arrival, {})
+        rest = [(kept, push) for *_, push in self._pushes.rest() for kept in push.open.values()]
+        for (_, arrival), push in sorted(rest, key=lambda one: one[0][0]):
+            self._push(push, arrival, {})
         for death in self._dead.values():
             self._row("deaths", death)
         for worker in self._tally.summary()["per_worker"]:
@@ -109,11 +112,13 @@ class Tables:
     def _row(self, name: str, fields: Record) -> None:
         self._rows[name].writerow([fields.get(column) for column in COLUMNS[name]])
 
-    def _push(self, arrival: Arrival, settle: Record) -> None:
-        folded = settle.get("fate") == "folded"
-        more = {"settled_t": settle.get("t"), "fate": settle.get("fate"), "reason": settle.get("reason"), "clock": arrival.clock}
-        into = {"into_version": settle["version"], "staleness": settle["version"] - 1 - arrival.computed_from} if folded else {}
-        self._row("pushes", {"steps": 1, **arrival.record, **more, **into})
+    def _push(self, push: JournalPush, arrival: Record, settle: Record) -> None:
+        more = {"settled_t": settle.get("t"), "fate": settle.get("fate"), "reason": settle.get("reason")}
+        more["clock"] = settle.get("clock", push.clock)
+        if settle.get("fate") == "folded":
+            version = settle["version"]
+            more |= {"into_version": version, "staleness": version - 1 - push.computed_from(arrival.get("shard"))}
+        self._row("pushes", {"steps": 1, **arrival, **more})
 
     def _fold(self, record: Record) -> None:
         staleness = [part["staleness"] for part in record["parts"]]
@@ -121,7 +126,7 @@ class Tables:
         more = {
             "contributions": len(staleness),
             "workers": " ".join(str(part["worker"]) for part in record["parts"]),
-            "samples": sum(arrival.record["samples"] for arrival in self._pushes.folded(record)),
+            "samples": sum(arrival["samples"] for _, arrival in self._pushes.folded(record)),
             "staleness_mean": sum(staleness) / len(staleness) if staleness else None,
             "staleness_max": max(staleness, default=None),
             "since_s": None if before is None else round(record["t"] - before, 6),

@@ -59,8 +59,12 @@ class Watcher:
     def more(self, turn: Turn, record: Record) -> None:
         """Take a further record of the worker's last push: its arrival at another shard."""
 
-    def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
-        """Take a stretch of time without a push: ``waiting``, ``idle``, ``dead``, or ``computing`` of which no push came."""
+    def stretch(self, worker: int, turn: Turn, doing: str, stop: Seconds) -> None:
+        """Take a stretch of time without a push, from ``turn.since`` to ``stop``.
+
+        It is ``waiting``, ``idle``, ``dead``, or ``computing`` of which no push came, after a wait of ``turn.waited``. Of no length is
+        only the latter: the worker was told at once that there are no samples for it.
+        """
 
     def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
         """Take a wait from ``turn.since`` to ``stop``; ``turn`` says who ended it."""
@@ -97,17 +101,12 @@ class Turns:
         elif kind in ENDED_BY:
             self._event = record.get("id", 0), kind, record["worker"], 0
         elif kind == "paused":
-            turn = self._turn(record["worker"])
-            if self.blocks and turn.doing == "waiting":
-                self._close(record["worker"], turn, t)
-            if turn.doing != "dead":
-                turn.doing, turn.since = "idle", t if turn.doing in ("absent", "computing") or self.blocks else turn.since
+            self._leave(record["worker"], "idle", t, wait=True)
         elif kind == "state_changed":
             if record["state"] == "dead":
                 self._die(record["worker"], t)
             elif record["state"] == "finished":
-                turn = self._turn(record["worker"])
-                turn.doing = "absent" if turn.doing != "dead" else turn.doing
+                self._leave(record["worker"], "absent", t)
         elif kind == "process":
             if record["role"] == "worker" and record["what"] == "killed":
                 self._die(record["number"], t)
@@ -189,16 +188,22 @@ class Turns:
 
     def _die(self, number: int, t: Seconds) -> None:
         """Begin the time in which no process of a worker runs. A kill often has two records; the first counts."""
-        turn = self._turn(number)
-        if turn.doing in ("dead", "absent"):
-            return
-        self._close(number, turn, t)
-        turn.doing, turn.since = "dead", t
+        if self._turn(number).doing != "absent":
+            self._leave(number, "dead", t)
 
-    def _close(self, number: int, turn: Turn, t: Seconds) -> None:
-        if turn.doing != "absent" and t > turn.since:
+    def _leave(self, number: int, doing: str, t: Seconds, *, wait: bool = False) -> None:
+        """End what a worker does, without a push or a release. One that is dead stays dead until it is released anew."""
+        turn = self._turn(number)
+        if turn.doing != "dead":
+            self._close(number, turn, t, wait=wait)
+            turn.doing, turn.since = doing, t
+
+    def _close(self, number: int, turn: Turn, t: Seconds, *, wait: bool = False) -> None:
+        """Tell of the stretch that ends now. Where no record says when a worker goes on, it computed then, unless this was a ``wait``."""
+        doing = "computing" if self.blocks and turn.doing == "waiting" and not wait else turn.doing
+        if doing != "absent" and (t > turn.since or (doing == "computing" and turn.waited)):
             for watcher in self.watchers:
-                watcher.stretch(number, turn.doing, turn.since, t)
+                watcher.stretch(number, turn, doing, t)
 
 
 @dataclass
@@ -241,9 +246,11 @@ class Waits(Watcher):
         self.busy_s += record["t"] - begun
         return 0
 
-    def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
-        """Count a wait that nobody ended."""
-        if doing == "waiting":
+    def stretch(self, worker: int, turn: Turn, doing: str, stop: Seconds) -> None:
+        """Count a wait that nobody ended, and computing of which no push came."""
+        if doing == "computing":
+            self.busy_s += stop - turn.since
+        elif doing == "waiting":
             group = self.groups.setdefault((NOBODY, "over"), [0, 0.0])
             group[0] += 1
-            group[1] += stop - start
+            group[1] += stop - turn.since

@@ -17,7 +17,7 @@ from rich.text import Text
 from offbeat.core.phases import PHASES
 from offbeat.journal.costs import LINK, QUEUED
 from offbeat.report.columns import Column, Fitted, unbroken
-from offbeat.report.figures import Summary, share, short, state_words
+from offbeat.report.figures import Summary, judged_s, share, short, state_words
 from offbeat.report.live import STYLES, headline
 from offbeat.transport.schema import readable
 from offbeat.types import Seconds
@@ -201,7 +201,7 @@ def workers_table(view: View, rows: int, width: int) -> RenderableType:
     columns = [
         Column("worker", [str(worker["worker"]) for worker in shown]),
         Column("state", [readable(state_words(worker)) for worker in shown], justify="left"),
-        Column("cost", [share(_part(worker["cost_s"], snapshot["wall_s"])) for worker in shown]),
+        Column("cost", [share(_part(worker["cost_s"], judged_s(snapshot))) for worker in shown]),
         Column("a step", [unbroken(_own(one) / one.steps if one.steps else None) for one in recent]),
         Column("most of it", [_most(one.phases) for one in recent], justify="left"),
     ]
@@ -324,7 +324,7 @@ def worker_screen(
         _head(view, width),
         Text(readable(f"worker {number}: {state_words(worker)}{doing}"), style="bold"),
         Text(
-            f"costs {share(_part(worker['cost_s'], snapshot['wall_s']))} of the job's time; {worker['pushes']:,} pushes, "
+            f"costs {share(_part(worker['cost_s'], judged_s(snapshot)))} of the job's time; {worker['pushes']:,} pushes, "
             f"{worker['samples']:,} samples, {worker['samples_per_step']:.0f} a step; died {worker['deaths']} times"
         ),
     ]

@@ -68,18 +68,18 @@ def deaths(costs: Costs, summary: Summary) -> Plain:
     rows: list[Plain] = []
     for number, worker in costs.workers.items():
         for death in worker.deaths:
-            away_s = (costs.now if death.back is None else death.back) - death.t
+            cost_s = death.cost_s(costs.now)
             rows.append(
                 {
                     "worker": number,
                     "t": death.t,
                     "at": f"{death.t:,.1f} s",
-                    "away": f"{brief(away_s)}" + ("" if death.back is not None else ", not back"),
+                    "away": brief(death.away_s(costs.now)) + ("" if death.back is not None else ", not back"),
                     "reason": death.reason,
                     "samples": f"{death.samples:,}",
                     "stalled": brief(death.stalled_s) if death.stalled_s >= 1e-3 else "0 s",
-                    "cost_s": death.stalled_s + away_s / (death.others + 1),
-                    "cost": brief(death.stalled_s + away_s / (death.others + 1)),
+                    "cost_s": cost_s,
+                    "cost": brief(cost_s),
                 }
             )
     rows.sort(key=lambda row: -row["cost_s"])

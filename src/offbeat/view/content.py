@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.journal.verdicts import LEAST, named, percent
 from offbeat.report.figures import Summary, rate_words, short, waiting_share
-from offbeat.report.remarks import rule_changes
+from offbeat.report.remarks import exceptions, rule_changes
 from offbeat.view.accounts import deaths, samples, share_of, workers
 from offbeat.view.bars import WORDS, Plain, histogram, staleness, steps, whole
 from offbeat.view.happenings import cut
@@ -165,7 +165,7 @@ def _problems(view: JobView, summary: Summary, source: Source | None) -> list[st
         said.append(f"The job failed: {cut(summary['reason'])}.")
     if summary["journal_failure"]:
         said.append(f"The journal is not complete: {summary['journal_failure']}.")
-    said += [f"The script of worker {one['worker']} raised: {one['reason']} ({one['place']})." for one in summary["exceptions"][:5]]
+    said += exceptions(summary)[:5]
     said += [f"Warning: {one['detail']}." for one in summary["warnings"]]
     said += rule_changes(summary)
     if summary["optimizers"]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from offbeat.journal.arrivals import Record
 from offbeat.journal.verdicts import short
+from offbeat.journal.worker_summary import NOT_COME
 
 TEXT_MAX: Final = 400
 """Most characters of a sentence: reasons and errors are a script's."""
@@ -74,6 +75,8 @@ def _said(record: Record) -> str | None:
 
 def _changed(worker: str, record: Record) -> str | None:
     state, reason = record["state"], record.get("reason", "")
+    if state == "dead" and reason in NOT_COME:
+        return f"{worker} is awaited: {reason}."
     if state == "dead":
         return f"{worker} died: {reason or 'no reason is known'}."
     if state == "alive" and record["incarnation"] > 1:

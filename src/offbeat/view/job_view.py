@@ -15,12 +15,12 @@ import numpy as np
 
 from offbeat.journal.arrivals import Record, host_in
 from offbeat.journal.costs import Costs
-from offbeat.journal.verdicts import percent
 from offbeat.journal.worker_summary import NOT_COME
-from offbeat.report.figures import Summary, waiting_share
+from offbeat.report.figures import Summary, judged_s, waiting_share
 from offbeat.report.remarks import culprits
 from offbeat.report.turns import ENDED_BY, Turns, Waits
 from offbeat.types import Seconds
+from offbeat.view.accounts import share_of
 from offbeat.view.bars import LANES, WORDS, lanes
 from offbeat.view.columns import Packed
 from offbeat.view.content import Source, context, figure, finite
@@ -318,7 +318,7 @@ class JobView:
         told = {
             "samples_per_s": (figure(rate), over if rate else "the script does not say samples"),
             "version": (f"{after['version']:,}" if after else "-", "" if pace is None else f"{figure(pace)} a second"),
-            "waiting": ("-" if waiting is None else percent(waiting) if waiting else "0 %", "of the workers' time"),
+            "waiting": (share_of(waiting), "of the workers' time"),
             "loss": (figure(_mean(recent.get("loss", ())[-1:])), "mean over workers" if "loss" in recent else "not logged"),
             "alive": (
                 f"{alive[-1]:,.0f} of {len(workers):,}" if alive else "-",
@@ -332,8 +332,7 @@ class JobView:
         """The time that costs are a share of: from the first release until now."""
         if self.costs is not None:
             return self.costs.seconds
-        verdicts = self.summary.get("verdicts") or ()
-        return next((one["cost_s"] / one["share"] for one in verdicts if one["share"] > 0.0), self.summary.get("wall_s") or 0.0)
+        return judged_s(self.summary) if self.summary else 0.0
 
     # Messages.
 

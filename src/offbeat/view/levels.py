@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from offbeat.report.series import Series
+from offbeat.journal.series import Series
 from offbeat.types import Seconds
 
 RECENT: Final = 300

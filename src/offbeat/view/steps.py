@@ -100,7 +100,8 @@ class Steps(Watcher):
         abandoned = record["kind"] == "abandoned"
         loss = record.get("loss")
         self.losses += loss is not None
-        clock = 0 if turn.incarnation != record["incarnation"] else turn.clock
+        fenced = turn.incarnation != record["incarnation"] or turn.doing in ("dead", "absent")
+        clock = 0 if fenced else turn.clock
         ended_by, samples = self.kinds.of(turn.ended_by), 0 if abandoned else record["samples"]
         whole = (number, worker, clock, record["version"], -1, samples, 5 if abandoned else 0, 0, 0, turn.ended_push, ended_by, turn.ended)
         real = (begun, t, turn.waited, t if abandoned else np.nan, np.nan if loss is None else float(loss))
@@ -146,11 +147,14 @@ class Steps(Watcher):
         self._real[place * len(_REAL_ROW) + REAL.index("settled")] = record["t"]
         self._changed.append(number)
 
-    def stretch(self, worker: int, doing: str, start: Seconds, stop: Seconds) -> None:
-        """Keep a stretch of time without a push."""
-        self.shares.stretch(worker, doing, start, stop)
-        if len(self.stretches) < STRETCHES_KEPT:
-            self.stretches.append((worker, doing, start, stop))
+    def stretch(self, worker: int, turn: Turn, doing: str, stop: Seconds) -> None:
+        """Keep a stretch of time without a push, and the wait before it, which a push would tell."""
+        waited = [("waiting", turn.since - turn.waited, turn.since)] if doing == "computing" else []
+        for what, start, end in (*waited, (doing, turn.since, stop)):
+            if end > start:
+                self.shares.stretch(worker, what, start, end)
+                if len(self.stretches) < STRETCHES_KEPT:
+                    self.stretches.append((worker, what, start, end))
 
     def end(self) -> None:
         """Take what is left into the shares."""

@@ -47,6 +47,10 @@ class Series:
             mine[2] = max(mine[2], part[2])
             mine[3] += part[3]
 
+    def since(self, share: float) -> Seconds | None:
+        """Return when the first part begins in which the numbers' sum was at least a share of the time; None: in no part."""
+        return min((at * self.width for at, (_, total, *_) in self._parts.items() if total >= share * self.width), default=None)
+
     def points(self) -> list[tuple[Seconds, float, float, float]]:
         """Return the middle of each part that has a number, and its least, mean and greatest number."""
         return [((at + 0.5) * self.width, least, total / count, most) for at, (least, total, most, count) in sorted(self._parts.items())]
