@@ -15,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,40 +89,35 @@ def test_scripts_run(page: Path, tmp_path: Path) -> None:
     for library in OPTIONAL:
         if find_spec(library) is None and any(f"from {library} import" in script.text for script in scripts(page)):
             pytest.skip(f"{library} is not installed")
+    for is_job, group in groupby(scripts(page), key=lambda script: script.is_job):
+        those = list(group)
+        for script in those:
+            (tmp_path / script.name).write_text(script.text, encoding="utf-8")
+            assert script.name in script.command, f"{script.name} is run by {shlex.join(script.command)}, which does not name it"
+        if is_job:
+            for script in those:
+                assert script.command[1] == "run"
+                _succeed([script], ["-m", "offbeat.cli", "run", *script.command[2:]], tmp_path)
+        else:  # each in a fork of one process that has imported PyTorch
+            _succeed(those, ["-c", FORKER], tmp_path, json.dumps([script.command[1:] for script in those]))
+
+
+def _succeed(these: list[Script], arguments: list[str], folder: Path, given: str = "") -> None:
+    """Run Python for these scripts."""
     # Without the variables of a job or launcher that the test runner itself may be part of.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OFFBEAT_")}
-    if not any(word in script.text for script in scripts(page) for word in COMPILES):
+    if not any(word in script.text for script in these for word in COMPILES):
         environment |= QUICK
-    plain: list[list[str]] = []
-    for script in scripts(page):
-        (tmp_path / script.name).write_text(script.text, encoding="utf-8")
-        assert script.name in script.command, f"{script.name} is run by {shlex.join(script.command)}, which does not name it"
-        if script.is_job:
-            _run_plain(plain, tmp_path, environment)
-            assert script.command[1] == "run"
-            plain = []
-            arguments = [sys.executable, "-m", "offbeat.cli", "run", *script.command[2:]]
-            _succeed(arguments, tmp_path, environment)
-        else:
-            plain.append(script.command[1:])
-    _run_plain(plain, tmp_path, environment)
-
-
-def _run_plain(commands: list[list[str]], folder: Path, environment: dict[str, str]) -> None:
-    """Run these under plain Python, each in a fork of one process that has imported PyTorch."""
-    if commands:
-        _succeed([sys.executable, "-c", FORKER], folder, environment, json.dumps(commands))
-
-
-def _succeed(arguments: list[str], folder: Path, environment: dict[str, str], given: str = "") -> None:
-    done = subprocess.run(arguments, cwd=folder, input=given, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, cwd=folder, input=given, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.timeout(DEADLINE_S)
-def test_the_demo_draws_its_picture(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rules", [["--rules", "bsp", "backup(b=1)"], pytest.param([], marks=pytest.mark.night, id="all")])
+def test_the_demo_draws_its_picture(tmp_path: Path, rules: list[str]) -> None:
     pytest.importorskip("matplotlib")
-    command = [sys.executable, str(ROOT / "examples/demo.py"), "--epochs", "1", "--out", str(tmp_path)]
+    command = [sys.executable, str(ROOT / "examples/demo.py"), "--epochs", "1", *rules, "--out", str(tmp_path)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_S, env={**os.environ, **QUICK})
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert (tmp_path / "timeline.png").stat().st_size > 10_000

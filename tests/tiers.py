@@ -36,17 +36,18 @@ SMOKE = re.compile(r"\b(smoke|marked\()")
 """What stands in each file of those that has a test marked *smoke*."""
 
 
-def examples(number: int, quick: int | None = None, **others: Any) -> settings:
+def examples(number: int, quick: int | None = None, ci: int | None = None, **others: Any) -> settings:
     """Return hypothesis's settings for a test that draws this many examples when everything is run.
 
     Args:
-        number: of examples. CI draws an eighth of them, at least 15.
+        number: of examples.
         quick: of examples before a commit; None: a sixteenth of ``number``, at least five.
+        ci: of examples in CI; None: an eighth of ``number``, at least 15 and no fewer than before a commit.
         others: further settings.
     """
     drawn = max(5, number // 16) if quick is None else quick
     if ALL:
-        drawn = number if NIGHT else max(15, drawn, number // 8)
+        drawn = number if NIGHT else max(15, drawn, number // 8) if ci is None else ci
     return settings(max_examples=min(number, drawn), **others)
 
 

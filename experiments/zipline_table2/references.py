@@ -40,14 +40,14 @@ def naive(ends: Matrix) -> Found:
 def every_window(ends: Matrix) -> Found:
     """The definition again, for any size: with each point as the first of the set, of each worker the next point from there on.
 
-    No other point of a worker can do better with that first point, so the least of these ranges is the least of all. O(R n^2 log R);
+    No other point of a worker can do better with that first point, so the least of these ranges is the least of all. O(R n^2);
     shares no step with the library's form, and so can judge them.
     """
     first = np.sort(ends.reshape(-1))
     last = np.full_like(first, -np.inf)
     for row in ends:
-        at = np.searchsorted(row, first)
-        np.maximum(last, np.append(row, np.inf)[at], out=last)
+        until = np.searchsorted(first, row, side="right")  # each point of the row is the next one for those up to there
+        np.maximum(last, np.repeat(np.append(row, np.inf), np.diff(until, prepend=0, append=len(first))), out=last)
     best = int(np.argmin(last - first))
     return Found(float(last[best] - first[best]), float(last[best]), len(ends))
 

@@ -66,15 +66,14 @@ def test_machines_measure_each_other_and_report_as_json(token: str) -> None:
     ) as serving:
         try:
             port = port_of(serving)
-            done = doctor("--connect", f"localhost:{port}", "--token-file", token, "--json")
+            absent = f"127.0.0.1:{free_port()}"
+            done = doctor("--connect", f"localhost:{port}", "--connect", absent, "--token-file", token, "--json")
             told = json.loads(done.stdout)
+            assert done.returncode == 1 and not told["ok"], "a machine that is not there is a problem"
             found = {one["name"]: one for one in told["findings"] if one["block"] == "Between machines"}
             (way,) = [one for name, one in found.items() if name.endswith(f" to localhost:{port}")]
             assert way["figures"]["there_bytes_per_s"] > 0 and f"clock of localhost:{port}" in found
-            assert told["ok"] == (done.returncode == 0)
             assert {"name", "state", "seen", "remedy", "figures", "block"} == set(way)
-            refused = doctor("--connect", f"127.0.0.1:{port}", "--json", OFFBEAT_TOKEN="another secret of a test")
-            assert refused.returncode == 1 and "token" in refused.stdout
         finally:
             serving.send_signal(signal.SIGINT)
             assert serving.wait(30) == 130

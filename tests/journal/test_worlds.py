@@ -76,7 +76,7 @@ def adds_up(records: list[Record]) -> dict[str, Any]:
 def test_any_journal_adds_up(spelling: str) -> None:
     """Gossip has worlds of its own (``tests/core/gossip/test_ledger.py``)."""
 
-    @examples(15)
+    @examples(15, ci=6)
     @given(worlds(spelling))
     def check(records: list[Record]) -> None:
         adds_up(records)

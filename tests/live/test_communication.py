@@ -18,7 +18,7 @@ from offbeat.transport.hub import SocketHub
 from offbeat.transport.stream import StreamConnection
 
 WORKERS, BATCHES, EPOCHS = 4, 400, 2
-HIDDEN = 20_000
+HIDDEN = 5_000
 NBYTES = 4 * (2 * HIDDEN + HIDDEN + 1)
 """Of the model's parameters."""
 
@@ -86,7 +86,7 @@ def epochs(sync: str, counted: Counted, servers: int) -> list[Traffic]:
     return [after - before for before, after in pairwise(counts)]
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.night), 2])
 def test_ten_local_steps_cost_a_tenth(counted: Counted, servers: int) -> None:
     each_step, each_ten = epochs("bsp", counted, servers), epochs("ensemble(steps=10)", counted, servers)
     for often, seldom in zip(each_step, each_ten, strict=True):

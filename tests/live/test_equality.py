@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from tests.device import DEVICE
 from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, seeded
 from tests.support.same_state import alike, error
+from tests.tiers import marked
 from torch import Tensor, nn
 
 import offbeat
@@ -198,8 +199,13 @@ JOBS: dict[str, Mapping[str, Any]] = {
 PLAIN: dict[Make, Trained] = {}
 
 
-@pytest.mark.parametrize("make", [sgd, sgd_nesterov, adamw])
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    ("job", "make"),
+    marked(
+        [(job, make) for job in JOBS for make in (sgd, sgd_nesterov, adamw)],
+        night=[(job, make) for job in ("shm-2", "shm-3", "tcp-1", "tcp-2", "apart-2") for make in (sgd, sgd_nesterov)],
+    ),
+)
 def test_a_job_equals_the_joined_batch(make: Make, job: str) -> None:
     case = Case(optimizer=make, job=JOBS[job])
     if make not in PLAIN:
@@ -405,7 +411,7 @@ def decayed(model: nn.Module) -> torch.optim.Optimizer:
         ("elastic(R=1, mode=local)", decayed, decayed),
     ],
 )
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.night), 2])
 def test_a_degenerate_rule_is_a_barrier(rule: str, live: Make, plain: Make, servers: int) -> None:
     case = Case(rule=rule, job={"servers": servers})
     check(replace(case, optimizer=live), replace(case, optimizer=plain).plain())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import APART, Job, Worker, seeded, wait
+from tests.live.harness import APART, DEADLINE_S, Job, Worker, seeded, wait
 from tests.live.samples import Training, audited
 
 from offbeat.runtime.parameter_server.encoding import FragmentEncoding
@@ -104,18 +104,16 @@ def test_both_ends_have_the_same_values_after_one_was_thought_dead(sync: str, tm
     assert len(worker) == 3 * 2 and worker == server
 
 
-def steps(count: int, sync: str, slow: int = -1) -> Any:
-    def body(worker: Worker) -> tuple[float, list[torch.Tensor]]:
+def steps(count: int, sync: str, pause: Callable[[int], None] = lambda worker: None) -> Any:
+    def body(worker: Worker) -> list[torch.Tensor]:
         training = Training(worker, sync)
-        began = time.monotonic()
         for step in range(count):
             inputs = torch.arange(24.0).reshape(4, 6).sin() * (worker.number + 1) + step  # threads share torch's generator
             training.optimizer.zero_grad()
             training.model(inputs).square().mean().backward()
             training.optimizer.step()
-            if worker.number == slow:
-                time.sleep(0.1)
-        return time.monotonic() - began, training.parameters()
+            pause(worker.number)
+        return training.parameters()
 
     return body
 
@@ -124,14 +122,23 @@ def test_one_fragment_without_delay_is_ensemble() -> None:
     found = []
     for sync in ("ensemble(steps=4, outer_lr=0.7, outer_momentum=0.9)", "diloco(steps=4)"):
         with Job(2) as job:
-            found.append([parameters for _, parameters in job.run(steps(12, sync))])
+            found.append(job.run(steps(12, sync)))
     assert all(torch.equal(a, b) for one, other in zip(*found, strict=True) for a, b in zip(one, other, strict=True))
 
 
 def test_under_decoupled_a_slow_worker_holds_nobody_up(tmp_path: Path) -> None:
-    took = {}
-    for sync in ("diloco(steps=4)", "decoupled(steps=4, quorum=1, grace=0.1)"):
+    """Worker 1 stands still after its first step until the other has done twenty; under `diloco` the other must have waited for it."""
+    for sync, alone in (("diloco(steps=4)", 6), ("decoupled(steps=4, quorum=1, grace=0.1)", 20)):
+        done, ahead = [0, 0], threading.Event()
+
+        def pause(worker: int, done: list[int] = done, alone: int = alone, ahead: threading.Event = ahead) -> None:
+            done[worker] += 1
+            if done[0] >= alone:
+                ahead.set()
+            if worker == 1 and done[1] == 1:
+                held_up = not ahead.wait(0.5 if alone < 20 else DEADLINE_S)
+                assert held_up == (alone < 20), f"worker 0 has done {done[0]} steps"
+
         with Job(2, servers=2, journal=str(tmp_path / sync)) as job:
-            took[sync], _ = job.run(steps(20, sync, slow=1))[0]
+            job.run(steps(20, sync, pause))
         audited(tmp_path / sync)
-    assert took["decoupled(steps=4, quorum=1, grace=0.1)"] < 1.0 < took["diloco(steps=4)"], took

@@ -137,7 +137,9 @@ def middle(folder: Path) -> Checkpoint:
 
 
 @pytest.mark.parametrize("sync", marked(RULES + RANKS, "bsp", "majority"))
-@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (3, 2)], ids=["as before", "others"])
+@pytest.mark.parametrize(
+    ("workers", "servers"), [pytest.param(2, 1, marks=pytest.mark.night, id="as before"), pytest.param(3, 2, id="others")]
+)
 def test_under_every_rule_each_index_is_accounted_for(tmp_path: Path, sync: str, workers: int, servers: int) -> None:
     servers = 1 if sync in RANKS else servers
     taken = made(sync, tmp_path / "job")

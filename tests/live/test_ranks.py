@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.live.harness import APART, HALVES, TOGETHER, Job, Worker, barrier, wait
 from tests.support.rule_examples import spelled
+from tests.tiers import marked
 from torch import Tensor, nn
 
 from offbeat.core.allreduce.policy import RoundRule
@@ -27,7 +28,13 @@ RANKS = 4
 PLACES = [(rule, hosts) for rule in spelled(RoundRule, where=is_whole) for hosts in (TOGETHER, APART)]
 
 
-@pytest.mark.parametrize(("rule", "hosts"), [*PLACES, ("majority", HALVES), ("solo(staleness=1)", HALVES)])
+@pytest.mark.parametrize(
+    ("rule", "hosts"),
+    marked(
+        [*PLACES, ("majority", HALVES), ("solo(staleness=1)", HALVES)],
+        night=[(rule, hosts) for rule, hosts in PLACES if "(" in rule and hosts == TOGETHER],
+    ),
+)
 def test_every_gradient_is_in_exactly_one_round(rule: str, hosts: dict[int, str]) -> None:
     """Gradients are whole numbers, and multiples of the ranks, so that sums are exact."""
     size, epochs = 64, 2

@@ -54,8 +54,19 @@ GOSSIP = spelled(GossipRule)
 
 
 def everywhere(*rules: str, served: Sequence[str]) -> pytest.MarkDecorator:
-    """These rules, and all of gossip, in all places; and rules with servers, by shared memory and with one worker elsewhere."""
-    cases = [pytest.param(rule, {"hosts": hosts}, id=f"{rule}-{name}") for rule in (*rules, *GOSSIP) for name, hosts in HOSTS.items()]
+    """These rules, and all of gossip, in all places; and rules with servers, by shared memory and with one worker elsewhere.
+
+    What is set of `sgp` changes to whom a rank sends and when: CI has those settings where all of it travels.
+    """
+
+    def marks(rule: str, place: str) -> list[pytest.MarkDecorator]:
+        return [pytest.mark.night] if rule.startswith("sgp(") and place != "apart" else []
+
+    cases = [
+        pytest.param(rule, {"hosts": hosts}, id=f"{rule}-{name}", marks=marks(rule, name))
+        for rule in (*rules, *GOSSIP)
+        for name, hosts in HOSTS.items()
+    ]
     places: dict[str, dict[int, str]] = {"shm": {}, "tcp": {1: "other"}}
     cases += [pytest.param(rule, {"servers": 2, "hosts": hosts}, id=f"{rule}-{name}") for rule in served for name, hosts in places.items()]
     return pytest.mark.parametrize(("rule", "job"), cases)

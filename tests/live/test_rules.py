@@ -101,9 +101,18 @@ CASES = [
     *on(RANKS, *spelled(GossipRule)),
 ]
 SMOKE = [*on(SERVED[:2], "bsp"), *on(SERVED[:3], PSP[1]), *on(SERVED, FRAGMENTS[1]), *on(RANKS, "dpsgd", "adpsgd")]
+LIKE_OTHERS = [
+    *on(SERVED[:2], *PSP),
+    *on(SERVED[::2], *FRAGMENTS),
+    *on(RANKS[::2], *(s for s in spelled(GossipRule) if s.startswith("sgp("))),
+]
+"""The settings of one rule, where they resemble each other: CI runs them in one or two places, and one of each kind in all (`SMOKE`)."""
 
 
-@pytest.mark.parametrize(("sync", "job"), marked(CASES, *SMOKE, ("majority", "shm"), ("solo", "apart")))
+@pytest.mark.parametrize(
+    ("sync", "job"),
+    marked(CASES, *SMOKE, ("majority", "shm"), ("solo", "apart"), night=[case for case in LIKE_OTHERS if case not in SMOKE]),
+)
 def test_the_books_add_up(tmp_path: Path, sync: str, job: str) -> None:
     policy = rule(sync)
     results, records, summary = train(tmp_path / "journal", sync, **JOBS[job])

@@ -100,7 +100,7 @@ def test_on_one_host_nothing_is_encoded() -> None:
 
 @pytest.mark.parametrize("sync", ["asp", "ssp(staleness=2)", "backup(b=1)"])
 def test_each_worker_may_have_its_own_format(sync: str) -> None:
-    case = Case(steps=STEPS)
+    case = Case(steps=10)
     wires = {0: "float32", 1: "bf16", 2: "int8", 3: "int8"}
     results = train(case, sync, wires, hosts=APART, servers=2)
     assert [encoded for _, _, encoded in results] == [0, 2, 2, 2]

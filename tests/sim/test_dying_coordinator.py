@@ -45,7 +45,7 @@ def test_each_change_of_the_ranks_is_made_once(sync: str, kind: str, tmp_path: P
     script, number = scripted(sync, LAWS[0], RETURN, DEALT), 1
     _, calm = ran(DyingCoordinator(script, tmp_path / "journal.jsonl", []))
     while compared(script, tmp_path, calm, [(kind, number)]).died:
-        number += 1 if NIGHT else 2
+        number += 1 if NIGHT else 3
     assert number > 8 or (kind == "note_lost" and not sync.startswith("sgp")), number
 
 

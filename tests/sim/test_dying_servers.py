@@ -12,7 +12,7 @@ from tests.sim.comparison import FREE, LAWS, ONE_OR_TWO, RETURN, compare, deaths
 from tests.sim.dying_servers import OF_SERVERS, DyingServers
 from tests.sim.stepped import Timings
 from tests.sim.stepped_network import SteppedHub
-from tests.tiers import examples
+from tests.tiers import examples, marked
 
 from offbeat.core.fleet import State
 from offbeat.errors import ProtocolError
@@ -25,8 +25,9 @@ SOME: Final = [*PSP, "bsp", "asp", "dbw", "rennala(batch=2)", "ensemble(steps=2)
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("sync", SOME)
+@pytest.mark.parametrize(
+    ("sync", "servers"), marked([(sync, servers) for sync in SOME for servers in (1, 2)], night=[(sync, 1) for sync in (*PSP[1:], *OTHERS)])
+)
 def test_the_journal_is_that_of_a_job_in_which_none_has_died(sync: str, servers: int, tmp_path: Path) -> None:
     """Parameters bit by bit, and all records but the first, which says when it was started."""
     deaths = [(kind, 3 * number + 1) for number in range(6) for kind in ("append", "send", "once", "append")]

@@ -26,7 +26,7 @@ from tests.sim.comparison import (
 )
 from tests.sim.followed import follow
 from tests.sim.stepped import SteppedJob, Timings
-from tests.tiers import examples
+from tests.tiers import examples, marked
 
 from offbeat.core.policy import ServerRule
 from offbeat.journal.file import read
@@ -61,8 +61,10 @@ def works(sync: str) -> list[Work]:
 
 
 @pytest.mark.few(5)
-@pytest.mark.parametrize("faults", ["", RETURN])
-@pytest.mark.parametrize("sync", SETTINGS)
+@pytest.mark.parametrize(
+    ("sync", "faults"),
+    marked([(sync, faults) for sync in SETTINGS for faults in ("", RETURN)], night=[(sync, "") for sync in SETTINGS if "(" in sync]),
+)
 def test_the_simulator_says_what_the_servers_say(sync: str, faults: str, tmp_path: Path) -> None:
     for work in works(sync):
         job, live = both(scripted(sync, LAWS[0], faults, work, servers=2), tmp_path)

@@ -58,7 +58,7 @@ def test_the_dead_leave_the_link_to_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize("sync", OF_JOB)
-@examples(100, quick=5)
+@examples(100, quick=5, ci=6)  # of each rule
 @given(servers=st.integers(1, 3), hosts=st.sampled_from([None, 1, 3]), seed=st.integers(0, 99))
 def test_every_rule_of_job_scope_goes_on_and_its_books_add_up(
     sync: str, servers: int, hosts: int | None, seed: int, tmp_path_factory: pytest.TempPathFactory

@@ -162,7 +162,7 @@ def test_a_block_may_arrive_when_its_worker_has_left(tmp_path: Path) -> None:
 
 @pytest.mark.few(6)
 @pytest.mark.parametrize("sync", spelled())
-@examples(10, quick=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10, quick=3, ci=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(faults=FAULTS, seed=st.integers(0, 1000), dealt=st.booleans(), delays=st.booleans())
 def test_whatever_happens_the_books_add_up(
     sync: str, tmp_path: Path, faults: list[tuple[str, int, float, float]], seed: int, dealt: bool, delays: bool

@@ -231,7 +231,7 @@ def test_a_follower_that_hangs_costs_a_bounded_queue(tmp_path: Path, monkeypatch
             one.followers.tick()
             longest = max(longest, time.monotonic() - began)
             assert follower._waiting_nbytes < (1 << 20) + 200_000 and follower._given_nbytes < 3 << 20
-        assert longest < 1.0, f"one call took {longest:.3f} s"
+        assert longest < 5.0, f"one call took {longest:.3f} s"
         one.followers.close()
         assert not one.followers.all_over()
         monkeypatch.setattr(followers, "SILENT_S", 0.0)  # as after ten seconds without an answer

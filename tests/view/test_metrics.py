@@ -160,7 +160,7 @@ def test_a_job_is_scraped_and_many_readers_hang(tmp_path: Path) -> None:
             time.sleep(0.01)  # the server's queue holds five: a connection that finds it full is tried again seconds later
         began = time.monotonic()
         job.followers.tick()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0
 
         def scraped() -> str:
             with urllib.request.urlopen(address, timeout=30) as answer:

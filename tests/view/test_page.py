@@ -194,20 +194,20 @@ def test_of_a_long_job_excerpts_are_kept_and_all_is_in_the_shares(journal: Path,
 
 @pytest.mark.slow
 def test_memory_and_size_are_bounded_whatever_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("offbeat.view.steps.PUSHES_KEPT", 20_000)
+    monkeypatch.setattr("offbeat.view.steps.PUSHES_KEPT", 4_000)
     steps, drawn = Steps(), np.random.default_rng(0)
     turn = Turn(doing="computing", incarnation=1)
     names = ("data", "forward", "backward", "own", "gc", "push")
-    for number in range(150_000):
-        t = 1.0 + number * 0.01
+    for number in range(30_000):
+        t = 1.0 + number * 0.05
         phases = dict(zip(names, drawn.uniform(0.0, 0.01, 6).round(6).tolist(), strict=True))
         record = {"kind": "pushed", "t": t, "worker": number % 8, "incarnation": 1, "version": number, "samples": 8, "phases": phases}
         turn.clock = number + 1
         steps.push(turn, record, t - 0.07)
         steps.settle({"worker": number % 8, "incarnation": 1, "clock": number + 1, "fate": "folded", "version": number + 1, "t": t}, 0)
     steps.end()
-    assert len(steps) <= 20_000 and steps.count == 150_000 and not steps._pending
-    assert steps.shares.totals().sum() == pytest.approx(150_000 * 0.07, rel=1e-3)
+    assert len(steps) <= 4_000 and steps.count == 30_000 and not steps._pending
+    assert steps.shares.totals().sum() == pytest.approx(30_000 * 0.07, rel=1e-3)
     assert steps.shares.longest.shape[1] <= 2048
 
 

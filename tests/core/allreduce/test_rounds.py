@@ -304,7 +304,7 @@ def arrivals(spelling: str, ranks: int, number: int, seed: int) -> list[int]:
 def test_as_many_arrive_as_the_formula_says(name: str) -> None:
     """For any number of ranks, powers of two or not, within three standard errors."""
     setting = {"first_of": "m", "all_of": "m", "quorum": "q"}.get(name)
-    for ranks in range(2, 34, 1 if tiers.ALL else 5):
+    for ranks in range(2, 34, 1 if tiers.NIGHT else 3 if tiers.ALL else 5):
         for m in sorted({1, 2, (ranks + 1) // 2, ranks}) if setting else [1]:
             spelling = f"{name}({setting}={m})" if setting else name
             mean, variance = expected(name, m, ranks)

@@ -62,7 +62,7 @@ def compare(make: Callable[[], Coordinator], log: Log, seed: int) -> None:
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", rules)
 def test_a_frozen_coordinator_goes_on_as_another_does(name: str) -> None:
-    @examples(75, quick=8)
+    @examples(75, quick=8, ci=8)
     @given(schedules(name), st.integers(0, 2**32))
     def check(schedule: Schedule, seed: int) -> None:
         log = World(schedule).run().log[:-1]

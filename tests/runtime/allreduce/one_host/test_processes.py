@@ -35,7 +35,7 @@ from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.futex import PATIENCE_S
 from offbeat.types import WorkerId, worker_ids
 
-TORN_ROUNDS, TORN_NUMEL = 1000 if tiers.ALL else 300, 20_000
+TORN_ROUNDS, TORN_NUMEL = 1000 if tiers.NIGHT else 500 if tiers.ALL else 300, 20_000
 RULES = ("solo", "majority", "first_of(m=2)", "all_of(m=3)", "quorum(q=2)", "full")
 
 
@@ -123,7 +123,7 @@ def test_whoever_is_killed_at_any_moment_is_not_waited_for_and_comes_back(word: 
     host = create(word, LARGE)
     chance = random.Random(0)
     with Ranks(host.block, train, 0, ranks=range(RANKS)) as ranks:
-        for _ in range(8 if tiers.ALL else 3):
+        for _ in range(8 if tiers.NIGHT else 5 if tiers.ALL else 3):
             victim = chance.randrange(RANKS)
             goes_on(host)
             for _ in range(chance.randrange(3000)):
