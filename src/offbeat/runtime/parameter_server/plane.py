@@ -152,7 +152,7 @@ class ServerPlane(Plane):
     def initial(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """Handle a worker's push of the initial parameters, or its message that it has them from elsewhere."""
         if not message.header["provided"] and self._coordinator.version == 0:
-            self.shard.initialise(worker)
+            self.shard.provide(self._peers[worker].connection)
         self._complete(worker, message.header["number"], 0, now, Initialised(worker))
 
     def pull(self, event: PullWanted, now: Seconds) -> None:
