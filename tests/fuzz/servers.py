@@ -192,7 +192,7 @@ class FromServer0(FromWorkerToShard):
         raise NotImplementedError
 
     def may_end(self, message: Message, reason: str) -> bool:
-        return reason.startswith("server 0 is gone")
+        return reason.startswith(("server 0 is gone", "server 1 could not do what the job has decided: KeyError"))
 
 
 class FromShard(ServerReceiver):

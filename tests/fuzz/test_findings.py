@@ -66,8 +66,16 @@ def handed(receiver: Any, header: dict[str, Any], payload: bytes = b"") -> None:
 def test_orders_about_a_worker_that_is_not_known(order: dict[str, Any], begun: Made) -> None:
     """They were a KeyError, which the last guard logged with its traceback."""
     receiver = begun(FromServer0)
-    with pytest.raises(JobError, match="server 0 sent 'orders' about a worker or a push that is not known here: 1"):
+    with pytest.raises(JobError, match="server 1 could not do what the job has decided: KeyError: 1"):
         handed(receiver, {"kind": "orders", "orders": [order]})
+
+
+def test_initial_parameters_of_a_process_that_is_dead_by_now(begun: Made) -> None:
+    """They were a KeyError, too."""
+    receiver = begun(FromWorkerToShard, "bsp")
+    receiver.tell(receiver.of_server_0, {"kind": "orders", "orders": [{"do": "forget", "worker": 2}]})
+    handed(receiver, {"kind": "initial", "worker": 2, "number": 1, "provided": False})
+    assert not receiver.line.closed
 
 
 @pytest.mark.parametrize("lr", [1e300, 70_000.0, (1 << 64) - 1, -(1 << 63), float("nan")])

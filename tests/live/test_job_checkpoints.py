@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker
+from tests.live.harness import Job, Worker, seeded
 from tests.live.samples import audited
 from tests.support.same_state import same
 from tests.tiers import NIGHT, marked
@@ -187,35 +187,42 @@ def test_what_a_resumed_script_loads_by_itself_is_overwritten(tmp_path: Path) ->
 
 
 def test_two_optimizers_of_a_script_resume_together(tmp_path: Path) -> None:
-    """Each is of its newest version; that of the second one has files of its own."""
+    """Each is of the version that it had after the same batch, bit for bit, and the second one has files of its own."""
 
-    def script(worker: Worker) -> tuple[int, int, list[torch.Tensor]]:
-        models = [nn.Linear(3, 2), nn.Linear(2, 1)]
+    def script(worker: Worker) -> tuple[list[int], list[torch.Tensor], list[torch.Tensor]]:
+        with seeded(0):
+            models = [nn.Linear(3, 2), nn.Linear(2, 1)]
         optimizers = [worker.distribute(torch.optim.AdamW(model.parameters(), lr=0.01), model) for model in models]
+        schedules = [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) for optimizer in optimizers]
         sampler = optimizers[0].batch_sampler(range(SIZE), batch_size=BATCH)
-        begun = optimizers[0].version, optimizers[1].version
-        first = [parameter.detach().clone() for model in models for parameter in model.parameters()]
+        begun = [optimizer.version for optimizer in optimizers]
+
+        def parameters() -> list[torch.Tensor]:
+            return [parameter.detach().clone() for model in models for parameter in model.parameters()]
+
+        first = parameters()
         for _ in range(2):
             for batch in sampler:
                 x = torch.tensor(batch, dtype=torch.float32)[:, None].expand(-1, 3)
-                for optimizer in optimizers:
+                for optimizer, schedule in zip(optimizers, schedules, strict=True):
                     optimizer.zero_grad()
                     models[1](models[0](x)).square().mean().backward()
                     optimizer.step()
-        return *begun, first
+                    schedule.step()
+        return begun, first, parameters()
 
     with Job(2, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=3, keep=9)) as job:
-        job.run(script)
+        whole = job.run(script)
     taken = CheckpointFolder(tmp_path).newest()
     assert taken is not None
     with Job(2, resume=str(taken.path)) as job:
         results = job.run(script)
-    versions = [one["version"] for one in taken.manifest["optimizers"]]
-    assert versions[0] == taken.version and versions[1] in (taken.version - 1, taken.version)
-    for first, second, parameters in results:
-        assert [first, second] == versions
-        saved = [torch.load(taken.path / name, weights_only=True) for name in ("model.pt", "model-1.pt")]
-        assert same(parameters, [value for model in saved for value in model.values()])
+    assert [one["version"] for one in taken.manifest["optimizers"]] == [taken.version] * 2
+    saved = [torch.load(taken.path / name, weights_only=True) for name in ("model.pt", "model-1.pt")]
+    for (begun, first, last), (_, _, end) in zip(results, whole, strict=True):
+        assert begun == [taken.version] * 2
+        assert same(first, [value for model in saved for value in model.values()])
+        assert same(last, end), "bit for bit"
 
 
 @pytest.mark.parametrize("number", [1, 2])

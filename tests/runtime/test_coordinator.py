@@ -77,6 +77,28 @@ def test_nothing_is_kept_of_a_connection_that_has_ended() -> None:
     host.close(True, "enough", 5.0)
 
 
+def test_a_pull_does_not_wait_for_what_a_dead_process_has_sent_to_one_shard_alone() -> None:
+    """The shard tells of it after server 0 knows of the death. Each later pull of this worker was never answered."""
+    shard = Line("server 1")
+    host = coordinator(JobSettings(workers=1, servers=2), {1: shard})
+    first, second = Worker(host, 0, sync="bsp", pid=7), Worker(host, 0, sync="bsp", pid=8)
+
+    def shard_has(kind: str, number: int, now: float) -> None:
+        host.on_message(shard, Message({"kind": kind, "worker": 0, "number": number, "shard": 1}, EMPTY, ()), now)
+
+    first.join(0.0)
+    first.provide(0.1)
+    shard_has("initialised", 0, 0.2)
+    host.on_closed(first.line, "it was killed", 0.3)
+    shard_has("arrived", 99, 0.4)
+    second.join(0.5)
+    assert len(second.line.got("parameters")) == 1
+    second.say("pull", 0.6, incarnation=2)
+    assert len(second.line.got("parameters")) == 2
+    host.close(True, "enough", 1.0)
+    host.release_memory()
+
+
 def test_a_pull_waits_until_every_shard_has_what_its_worker_has_loaded() -> None:
     """A late shard would answer with the parameters from before, and take the gradient that comes after for what was loaded."""
     shard = Line("server 1")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -15,9 +16,10 @@ from tests.sim.stepped_network import SteppedHub
 from tests.tiers import examples, marked
 
 from offbeat.core.fleet import State
-from offbeat.errors import ProtocolError
+from offbeat.errors import JobError, ProtocolError
 from offbeat.policies import RULES
 from offbeat.runtime.recovery.keeper import APART_NBYTES
+from offbeat.tensors.shard import Shard
 
 PSP: Final = [*RULES["psp"].about.examples, "psp(c=3, scaling=none)"]
 OTHERS: Final = ["ssp(staleness=1)", "backup(b=1)", "elastic(R=4)", "elastic(R=4, mode=bulk)", "elastic(R=4, mode=local)"]
@@ -64,6 +66,25 @@ def test_whenever_they_die_the_books_are_right(
 ) -> None:
     """Where much happens at one instant, it matters who is heard first: so journals are not compared."""
     ran(DyingServers(script, tmp_path_factory.mktemp("dying") / "journal.jsonl", deaths, records, apart))
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize(("sync", "changes"), [("bsp", "begin_fold"), ("psp(c=1)", "begin_fold"), ("rennala(batch=2)", "gather")])
+def test_a_change_of_a_shard_that_fails_ends_the_job(
+    sync: str, changes: str, servers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job goes on from what it has decided. The worker that had pushed last was refused for it, and the others waited for ever."""
+    plain, calls = getattr(Shard, changes), itertools.count()
+
+    def fails(shard: Shard, *arguments: Any, **named: Any) -> Any:
+        if next(calls) == 3:
+            raise RuntimeError("no memory")
+        return plain(shard, *arguments, **named)
+
+    monkeypatch.setattr(Shard, changes, fails)
+    job = DyingServers(scripted(sync, LAWS[0], "", FREE, servers=servers), tmp_path / "journal.jsonl", [])
+    with pytest.raises(JobError, match=r"server \d could not do what the job has decided: RuntimeError: no memory"):
+        job.run()
 
 
 def test_who_was_not_started_by_the_supervisor_does_not_take_the_place(tmp_path: Path) -> None:

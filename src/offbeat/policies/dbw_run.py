@@ -74,15 +74,16 @@ class Run(ServerRule):
             self._chosen = view.version
         elif self._gain is None and self._chosen != view.version:
             self._choose(view)
-        first = fresh(view)
-        n = len(first) + view.missing
-        if not first or self._chosen != view.version:
+        come = len(view.pending)
+        n = come + view.missing
+        if not come or self._chosen != view.version:
             return None
         k, why = self._pick(n)
-        if len(first) < k:
+        if come < k:
             return None
-        self._close(view, first[:k], n)
-        return Decision(first[:k], f"k={k} of {n}: {why}", scale=self._scale)
+        first = fresh(view)[:k]
+        self._close(view, first, n)
+        return Decision(first, f"k={k} of {n}: {why}", scale=self._scale)
 
     def observe(self, view: View, event: Folded) -> None:
         if self._gain is None or self._before is None or event.version != view.version:  # not a fold of this run, or not the last one

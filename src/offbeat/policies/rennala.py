@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Contribution, Decision, ServerRule, View, whole_number
+from offbeat.core.policy import Decision, ServerRule, View, whole_number
 from offbeat.policies.fresh import fresh, outdated
 
 
@@ -52,16 +52,17 @@ class Rennala(ServerRule):
         stale = outdated(view)
         if stale is not None:
             return stale
-        gathered = tuple(view.gathered)
-        if len(gathered) == self.batch:
-            return self._all_of(gathered, f"{self.batch} gradients of version {view.version} are in")
-        first = fresh(view)[: self.batch - len(gathered)]
+        come = len(view.gathered)
+        if come == self.batch:
+            return self._all_of(view, f"{self.batch} gradients of version {view.version} are in")
+        first = fresh(view)[: self.batch - come]
         if first:
             return Decision((), f"kept until {self.batch} gradients of version {view.version} are in", gather=first)
-        if gathered and not view.active:
-            return self._all_of(gathered, f"{len(gathered)} gradients of version {view.version} are in, and nobody computes")
+        if come and not view.active:
+            return self._all_of(view, f"{come} gradients of version {view.version} are in, and nobody computes")
         return None
 
-    def _all_of(self, gathered: tuple[Contribution, ...], reason: str) -> Decision:
+    def _all_of(self, view: View, reason: str) -> Decision:
+        gathered = tuple(view.gathered)
         samples = [c.mass for c in gathered]  # a push without a count of samples weighs as one sample
         return Decision(gathered, reason, weights=tuple(number / sum(samples) for number in samples))

@@ -392,11 +392,7 @@ class Service:
         shard = self.state.live_shards[number]
         messages.check_orders(message.header["orders"], of_shard=shard.orders_of_shard)
         shard.check_orders(message.header["orders"])
-        try:
-            measured = shard.apply(message.header["orders"])
-        except KeyError as error:
-            raise ProtocolError(f"server 0 sent 'orders' about a worker or a push that is not known here: {error}") from error
-        for version, norms in measured:
+        for version, norms in shard.apply(message.header["orders"]):
             self._tell_coordinator(number, {"kind": "measured", "version": version, "norms": norms})
 
     def _on_failing(self, connection: Connection, message: Message) -> None:
@@ -473,7 +469,7 @@ class Service:
                 shard.got(connection)
             case "initial":
                 if not header["provided"]:
-                    shard.initialise(header["worker"])
+                    shard.provide(connection)
                 self._tell_coordinator(number, {"kind": "initialised", "worker": header["worker"], "number": header["number"]})
             case "state":
                 shard.answer_state(connection, message)

@@ -63,13 +63,9 @@ class ShardArrivals:
         del self._open[worker, number]
         return event
 
-    def open(self, worker: WorkerId) -> bool:
-        """Return True if a shard still lacks something that this worker has sent to all."""
-        return any(other == worker for other, _ in self._open)
-
     @property
     def awaited(self) -> set[WorkerId]:
-        """The workers of which server 0 knows a push that a shard lacks."""
+        """The workers of which server 0 has something that a shard lacks. What a shard alone has may be of a process that has died."""
         return {worker for (worker, _), arrival in self._open.items() if arrival.event is not None}
 
     def forget(self, worker: WorkerId) -> None:

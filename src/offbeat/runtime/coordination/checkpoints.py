@@ -4,7 +4,8 @@ A checkpoint is of the state between two events: after the effects of a fold the
 have carried out the orders so far, are of one version. In that moment the shards copy what they hold, the coordinator's places are copied,
 and each worker is asked for its part before it is released with that version. Everything else happens later: workers send their parts when
 they next call the library, and threads write. A checkpoint becomes complete once all parts of living workers have come, or after `PARTS_S`;
-then it lacks some, and its manifest says which.
+then it lacks some, and its manifest says which. Of several optimizers the first one's fold begins a checkpoint. One that has made fewer
+folds so far has yet to step with the batch of that fold: its moment is its own next fold, at the latest the first one's.
 
 A server that outlives its process (``runtime/recovery``) loses what it has copied and not written. Its next process gives the checkpoint in
 the making up, unless all of it is on the disk, and makes another one at the next fold.
@@ -13,7 +14,8 @@ the making up, unless all of it is on the disk, and makes another one at the nex
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Protocol
@@ -78,7 +80,12 @@ class _Making:
     """When the one before was begun, and of which version."""
     within_s: Seconds | None
     """Within how many seconds it was asked for; None: it was due."""
-    contents: list[OptimizerContent] = field(default_factory=list)
+    contents: dict[int, OptimizerContent] = field(default_factory=dict)
+    """By optimizer: what belongs to the checkpoint."""
+    taken: Collection[int] = ()
+    """The optimizers of which the moment is now: `CheckpointKeeper.after` has their shards copied."""
+    to_come: set[int] = field(default_factory=set)
+    """The optimizers that have yet to step with the batch of the last fold: their moment is their next fold."""
     servers: int = 0
     """Files of other servers, and replicas of ranks, that have not come yet."""
     awaited: dict[int, dict[WorkerId, Incarnation]] = field(default_factory=dict)
@@ -120,6 +127,8 @@ class CheckpointKeeper:
         """The optimizers of which it is known."""
         self._places: dict[int, dict[Version, dict[str, Any]]] = {}
         """By optimizer of a job without servers: its places at the newest versions."""
+        self._folds: Counter[int] = Counter()
+        """By optimizer: how many folds there were since the job began, or resumed; of one that came later, and of the first before."""
         self._making: _Making | None = None
         self._last: tuple[Seconds, Version] | None = None
         """When the last checkpoint was begun, and of which version; None: no fold has been seen."""
@@ -139,6 +148,7 @@ class CheckpointKeeper:
     def add(self, job: Saves) -> None:
         """Note the job of one more optimizer."""
         self._jobs.append(job)
+        self._folds[job.number] = self._folds[0]
 
     def ask(self, within_s: Seconds) -> None:
         """Make a checkpoint at the next fold, whatever the interval, and wait for parts for half of ``within_s`` seconds at most.
@@ -154,27 +164,39 @@ class CheckpointKeeper:
     # The moment of a checkpoint.
 
     def before(self, job: Saves, effects: Sequence[Effect], now: Seconds) -> bool:
-        """Return True if a checkpoint is due with these effects, and ask the workers for their parts, before they are released."""
-        if not any(isinstance(effect, Fold) for effect in effects):
+        """Return True if a checkpoint takes what there is after these effects. Workers are asked for their parts before their release."""
+        folds = sum(isinstance(effect, Fold) for effect in effects)
+        if not folds:
             return False
         assert job.coordinator is not None
         if job.spec is not None and not isinstance(job.spec.policy, ServerRule):
             self._remember(job, now)
-        if job.number or self._making is not None:
+        self._folds[job.number] += folds
+        if self._making is not None:
+            return self._take(self._making, {job.number} & self._making.to_come if job.number else self._making.to_come, now)
+        if job.number:
             return False
         version = job.version
         if self._last is None:
-            folds = sum(isinstance(effect, Fold) for effect in effects)
             self._last = now, version - folds
         if self._asked is None and not self._due(now, version):
             return False
         last, self._last = self._last, (now, version)
         within_s, self._asked = self._asked, None
         patience_s = PARTS_S if within_s is None else min(PARTS_S, within_s / 2)
-        self._making = _Making(version, now, last, within_s, patience_s=patience_s)
-        for one in self._jobs:
-            self._ask_workers(one, self._making, now)
-        return True
+        making = self._making = _Making(version, now, last, within_s, patience_s=patience_s)
+        # A further optimizer of the script of which there is nothing yet is left out.
+        begun = {one.number for one in self._jobs if one.coordinator is not None and one.spec is not None and one.coordinator.start.begun}
+        making.to_come = {number for number in begun if self._folds[number] < self._folds[0]}
+        return self._take(making, begun - making.to_come, now)
+
+    def _take(self, making: _Making, numbers: Collection[int], now: Seconds) -> bool:
+        """Let the moment of these optimizers be now, and ask the workers for their parts. Returns False if there are none."""
+        making.taken = sorted(numbers)
+        making.to_come.difference_update(making.taken)
+        for number in making.taken:
+            self._ask_workers(self._jobs[number], making, now)
+        return bool(making.taken)
 
     def _remember(self, job: Saves, now: Seconds) -> None:
         """Keep the place of a job without servers at its newest version: a rank's replica may be of an earlier one, or of a later one."""
@@ -193,8 +215,7 @@ class CheckpointKeeper:
         )
 
     def _ask_workers(self, job: Saves, making: _Making, now: Seconds) -> None:
-        if job.coordinator is None or job.spec is None or not job.coordinator.start.begun:
-            return  # a further optimizer of the script, of which there is nothing yet
+        assert job.coordinator is not None
         alive = set(job.coordinator.membership.in_state(WorkerState.ALIVE))
         asked = [peer for peer in job.peers if peer.worker in alive and peer.welcomed]
         giver = min((peer.worker for peer in asked), default=None)
@@ -204,7 +225,7 @@ class CheckpointKeeper:
             peer.connection.send({"kind": "checkpoint", "version": making.version, "rest": rest, "frozen": rest and frozen})
         making.awaited[job.number] = {peer.worker: peer.incarnation for peer in asked}
         making.asked.update(making.awaited[job.number])
-        making.contents.append(self._content(job, giver, now))
+        making.contents[job.number] = self._content(job, giver, now)
 
     def _content(self, job: Saves, giver: WorkerId | None, now: Seconds) -> OptimizerContent:
         """Return what is known at this moment of an optimizer, apart from what shards and workers have."""
@@ -237,16 +258,18 @@ class CheckpointKeeper:
             return
         self._making = making = _Making(version, now, self._last, None, patience_s=0.0, of_end=True)
         for job in begun:
-            making.contents.append(self._content(job, None, now))
-            making.contents[-1].parts.update(self._left.get(job.number, {}))
+            content = making.contents[job.number] = self._content(job, None, now)
+            content.parts.update(self._left.get(job.number, {}))
             making.asked.update(self._left.get(job.number, {}))
+        making.taken = list(making.contents)
         self.after()
 
     def after(self) -> None:
-        """Have every shard copied, when the effects of the fold have been carried out."""
+        """Have the shards copied, when the effects of the fold have been carried out."""
         making = self._making
         assert making is not None
-        for number, content in enumerate(making.contents):
+        for number in making.taken:
+            content = making.contents[number]
             if number in self._places and making.of_end:
                 content.replica = self._jobs[number].last_replica()
                 if content.replica is None:
@@ -281,7 +304,7 @@ class CheckpointKeeper:
             return
         if making is None or making.writing or message.header["version"] != making.version:
             return
-        if number < len(making.contents) and worker in making.awaited[number]:
+        if worker in making.awaited.get(number, ()):
             making.contents[number].parts[worker] = message
             if message.header["final"]:
                 del making.awaited[number][worker]
@@ -293,7 +316,7 @@ class CheckpointKeeper:
             self._writer.aside(partial(self.folder.abandon, self.folder.partial(version)))  # it was given up before this server wrote
         elif cut_off:
             self._make_again(making)
-        elif number < len(making.contents):
+        elif number in making.contents:
             making.servers -= 1
             making.failed = making.failed or failed
             making.contents[number].servers.append(server)
@@ -305,14 +328,19 @@ class CheckpointKeeper:
         making = self._making
         if making is None or making.writing:
             return
+        if making.to_come and (self._ends or now - making.began >= making.patience_s):  # the script may step with them no more
+            self._take(making, making.to_come, now)
+            self.after()
+        replicas = [number for number in self._places if number in making.contents]
         if making.failed is not None:
             self._give_up(making, making.failed)
         elif now - making.began >= SERVERS_S and making.servers:
             self._give_up(making, f"{making.servers} servers have not written their part within {SERVERS_S:g} s")
-        elif not making.of_end and any(self._giver_is_gone(making, number) for number in self._places):
+        elif not making.of_end and any(self._giver_is_gone(making, number) for number in replicas):
             self._give_up(making, "the rank that was asked for its replica is gone")
         elif not making.servers and (self._complete(making) or now - making.began >= making.patience_s):
-            for number, places in self._places.items():
+            for number in replicas:
+                places = self._places[number]
                 making.contents[number].place = places.get(self._replica_version(making, number), list(places.values())[-1])
             making.writing = True
             self._writer.begin(0, making.version, partial(self._write, making), partial(self.folder.is_complete, making.version))
@@ -330,7 +358,11 @@ class CheckpointKeeper:
 
     def _complete(self, making: _Making) -> bool:
         """Return True if no living worker's part is missing, and the places are known at the version of each rank's replica."""
+        if making.to_come:
+            return False
         for number, places in self._places.items():
+            if number not in making.contents:
+                continue
             spec = self._jobs[number].spec
             assert spec is not None
             if isinstance(spec.policy, RoundRule) and self._replica_version(making, number) not in places:
@@ -345,12 +377,12 @@ class CheckpointKeeper:
         return True
 
     def _missing(self, making: _Making) -> list[WorkerId]:
-        return sorted({worker for worker in making.asked if any(worker not in content.parts for content in making.contents)})
+        return sorted({worker for worker in making.asked if any(worker not in content.parts for content in making.contents.values())})
 
     def _write(self, making: _Making) -> None:
         """Write all files. In a thread."""
         folder = self.folder.begin(making.version)
-        optimizers = write_files(folder, making.contents)
+        optimizers = write_files(folder, [content for _, content in sorted(making.contents.items())])
         settings = self._settings
         manifest = {
             "version": optimizers[0]["version"],
@@ -384,10 +416,9 @@ class CheckpointKeeper:
 
     def _finish(self, making: _Making, now: Seconds) -> None:
         self._making = None
-        for job, content in zip(self._jobs, making.contents, strict=False):
-            if not making.lost:
-                self._rests[job.number] = content.rest
-                self._known.add(job.number)
+        for number, content in making.contents.items() if not making.lost else ():
+            self._rests[number] = content.rest
+            self._known.add(number)
         missing, version = self._missing(making), making.contents[0].place["version"]
         self._journal.write(checkpoint_record(now, version, now - making.began, missing))
         self._made = version

@@ -183,7 +183,7 @@ class BlockShard(LiveShard):
                 flow.skipped = False
                 self._send_block(worker, self._header(chief=None), self._block_now())
 
-    def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardMeasurements]:
+    def _carry_out(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardMeasurements]:
         measured = []
         for order in orders:
             match order["do"]:
@@ -192,13 +192,13 @@ class BlockShard(LiveShard):
                 case "discard":
                     self._gradients.pop((order["worker"], order["number"]), None)
                 case "enter" | "forget":
-                    measured += super().apply([order])
+                    measured += super()._carry_out([order])
                     if not self.described_here:  # fragments that have come, and whose descriptions never will
                         self._gradients = {key: kept for key, kept in self._gradients.items() if key[0] != order["worker"]}
                     known = {slot.connection for slot in [*self._slots.values(), *self._next.values()]}
                     self._flows = {connection: flow for connection, flow in self._flows.items() if connection in known}
                 case _:
-                    measured += super().apply([order])
+                    measured += super()._carry_out([order])
         return measured
 
     def tick(self, now: Seconds) -> None:

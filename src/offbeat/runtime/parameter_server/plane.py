@@ -152,7 +152,7 @@ class ServerPlane(Plane):
     def initial(self, worker: WorkerId, message: Message, now: Seconds) -> None:
         """Handle a worker's push of the initial parameters, or its message that it has them from elsewhere."""
         if not message.header["provided"] and self._coordinator.version == 0:
-            self.shard.initialise(worker)
+            self.shard.provide(self._peers[worker].connection)
         self._complete(worker, message.header["number"], 0, now, Initialised(worker))
 
     def pull(self, event: PullWanted, now: Seconds) -> None:
@@ -162,7 +162,7 @@ class ServerPlane(Plane):
         for the loaded ones.
         """
         self.exact(event.worker)
-        if self._under_way(event.worker):
+        if event.worker in self._arrivals.awaited:
             self._postponed[event.worker] = event
         else:
             self._feed(event, now)
@@ -269,12 +269,8 @@ class ServerPlane(Plane):
         if isinstance(arrived, Pushed) and isinstance(self._dispatcher, PerShardDispatcher):
             self._dispatcher.arriving(arrived, number)
         self._feed(arrived, now)
-        if worker in self._postponed and not self._under_way(worker):
+        if worker in self._postponed and worker not in self._arrivals.awaited:
             self._feed(self._postponed.pop(worker), now)
-
-    def _under_way(self, worker: WorkerId) -> bool:
-        # A fragment of a worker that has died may come to its shard, and its description not to server 0.
-        return worker in self._arrivals.awaited if self._fragments else self._arrivals.open(worker)
 
     # Effects.
 

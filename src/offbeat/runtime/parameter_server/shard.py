@@ -13,7 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from offbeat.core.policy import ServerRule
-from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.errors import ConfigurationError, JobError, ProtocolError
+from offbeat.runtime.job.last_words import in_words
 from offbeat.runtime.parameter_server.deliveries import Delivery, in_place
 from offbeat.runtime.parameter_server.encoding import EXACT, EncodedParameters, ParameterChanges, ShardEncoding
 from offbeat.runtime.parameter_server.fold_ahead import FoldAhead
@@ -205,21 +206,15 @@ class LiveShard:
         """Change memory, unless an earlier process of this server has. Returns what was measured.
 
         Args:
-            work: writes what each of ``changes`` is from now on; if it raises, they stay as they are.
+            work: writes what each of ``changes`` is from now on; if it raises, the job has to end (`apply`).
         """
         self._operations += 1
         for halves in changes:
             halves.turn()
-        try:
-            if self._outlives is None:
-                return work()
-            outlives, number = self._outlives, self._operations
-            return self._survival.change(partial(outlives.once, number, work), None, lambda: outlives.done >= number)
-        except BaseException:
-            self._operations -= 1
-            for halves in changes:
-                halves.turn()
-            raise
+        if self._outlives is None:
+            return work()
+        outlives, number = self._outlives, self._operations
+        return self._survival.change(partial(outlives.once, number, work), None, lambda: outlives.done >= number)
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
@@ -309,6 +304,16 @@ class LiveShard:
                 self._replicate_gradient(slot)
         self._encodings.pop(connection, None)
 
+    def provide(self, connection: Connection) -> None:
+        """Do as `initialise`, unless the process at this connection is dead by now, or another one has taken its place."""
+        if self._slot_at(connection) is not None:
+            self.apply([{"do": "initialise", "worker": self._workers[connection]}])
+
+    def _slot_at(self, connection: Connection) -> _Slot | None:
+        """Return the slot of the process at a connection; None: it is dead by now, or another one has taken its place."""
+        slots = (*self._next.values(), *self._slots.values())
+        return next((slot for slot in slots if slot.connection is connection), None)
+
     def initialise(self, worker: WorkerId) -> None:
         """Set the parameters that this worker has just pushed, and the optimizer state that it has offered, unless a fold has been made."""
         slot = self._slots.get(worker) or self._next[worker]
@@ -369,7 +374,18 @@ class LiveShard:
         return None
 
     def apply(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardMeasurements]:
-        """Carry out orders in sequence. Returns what was measured at folds."""
+        """Carry out orders in sequence. Returns what was measured at folds.
+
+        Raises:
+            JobError: one of them fails. The job goes on from what it has decided; and the next process, which repeats the messages, would
+                take a change of memory that has failed for done as soon as a later one is.
+        """
+        try:
+            return self._carry_out(orders)
+        except Exception as error:
+            raise JobError(f"server {self._number} could not do what the job has decided: {in_words(error)}") from error
+
+    def _carry_out(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardMeasurements]:
         measured = []
         deliveries: dict[WorkerId, Delivery] = {}
         for number, order in enumerate(orders):
@@ -639,8 +655,7 @@ class LiveShard:
         if self._shard is None:
             raise ProtocolError("'state' is for rules that exchange gradients (under this rule optimizer state stays in the workers)")
         if message.header["do"] == "offer":
-            slots = [slot for slot in [*self._next.values(), *self._slots.values()] if slot.connection is connection]
-            for slot in slots[:1]:  # no slot if the worker is dead by now
+            if (slot := self._slot_at(connection)) is not None:
                 slot.state = self._shard.read_state(message.header.get("pieces"), message.payload)
             return
         self._send_state(connection)
