@@ -273,3 +273,13 @@ def test_a_journal_is_for_its_user_alone(tmp_path: Path) -> None:
     for path in (before, tmp_path / "new.jsonl"):
         Journal(path, now=lambda: 0.0).close()
         assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_standby_gets_the_whole_of_a_journal_that_one_read_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux returns at most 2 GiB at once."""
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, parts, at: whole(file, [parts[0][:7]], at))
+    journal = Journal(tmp_path / "run.jsonl", now=Clock())
+    journal.write(job())
+    journal.write(joined(0, 0.1))
+    assert bytes(journal.place()["content"]) == (tmp_path / "run.jsonl").read_bytes()

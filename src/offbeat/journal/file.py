@@ -34,6 +34,16 @@ log = logging.getLogger(__name__)
 _decode = json.JSONDecoder().raw_decode
 
 
+def _head(file: int, nbytes: int) -> bytearray:
+    """Return the first bytes of a file: several reads for more than 2 GiB, which Linux reads at once at most."""
+    head = bytearray(nbytes)
+    at = 0
+    while at < nbytes and (read := os.preadv(file, [memoryview(head)[at:]], at)):
+        at += read
+    del head[at:]
+    return head
+
+
 def seal(path: Path | str, reason: str, began_at: float = 0.0) -> None:
     """Give a journal whose writer was killed or is stopped its last record, marked ``cut``: pushes before it may have no fate.
 
@@ -128,7 +138,7 @@ class Journal:
             self.flush()
         if self._file is not None:
             nbytes = os.fstat(self._file).st_size
-            data = memoryview(os.pread(self._file, nbytes, 0)) if content else None
+            data = memoryview(_head(self._file, nbytes)) if content else None
         return {
             "content": data,
             "nbytes": nbytes,
