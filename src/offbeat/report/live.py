@@ -64,8 +64,9 @@ class LiveProgress:
 
     def update(self, snapshot: Summary, now: Seconds) -> None:
         """Show a snapshot. ``now`` is any clock that goes on when nothing happens in the job."""
-        if self._before is None:
-            self._began = now - snapshot["elapsed_s"]
+        # A snapshot's time is that of its last record, which may be old: the earliest beginning is the nearest to the journal's.
+        began = now - snapshot["elapsed_s"]
+        self._began = began if self._before is None else min(self._began, began)
         elapsed_s = self._elapsed_s = max(self._elapsed_s, now - self._began)
         for text in changes(self._before, snapshot):
             self.note(f"{elapsed_s:8.1f} s  {text}")
