@@ -90,7 +90,7 @@ def test_a_name_beside_the_script_is_the_users_even_if_installed(folder: Path) -
 def test_a_package_that_pip_has_put_into_pythonpath_is_installed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, metadata: str, found: tuple[str, ...]
 ) -> None:
-    """As by ``pip install --target``: PyTorch there was read as the user's own code, for seconds, and every worker imported it for itself."""
+    """As by ``pip install --target``: PyTorch there was read as the user's own code for seconds, and every worker imported it."""
     deps = folder / "deps"
     (deps / metadata).mkdir(parents=True)
     (deps / "another.py").write_text("import scipy")
