@@ -29,7 +29,7 @@ from offbeat.report.figures import (
     version_words,
     waiting_share,
 )
-from offbeat.report.remarks import culprits
+from offbeat.report.remarks import culprits, marked
 from offbeat.types import Seconds
 
 PLAIN_EVERY_S: Final = 5.0
@@ -166,8 +166,9 @@ def worker_table(snapshot: Summary, rows: int, width: int | None = None) -> Tabl
     shown = _chosen(snapshot["per_worker"], culprits(snapshot), rows)
     fitted = Fitted.of(_columns(snapshot, shown), width)
     table = fitted.table(header_style="dim")
+    slow = marked(snapshot, (worker["worker"] for worker in shown))
     for row, worker in enumerate(shown):
-        style = STYLES.get(worker["state"], "yellow" if worker["worker"] in culprits(snapshot) else None)
+        style = STYLES.get(worker["state"], "yellow" if worker["worker"] in slow else None)
         table.add_row(*fitted.row(row), style=style)
     hidden = len(snapshot["per_worker"]) - len(shown)
     if hidden:
