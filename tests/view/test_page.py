@@ -17,7 +17,9 @@ import pytest
 from tests.view.page_records import unpacked
 from typer.testing import CliRunner
 
+from offbeat.advise.advice import Question
 from offbeat.cli import app
+from offbeat.commands.advise import SHORT
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
 from offbeat.report.turns import Turn
