@@ -241,6 +241,16 @@ def test_a_journal_without_an_answer_says_why(tmp_path: Path) -> None:
         advice(broken, FAST)
 
 
+@pytest.mark.parametrize(("versions", "more"), [(30, "the run has no more"), (100, "--pushes 320 simulates more")])
+def test_a_rule_that_makes_no_two_versions_says_what_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int, more: str
+) -> None:
+    """It was the rule's own number of pushes, ``--pushes 8``, where the whole run was simulated."""
+    monkeypatch.setattr("offbeat.advise.advice.considered", lambda *_: ("ensemble(steps=40)",))
+    ((name, why),) = advice(journal(tmp_path, "constant(seconds=1)", versions=versions), FAST).failed
+    assert name == "ensemble(steps=40)" and why.endswith(more)
+
+
 @pytest.mark.usefixtures("few_rules")
 def test_of_a_long_run_parts_are_simulated_with_the_deaths_that_are_in_them(tmp_path: Path) -> None:
     path = journal(tmp_path, "constant(seconds=1)", versions=400, faults="kill worker=1 at=30; restart worker=1 at=200")

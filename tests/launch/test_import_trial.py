@@ -30,7 +30,10 @@ HARMFUL = {
     "leaving": ("import sys\nsys.exit(3)", "SystemExit: 3"),
     "dying": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "it ends the process (killed by SIGSEGV)"),
     "seeding": ("import random\nrandom.seed(0)", "it seeds the random numbers that all modules share"),
-    "ranked": ("import os\nRANK = int(os.environ.get('LOCAL_RANK', 0))", "it reads LOCAL_RANK, of which each worker has its own"),
+    "ranked": (
+        "import os\nRANK = int(os.environ.get('LOCAL_RANK', 0))\nwhile True:  # a framework goes on for seconds\n    pass",
+        "it reads LOCAL_RANK, of which each worker has its own",
+    ),
     "joined": ("import os\nJOB = os.getenv('OFFBEAT_WORKER')", "it reads OFFBEAT_WORKER, of which each worker has its own"),
 }
 HARMLESS = {

@@ -212,6 +212,23 @@ def test_another_error_is_none_of_these() -> None:
         job.ends(1, -9, joined=True)
 
 
+@pytest.mark.parametrize(("others", "pushed", "finished"), [((0, 0), False, True), ((0, None), False, False), ((0, 0), True, False)])
+def test_a_script_that_fails_when_nothing_was_left_to_do_is_no_failure_of_the_job(
+    others: tuple[int | None, ...], pushed: bool, finished: bool
+) -> None:
+    """It came back after the others had finished: without its restart the job would have succeeded, too."""
+    job = Job(3)
+    job.ends(2, -9, joined=True)
+    for worker, status in enumerate(others):
+        if status is not None:
+            job.ends(worker, status, joined=True)
+    job.workers.on_failing({"worker": 2, "reason": "ValueError: no mean", "pushed": pushed, "type": "", "place": None, "final": False})
+    job.ends(2, 1, joined=True)
+    assert ((2, True) in job.machines.gone) == finished
+    if finished:
+        assert job.notes[-1].endswith("nothing left to do; its script failed after its training loop: ValueError: no mean")
+
+
 def test_another_worker_takes_the_seat_of_one_that_has_ended_for_good_and_none_that_of_one_that_has_finished() -> None:
     job = Job(3, max_restarts=1)
     job.ends(1, -9, joined=True)

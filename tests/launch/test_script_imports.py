@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,19 @@ def test_the_users_own_modules_are_read_and_not_imported(folder: Path) -> None:
 
 def test_a_name_beside_the_script_is_the_users_even_if_installed(folder: Path) -> None:
     assert of(folder, "import numpy\nimport scipy", numpy="import torch").modules == ("torch", "scipy")
+
+
+@pytest.mark.parametrize(("metadata", "found"), [("another-1.0.dist-info", ("another",)), ("other", ("scipy",))])
+def test_a_package_that_pip_has_put_into_pythonpath_is_installed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, metadata: str, found: tuple[str, ...]
+) -> None:
+    """As by ``pip install --target``: PyTorch there was read as the user's own code for seconds, and every worker imported it."""
+    deps = folder / "deps"
+    (deps / metadata).mkdir(parents=True)
+    (deps / "another.py").write_text("import scipy")
+    (folder / "own-1.0.dist-info").mkdir()  # the script's own folder is the user's in any case
+    monkeypatch.setattr("sys.path", [str(deps), *sys.path])
+    assert of(folder, "import another, helper", helper="").modules == found
 
 
 def test_of_a_module_its_file_and_the_packages_above_it(folder: Path) -> None:

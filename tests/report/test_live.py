@@ -153,6 +153,17 @@ def test_the_clock_does_not_run_backwards_and_success_is_no_death(run_job: RunJo
     assert headline(seen[-1], 1.0).endswith("3 of 3 finished")
 
 
+def test_the_clock_becomes_the_journals_however_old_the_first_figures_were() -> None:
+    """A death at 56.1 s of the journal was shown at 38.1 s, where server 0's first figures came 18 s after its first record."""
+    progress, file = display()
+    tally = Tally.of([job_record(sync="bsp", workers=2, servers=1, seed=0, started="", script="")])
+    progress.update(tally.summary(), now=118.0)
+    tally.add({"kind": "warning", "t": 56.0, "about": "equal_gradients", "workers": [0, 1], "step": 1, "detail": "they are equal"})
+    progress.update(tally.summary(), now=156.5)
+    progress.event("worker 1 died", now=157.0)
+    assert [line.split(" s ")[0].strip() for line in file.getvalue().splitlines()[1:]] == ["56.0", "56.0", "56.5"]
+
+
 def test_a_bar_is_part_of_the_view() -> None:
     progress, file = display(terminal=True)
     progress.update(Tally().summary(), now=0.0)

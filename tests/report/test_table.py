@@ -33,7 +33,7 @@ from offbeat.journal.worker_summary import NO_MACHINE
 from offbeat.policies import BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import accuracy, seconds, share, short, state_words
 from offbeat.report.live import LiveProgress
-from offbeat.report.remarks import culprits, remarks
+from offbeat.report.remarks import culprits, marked, remarks
 from offbeat.report.table import comparison, console, job_tables
 
 
@@ -64,6 +64,16 @@ def test_equal_workers_need_no_remark(run_job: RunJob) -> None:
 
 def test_of_two_workers_the_slower_can_be_called_slow(run_job: RunJob) -> None:
     assert culprits(Tally.of(run_job(SSP(staleness=3), [0.1, 0.3])).summary()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("slow", "shown", "coloured"),
+    [(range(90), range(100), False), (range(90), range(50), False), (range(40), range(100), True), (range(3), range(4), True)],
+)
+def test_colour_points_to_few(slow: range, shown: range, coloured: bool) -> None:
+    """A verdict may name 90 workers of 100, and all of the 50 rows that a page has: no row stands out then."""
+    summary: Any = {"verdicts": [{"kind": "slow", "workers": list(slow)}]}
+    assert marked(summary, shown) == (list(slow) if coloured else [])
 
 
 def test_a_death_is_told(run_job: RunJob) -> None:

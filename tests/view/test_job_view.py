@@ -6,18 +6,21 @@ import json
 from typing import Any
 
 import pytest
+from tests.journal import records
 from tests.view.page_records import died, fold, head, joined, logged, pushed, release, steps, summary, unpacked, view_of
 
+from offbeat.journal.followed import Followed
 from offbeat.journal.records import Record, exception_record
 from offbeat.journal.summary import Tally
 from offbeat.report.remarks import remarks
 from offbeat.types import WorkerId
 from offbeat.view.accounts import ROWS
 from offbeat.view.content import context
-from offbeat.view.job_view import EVENTS, METRICS, OWN, JobView
+from offbeat.view.job_view import EVENTS, FOLLOWED, METRICS, OWN, JobView
 from offbeat.view.levels import PARTS, RECENT, Levels
 from offbeat.view.shares import CELLS, KINDS
 from offbeat.view.shares import OWN as PHASES
+from offbeat.view.steps import FATES
 
 SCRIPT = "<script>alert(1)</script>"
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
@@ -65,6 +68,19 @@ def test_changes_add_up_to_the_whole() -> None:
     assert columns["number"].tolist() == list(range(1, 121)) == sorted(folded)
     assert columns["fate"].tolist() == [folded[one] for one in sorted(folded)] == [1] * 120
     assert whole["html"] == html | change["html"] and whole["since"] == 0.0
+
+
+def test_a_push_that_a_running_job_drops_has_its_fate() -> None:
+    """Of pushes without a fold only ``settle`` says so; of those in a fold the followers of a job get none, or one that comes after it."""
+    about = [head(), joined(0), joined(1), release(0, 1.0), release(1, 1.0), pushed(0, 1.5, own=0.5), pushed(1, 1.6, own=0.6)]
+    about += [
+        records.fold(2.0, 1, (0, 1, 1.0, 0)),
+        records.settle(2.0, 0, 1, "carried"),
+        records.settle(2.1, 1, 1, "dropped", reason="late"),
+    ]
+    followed = Followed(FOLLOWED)
+    assert all(map(followed.wants, about)) and not followed.wants(records.settle(2.0, 0, 1))
+    assert unpacked(view_of(*about).whole()["packed"])["fate"].tolist() == [FATES.index("folded"), FATES.index("dropped")]
 
 
 def test_shares_of_time_are_sent_from_where_they_have_changed() -> None:

@@ -17,7 +17,9 @@ import pytest
 from tests.view.page_records import unpacked
 from typer.testing import CliRunner
 
+from offbeat.advise.advice import Question
 from offbeat.cli import app
+from offbeat.commands.advise import SHORT
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
 from offbeat.report.turns import Turn
@@ -171,6 +173,19 @@ def test_no_journal_at_all(tmp_path: Path) -> None:
 def test_one_journal_of_several_cannot_be_read(journal: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["report", str(journal), str(tmp_path / "missing.jsonl")])
     assert done.exit_code == 2 and "bsp: version 60" in done.output and "missing.jsonl" in done.output
+
+
+def test_replay_simulates_as_much_as_the_page_of_a_job(journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the three seeds of ``offbeat advise`` it took five times as long."""
+    asked: list[Question] = []
+
+    def rows(path: Path, question: Question = SHORT) -> list[dict[str, Any]]:
+        asked.append(question)
+        return [{"name": "", "measured": True, "best": False, "notes": ["No advice."]}]
+
+    monkeypatch.setattr("offbeat.commands.report.rows_of", rows)
+    done = CliRunner().invoke(app, ["report", str(journal), "--html", str(tmp_path / "run.html"), "--replay"])
+    assert done.exit_code == 0 and "No advice." in (tmp_path / "run.html").read_text() and asked == [SHORT]
 
 
 def test_what_cannot_be_asked_for(journal: Path) -> None:

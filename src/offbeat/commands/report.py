@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from offbeat import __version__
-from offbeat.advise.advice import Question
 from offbeat.commands.advise import rows_of
 from offbeat.errors import MISTAKE, ConfigurationError
 from offbeat.files import write_result
@@ -145,7 +144,7 @@ def _page(path: Path, html: Path, *, replay: bool) -> None:
     digest = _digest(path, records.nbytes)
     source = Source(path.name, records.nbytes, digest, records.cut, made, reading.tally.problems())
     if replay:
-        reading.view.advise(rows_of(path, Question()))
+        reading.view.advise(rows_of(path))
     write_result(html, render(reading.view, source))
 
 

@@ -274,8 +274,10 @@ class Costs:
             return
         worker = self._worker(record["number"])
         worker.host = host_in(record["detail"]) or worker.host
-        if record["what"] == "lost" and worker.deaths and worker.deaths[-1].back is None:
-            worker.deaths[-1].lost = True
+        if worker.deaths and (death := worker.deaths[-1]).back is None:
+            death.lost = death.lost or record["what"] == "lost"
+            if record["what"] == "exited" and death.reason.startswith("connection closed"):  # which was only heard of first
+                death.reason = f"its process {record['detail']}"
 
     @property
     def seconds(self) -> Seconds:

@@ -213,7 +213,7 @@ class Journal:
     def _write(self, entry: Record) -> None:
         for listener in self._listeners:
             listener(entry)
-        follows = self.followed is not None and self.followed.wants(entry["kind"])
+        follows = self.followed is not None and self.followed.wants(entry)
         if self._file is None and not follows:
             return
         line = self._encode(entry)

@@ -45,7 +45,7 @@ class Followed:
     >>> followed = Followed(["fold"])
     >>> for number in range(3):
     ...     followed.add(f'{{"kind":"fold","version":{number}}}')
-    >>> followed.wants("publish")
+    >>> followed.wants({"kind": "publish"})
     False
     >>> batch = followed.due(10.0)
     >>> batch.first, len(batch.lines), followed.due(99.0)
@@ -62,9 +62,11 @@ class Followed:
         self._outstanding = False
         """True while a batch has been sent and its receiver has not answered."""
 
-    def wants(self, kind: str) -> bool:
-        """Return whether records of this kind are wanted."""
-        return self._kinds is None or kind in self._kinds
+    def wants(self, record: Mapping[str, Any]) -> bool:
+        """Return whether a record is wanted: of such a kind, and no ``settle`` of a fold, whose own record has the fates of its parts."""
+        if self._kinds is None:
+            return True
+        return record["kind"] in self._kinds and (record["kind"] != "settle" or record["fate"] != "folded")
 
     def add(self, line: str) -> None:
         """Take the line of a record that is wanted; the oldest lines make room."""

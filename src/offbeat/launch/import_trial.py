@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -109,22 +109,33 @@ def _end_with(pid: int, keep: int) -> NoReturn:
 
 def _import_each(items: Sequence[str], log: Any) -> None:
     """Import all modules, and report each; the first with trouble ends this process."""
+
+    def stop(why: str) -> NoReturn:
+        log.write(f"!{' '.join(why.split())[:500]}\n")
+        log.flush()
+        os._exit(1)
+
+    def missing(name: str) -> None:  # at once: a framework may read it at the beginning of an import of seconds
+        if name in TORCHRUN or name.startswith("OFFBEAT_"):
+            stop(f"it reads {name}, of which each worker has its own")
+
     for item in items:
         log.write(f"?{item}\n")
-        why = _import(item)
+        why = _import(item, missing)
         if why is not None:
-            log.write(f"!{' '.join(why.split())[:500]}\n")
-            log.flush()
-            os._exit(1)
+            stop(why)
     log.write(".\n")
 
 
-def _import(item: str) -> str | None:
-    """Import one module. Returns the reason for which it must be left to the workers; None: it may stay."""
+def _import(item: str, missing: Callable[[str], None]) -> str | None:
+    """Import one module. Returns the reason for which it must be left to the workers; None: it may stay.
+
+    ``missing``: told of each variable that is read and is not set.
+    """
     _draw()
     before = _Standing.now()
     loaded = len(sys.modules)
-    with _captured() as printed, _watched_variables() as missed:
+    with _captured() as printed, _watched_variables(missing):
         try:
             _as_the_program(item)
         except BaseException as error:
@@ -134,11 +145,8 @@ def _import(item: str) -> str | None:
             if pid == 0:
                 os._exit(0)
             os.waitpid(pid, 0)
-    own = sorted(name for name in missed if name in TORCHRUN or name.startswith("OFFBEAT_"))
     if printed:
         return f"it prints {printed[0]!r}"
-    if own:
-        return f"it reads {', '.join(own)}, of which each worker has its own"
     return _Standing.now().trouble(before)
 
 
@@ -233,28 +241,26 @@ def _captured() -> Iterator[list[str]]:
 
 
 class _Watched(dict[Any, Any]):
-    """A dictionary that records lookups of missing keys."""
+    """A dictionary that tells of lookups of missing keys."""
 
-    def __init__(self, values: dict[Any, Any]) -> None:
+    def __init__(self, values: dict[Any, Any], missing: Callable[[str], None]) -> None:
         super().__init__(values)
-        self.missed: set[Any] = set()
+        self._missing = missing
 
     def __missing__(self, key: Any) -> Any:
-        self.missed.add(key)
+        self._missing(os.fsdecode(key))
         raise KeyError(key)
 
 
 @contextlib.contextmanager
-def _watched_variables() -> Iterator[set[str]]:
-    """Collect the names of variables that are read through ``os.environ`` and are not set."""
-    names: set[str] = set()
+def _watched_variables(missing: Callable[[str], None]) -> Iterator[None]:
+    """Tell ``missing`` the names of variables that are read through ``os.environ`` and are not set."""
     table: Any = os.environ
     values = table._data
-    watched = table._data = _Watched(values)
+    watched = table._data = _Watched(values, missing)
     try:
-        yield names
+        yield
     finally:
         table._data = values
         values.clear()
         values.update(watched)
-        names |= {os.fsdecode(key) for key in watched.missed}

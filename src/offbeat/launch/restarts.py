@@ -69,7 +69,7 @@ class WorkerProcess:
     over: bool = False
     """True if the newest process has ended before its script because the job has ended: no failure."""
     too_late: bool = False
-    """True if the newest process came after all others had finished, and so had nothing to do: no failure."""
+    """True if the newest process came after all others had finished, and so had nothing to do: no failure, even if its script fails."""
     standing: ProcessStanding = field(default_factory=lambda: ProcessStanding(0.0))
     """State of the newest process."""
 
@@ -90,7 +90,8 @@ class WorkerProcess:
     def describe(self, status: int) -> str:
         """Return how the newest process ended, in words."""
         if self.too_late:
-            return "came back too late: the others had finished, and there was nothing left to do"
+            then = "" if self.failure is None else f"; its script failed after its training loop: {self.failure.reason}"
+            return f"came back too late: the others had finished, and there was nothing left to do{then}"
         if self.over and status == 0:
             return "ended with the job, before its own script: the scripts of the others had ended"
         if self.standing.kill_reason is not None:

@@ -1,8 +1,8 @@
 """Find a program's imports at its start by reading it: none of its code is run.
 
 The result has the installed packages that the program, or a module beside it, imports unconditionally and outside functions. Modules that
-are not installed (those in the program's folder, in PYTHONPATH, in an editable installation) are the user's own: they are read for their
-imports in turn, but never imported for the program, since their code may have effects that each worker needs for itself.
+pip has not put where they are (those in the program's folder, in PYTHONPATH, in an editable installation) are the user's own: they are read
+for their imports in turn, but never imported for the program, since their code may have effects that each worker needs for itself.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Reader:
         spec = _spec(top, self._folder)
         if spec is None:
             return
-        if is_installed(spec) and not own_package:
+        if is_installed(spec, self._folder) and not own_package:
             self.installed.setdefault(module, {}).update(dict.fromkeys(names))
             return
         self._own(module)
@@ -157,11 +157,14 @@ class _Reader:
                 self._file(spec.origin, name if is_package else name.rpartition(".")[0])
 
 
-def is_installed(spec: ModuleSpec) -> bool:
-    """Return True if a module is in a folder where pip installs packages."""
+def is_installed(spec: ModuleSpec, own: str) -> bool:
+    """Return True if a top module is where pip installs packages, or has installed some (``pip install --target``), outside ``own``."""
     places = [spec.origin] if spec.origin not in (None, "namespace") else list(spec.submodule_search_locations or ())
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages(), *site.getsitepackages()}
-    return any(Path(place).resolve().is_relative_to(Path(folder).resolve()) for place in places if place for folder in folders)
+    if any(Path(place).resolve().is_relative_to(Path(folder).resolve()) for place in places if place for folder in folders):
+        return True
+    beside = [Path(place).resolve().parent for place in spec.submodule_search_locations or filter(None, places)]
+    return any(folder != Path(own).resolve() and any(folder.glob("*.dist-info")) for folder in beside)
 
 
 def _spec(top: str, folder: str) -> ModuleSpec | None:

@@ -222,8 +222,8 @@ class Watchers:
 
     def on_status(self, snapshot: Mapping[str, Any]) -> None:
         """Keep the job's newest figures."""
-        if self._clock_began is None:
-            self._clock_began = time.monotonic() - snapshot["elapsed_s"]
+        began = time.monotonic() - snapshot["elapsed_s"]  # of the last record, which may be old
+        self._clock_began = began if self._clock_began is None else min(self._clock_began, began)
         self._snapshot = snapshot
 
     def tick(self) -> None:

@@ -176,6 +176,8 @@ class Workers:
                 self._lose(worker, state, state.child.lost)
                 continue
             self._learn_reason(worker, state, status)
+            if script_failed(status) and state.restarts and state.failure and not state.failure.pushed and self._others_finished(worker):
+                state.too_late = True  # no sample was left to it, and what its script does after its loop has nothing to work with
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
             if status == 0 or state.too_late or state.standing.was_done(status):

@@ -29,7 +29,7 @@ from offbeat.report.figures import (
     version_words,
     waiting_share,
 )
-from offbeat.report.remarks import culprits
+from offbeat.report.remarks import culprits, marked
 from offbeat.types import Seconds
 
 PLAIN_EVERY_S: Final = 5.0
@@ -64,8 +64,9 @@ class LiveProgress:
 
     def update(self, snapshot: Summary, now: Seconds) -> None:
         """Show a snapshot. ``now`` is any clock that goes on when nothing happens in the job."""
-        if self._before is None:
-            self._began = now - snapshot["elapsed_s"]
+        # A snapshot's time is that of its last record, which may be old: the earliest beginning is the nearest to the journal's.
+        began = now - snapshot["elapsed_s"]
+        self._began = began if self._before is None else min(self._began, began)
         elapsed_s = self._elapsed_s = max(self._elapsed_s, now - self._began)
         for text in changes(self._before, snapshot):
             self.note(f"{elapsed_s:8.1f} s  {text}")
@@ -165,8 +166,9 @@ def worker_table(snapshot: Summary, rows: int, width: int | None = None) -> Tabl
     shown = _chosen(snapshot["per_worker"], culprits(snapshot), rows)
     fitted = Fitted.of(_columns(snapshot, shown), width)
     table = fitted.table(header_style="dim")
+    slow = marked(snapshot, (worker["worker"] for worker in shown))
     for row, worker in enumerate(shown):
-        style = STYLES.get(worker["state"], "yellow" if worker["worker"] in culprits(snapshot) else None)
+        style = STYLES.get(worker["state"], "yellow" if worker["worker"] in slow else None)
         table.add_row(*fitted.row(row), style=style)
     hidden = len(snapshot["per_worker"]) - len(shown)
     if hidden:

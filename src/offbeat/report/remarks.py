@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from offbeat.journal.verdicts import named, percent
 from offbeat.report.figures import Summary, chooses, is_awaited, per_fold, short, spread
 
+MARKED: Final = 3
+"""So many workers at least may have a colour."""
 SHARDS_LISTED: Final = 8
 RULES_LISTED: Final = 6
 """Changes of the rule that are named, the last ones."""
@@ -64,6 +67,13 @@ def culprits(summary: Summary) -> list[int]:
     """Return the workers that cost the job time, according to the verdicts, the costliest first."""
     slow = [verdict for verdict in summary["verdicts"] if verdict["kind"] == "slow"]
     return list(dict.fromkeys(number for verdict in slow for number in verdict["workers"]))
+
+
+def marked(summary: Summary, shown: Iterable[int]) -> list[int]:
+    """Return the culprits that have a colour in a table of these workers: none if they are most rows, since none would stand out."""
+    rows = set(shown)
+    slow = [number for number in culprits(summary) if number in rows]
+    return slow if len(slow) <= max(MARKED, len(rows) // 2) else []
 
 
 def verdict_sentence(verdict: dict[str, Any]) -> str:

@@ -34,7 +34,7 @@ from offbeat.report.figures import (
     versions_per_s,
     waiting_share,
 )
-from offbeat.report.remarks import culprits, remarks
+from offbeat.report.remarks import culprits, marked, remarks
 
 EPOCHS_SHOWN: Final = 6
 ROWS: Final = 12
@@ -70,15 +70,18 @@ def job_tables(summary: Summary, width: int) -> list[Table | str]:
         summary: of the job.
         width: characters that a line has: of the columns that do not fit those are left out that others imply, and are named below.
     """
-    slow = culprits(summary)
     few = len(summary["per_worker"]) <= 2 * ROWS
-    shown, hidden = (summary["per_worker"], []) if few else chosen(summary["per_worker"], slow, ROWS, _costs(summary))
+    shown, hidden = (summary["per_worker"], []) if few else chosen(summary["per_worker"], culprits(summary), ROWS, _costs(summary))
     fitted = Fitted.of(_columns(summary, shown), width)
     said = [rest_words(summary, hidden), remarks(summary)]
     if fitted.left_out:
         said.append(f"(A terminal wider than {width} characters shows also: {', '.join(fitted.left_out)}.)")
     logged = [f"{name}: {float(value):.6g}" for name, value in summary["metrics"].items()]
-    return [escape(_title(summary)), _table(fitted, shown, slow), *(escape(text) for text in (*said, *logged) if text)]
+    return [
+        escape(_title(summary)),
+        _table(fitted, shown, marked(summary, (worker["worker"] for worker in shown))),
+        *(escape(text) for text in (*said, *logged) if text),
+    ]
 
 
 def _table(fitted: Fitted, workers: Sequence[dict[str, Any]], slow: Sequence[int]) -> Table:

@@ -10,7 +10,7 @@ from offbeat.journal.costs import Costs
 from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
 from offbeat.report.figures import Summary, is_awaited, state_words, waiting_share
-from offbeat.report.remarks import culprits
+from offbeat.report.remarks import marked
 from offbeat.view.bars import WORDS, Plain, by_kind, mean_of, more_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ DOING: Final = {"computing": "working", "idle": "without samples", "absent": "aw
 def workers(view: JobView, summary: Summary) -> Plain:
     """Return the table of workers, those that cost most first."""
     ordered = sorted(summary["per_worker"], key=lambda one: (-one["cost_s"], -one["deaths"], one["worker"]))
-    shown, hidden, slow = ordered[:ROWS], ordered[ROWS:], culprits(summary)
+    shown, hidden = ordered[:ROWS], ordered[ROWS:]
+    slow = marked(summary, (one["worker"] for one in shown))
     usual = median_low([mean_of(one) for one in summary["per_worker"] if one["pushes"]] or [0.0])
     used = [fate for fate in ("folded", "carried", "dropped", "rejected") if summary["fates"][fate] or fate == "folded"]
     stale, hosts = summary["staleness_max"] > 0, len(set(view.hosts.values())) > 1

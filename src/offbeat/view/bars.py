@@ -12,7 +12,7 @@ from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
 from offbeat.report.chosen import chosen, extent
 from offbeat.report.figures import Summary
-from offbeat.report.remarks import culprits
+from offbeat.report.remarks import culprits, marked
 from offbeat.report.turns import ENDED_BY, NOBODY
 from offbeat.view.shares import KIND_OF, KINDS
 
@@ -71,7 +71,8 @@ def whole(view: JobView) -> Plain:
 
 def steps(view: JobView, summary: Summary) -> Plain:
     """Return the mean step of each worker by phases, and its wait, and for whom."""
-    shown, slow, pairs, whole_s = rows_of(summary), culprits(summary), view.waits.pairs, view.seconds
+    shown, pairs, whole_s = rows_of(summary), view.waits.pairs, view.seconds
+    slow = marked(summary, (one["worker"] for one in shown[0]))
     rows: list[Plain] = []
     for one in shown[0]:
         number = one["worker"]

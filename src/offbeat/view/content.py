@@ -191,7 +191,7 @@ def _provenance(view: JobView, summary: Summary, source: Source) -> list[tuple[s
     command += f" --seed {summary['seed']} {script}"
     machines = ", ".join(hosts[:8]) + (f" and {len(hosts) - 8} more" if len(hosts) > 8 else "") if hosts else "not named"
     if cores:
-        machines += f"; {' or '.join(f'{number:g}' for number in cores[:4])} cores for each worker"
+        machines += f"; a worker may use {' or '.join(f'{number:g}' for number in cores[:4])} cores"
     versions = ", ".join(f"{name} {job[name] if name in job else machine[name]}" for name in VERSIONS if name in job or name in machine)
     rows = [
         ("job", script[:600] if summary["started"] == "simulated" else f"{command} (as far as the journal tells)"),

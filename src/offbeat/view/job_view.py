@@ -31,7 +31,15 @@ from offbeat.view.steps import CHANGES_KEPT, FATES, Column, Steps
 
 FOLLOWED: Final = (
     *("job", "pushed", "release", "fold", "state_changed", "process", "fault", "warning", "exception", "checkpoint", "rule_changed"),
-    *("stood_still", "epoch_ended", "end", "abandoned", "paused", *(kind for kind in ENDED_BY if kind not in ("pushed", "abandoned"))),
+    *(
+        "settle",
+        "stood_still",
+        "epoch_ended",
+        "end",
+        "abandoned",
+        "paused",
+        *(kind for kind in ENDED_BY if kind not in ("pushed", "abandoned")),
+    ),
 )
 """The records that the page of a running job is made from, beside the job's figures."""
 WINDOW_S: Final[Seconds] = 15.0
@@ -199,6 +207,8 @@ class JobView:
         if record.get("optimizer"):
             return
         if kind == "settle":
+            if self.costs is None and record["fate"] in ("folded", "carried"):
+                return  # the record of its fold has said so, maybe before
             self.steps.settle(record, self._parts.pop((worker, record["clock"]), None))
             return
         if kind == "fold":
