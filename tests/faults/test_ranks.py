@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.job import SCRIPTS, Ended, Job, Start, signalled
+from tests.faults.job import SCRIPTS, TRAIN, Ended, Job, Start, signalled
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
@@ -119,6 +119,20 @@ def test_a_rank_that_is_told_to_leave_finishes_its_step(start: Start, enough: Pa
     accounted(ended)
     assert "Traceback" not in ended.err
     assert not any(r["fate"] == "rejected" for r in ended.records if r["kind"] == "settle")
+
+
+def test_a_rank_that_waits_for_a_round_leaves_when_it_is_told_to(start: Start, enough: Path) -> None:
+    job = start("--workers", "3", "--sync", "full", "--slow", "2=4", TRAIN, "--samples", "12", "--until", str(enough))
+    pushed = job.record("pushed", worker=1)
+    job.workers()[1].send_signal(signal.SIGTERM)
+    left = job.record("state_changed", worker=1, state="finished")
+    assert left["reason"] == "it was told to leave"
+    enough.touch()
+    ended = job.ended()
+    ended.accounted(12)
+    assert "Traceback" not in ended.err
+    folded = next(r for r in ended.records if r["kind"] == "settle" and r["worker"] == 1 and r["t"] >= pushed["t"])
+    assert left["t"] < folded["t"], "its round was over before it left"
 
 
 @pytest.mark.parametrize("rule", marked(["majority", *GOSSIP[1:]], night=["majority", *GOSSIP[1:]]))

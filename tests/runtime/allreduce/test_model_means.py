@@ -22,7 +22,12 @@ def test_who_joins_by_a_rank_that_waits_for_a_mean_takes_part_in_it(call: str) -
     host = OneHostRounds.create(Full(), ranks=2, numel=means_numel(SIZE))
     done: list[str] = []
     gradients = SimpleNamespace(
-        arrive=lambda *_, **__: done.append("gradient"), wait=lambda _: True, results=list, send=lambda: None, catch_up=lambda **_: []
+        arrive=lambda *_, **__: done.append("gradient"),
+        wait=lambda _: True,
+        results=list,
+        send=lambda: None,
+        waits=False,
+        catch_up=lambda **_: [],
     )
 
     def means(number: int) -> tuple[ModelMeans, Replica]:

@@ -62,7 +62,12 @@ class RoundMember(RankMember):
         self._replica.aim(rounds.send())
 
     def catch_up(self, goal: Version = 0, *, exactly: bool = False) -> None:
-        """Apply the available results, and wait for those up to version ``goal``."""
+        """Apply the available results, and wait for those up to version ``goal``.
+
+        A rank whose wait for a round was cut by an order to leave takes no results any more: that round is not its next one.
+        """
+        if self._rounds.waits:
+            return
         upto = goal if exactly else None
         self._apply(self._rounds.catch_up(upto=upto))
         while self.version < goal:

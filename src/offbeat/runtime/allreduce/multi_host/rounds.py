@@ -173,6 +173,11 @@ class MultiHostRounds(ConnectedRank):
             self._version, self._awaited = through, None
             return True
 
+    @property
+    def waits(self) -> bool:
+        """Return True if this rank has arrived in a round whose results `wait` has not found yet."""
+        return self._awaited is not None
+
     def results(self) -> list[tuple[Version, torch.Tensor]]:
         """Return the results that this rank has received and not read yet: pairs of round and vector, in order; do not write to them.
 

@@ -277,6 +277,11 @@ class OneHostRounds:
                 return False
         return True
 
+    @property
+    def waits(self) -> bool:
+        """Return True if this rank has arrived in a round whose results `wait` has not found yet."""
+        return self._awaited is not None
+
     def results(self) -> list[tuple[Version, torch.Tensor]]:
         """Return the results that this rank was given and has not read, in order, each with its round: views, not to be changed.
 
