@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from offbeat.launch.engine import Child
 from offbeat.launch.hangs import ProcessStanding
 from offbeat.launch.processes import describe
 from offbeat.types import Seconds, WorkerId
+
+OWN_GROUP: Final = re.compile(r"NCCL|[Pp]rocess ?[Gg]roup|invalid device ordinal")
+"""What PyTorch says of a process group that cannot begin, or of a device that LOCAL_RANK names and this machine lacks."""
 
 
 class FailureReport(NamedTuple):
@@ -132,6 +136,17 @@ def script_failed(status: int) -> bool:
     [False, True, True, False, False]
     """
     return status > 0 and not told_to_leave(status)
+
+
+def with_remedy(reason: str) -> str:
+    """Return the reason for which a script failed before its first step; what helps follows if it began a process group of its own.
+
+    >>> with_remedy("NCCL is not built in").endswith("under offbeat run --no-torchrun-env"), with_remedy("no such file")
+    (True, 'no such file')
+    """
+    if OWN_GROUP.search(reason) is None:
+        return reason
+    return f"{reason}. A script that begins a process group where RANK is set does not under offbeat run --no-torchrun-env"
 
 
 def why_not_restarted(status: int, *, pushed: bool, restarts: int, max_restarts: int, final: bool = False) -> str | None:

@@ -15,7 +15,7 @@ from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
 from offbeat.launch.lack import lack_of
 from offbeat.launch.outcome import End
 from offbeat.launch.output import Output
-from offbeat.launch.restarts import Bugs, FailureReport, WorkerProcess, script_failed, why_not_restarted
+from offbeat.launch.restarts import Bugs, FailureReport, WorkerProcess, script_failed, why_not_restarted, with_remedy
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.types import Seconds, WorkerId, WorkerState, worker_ids
 
@@ -209,7 +209,8 @@ class Workers:
         """Take the reason of a failure from the process's output, if the process could not report it."""
         self._output.drain()
         if status > 0 and state.failure is None and (reason := self._output.reason("worker", worker, status)) is not None:
-            state.failure = FailureReport(reason, state.has_pushed(worker, self._snapshot()))
+            pushed = state.has_pushed(worker, self._snapshot())
+            state.failure = FailureReport(with_remedy(reason) if self._settings.torchrun_env and not pushed else reason, pushed)
 
     def _others_finished(self, worker: WorkerId) -> bool:
         """Return True if all other workers have ended, at least one with status 0: the job waits for this worker alone."""
