@@ -205,7 +205,7 @@ class OpenPushes:
         return None if push is None else (push, sender.settle(push, shard, fenced=record["clock"] == 0))
 
     def note(self, record: Record) -> None:
-        """Take a record of another kind, which may set a worker's clock, or say that nothing more is told of earlier incarnations."""
+        """Take a record of another kind: it may set a worker's clock, or begin an incarnation, after which earlier ones push no more."""
         match record["kind"]:
             case "release":
                 self.of(record).released(record["clock"])

@@ -276,7 +276,8 @@ class Costs:
         worker.host = host_in(record["detail"]) or worker.host
         if worker.deaths and (death := worker.deaths[-1]).back is None:
             death.lost = death.lost or record["what"] == "lost"
-            if record["what"] == "exited" and death.reason.startswith("connection closed"):  # which was only heard of first
+            # The end of the process's connection is noticed first, and says less than how the process ended.
+            if record["what"] == "exited" and death.reason.startswith("connection closed"):
                 death.reason = f"its process {record['detail']}"
 
     @property

@@ -13,8 +13,8 @@ from offbeat.launch.hangs import ProcessStanding
 from offbeat.launch.processes import describe
 from offbeat.types import Seconds, WorkerId
 
-OWN_GROUP: Final = re.compile(r"NCCL|[Pp]rocess ?[Gg]roup|invalid device ordinal")
-"""What PyTorch says of a process group that cannot begin, or of a device that LOCAL_RANK names and this machine lacks."""
+OWN_GROUP: Final = re.compile(r"NCCL|invalid device ordinal")
+"""In PyTorch's words: a process group for GPUs cannot begin, or this machine lacks the device that LOCAL_RANK names."""
 
 
 class FailureReport(NamedTuple):

@@ -9,7 +9,7 @@ from offbeat.journal.verdicts import named, percent
 from offbeat.report.figures import Summary, chooses, is_awaited, per_fold, short, spread
 
 MARKED: Final = 3
-"""So many workers at least may have a colour."""
+"""Up to this number of culprits have a colour, however few rows a table has."""
 SHARDS_LISTED: Final = 8
 RULES_LISTED: Final = 6
 """Changes of the rule that are named, the last ones."""

@@ -30,16 +30,9 @@ from offbeat.view.shares import KIND_OF, KINDS, MOST_WORKERS, ORDER
 from offbeat.view.steps import CHANGES_KEPT, FATES, Column, Steps
 
 FOLLOWED: Final = (
-    *("job", "pushed", "release", "fold", "state_changed", "process", "fault", "warning", "exception", "checkpoint", "rule_changed"),
-    *(
-        "settle",
-        "stood_still",
-        "epoch_ended",
-        "end",
-        "abandoned",
-        "paused",
-        *(kind for kind in ENDED_BY if kind not in ("pushed", "abandoned")),
-    ),
+    *("job", "pushed", "release", "fold", "settle", "state_changed", "process", "fault", "warning", "exception", "checkpoint"),
+    *("rule_changed", "stood_still", "epoch_ended", "end", "abandoned", "paused"),
+    *(kind for kind in ENDED_BY if kind not in ("pushed", "abandoned")),
 )
 """The records that the page of a running job is made from, beside the job's figures."""
 WINDOW_S: Final[Seconds] = 15.0
