@@ -181,10 +181,11 @@ class Fleet:
             for instance in [one for zone in self._zones for one in zone.lasting]:
                 instance.kill()
                 instance.agent = None
-        for zone in sorted(self._zones, key=lambda zone: zone is not self._head):
-            for instance in zone.lasting:
-                if instance.agent is None or instance.agent.poll() is not None:
-                    self._start(zone, instance)
+        others = [(zone, instance) for zone in self._zones if zone is not self._head for instance in zone.lasting]
+        first, *near = [(self._head, instance) for instance in self._head.lasting]
+        for zone, instance in (first, *others, *near):  # a second server is on the second machine: in another zone
+            if instance.agent is None or instance.agent.poll() is not None:
+                self._start(zone, instance)
 
     def _start(self, zone: Zone, instance: Instance) -> None:
         assert self._head is not None
@@ -194,8 +195,9 @@ class Fleet:
         if first:
             self.started.append(self.now)
         out = Path(self._options.out)
-        words = [sys.executable, "-m", "offbeat.agent", f"--nnodes=1:{sum(zone.seats for zone in self._zones)}"]
-        words += [f"--rdzv-endpoint={self._head.host.address}:{PORT}", "--sync", self._options.sync, "--replicas=1", "--start-timeout=60"]
+        words = [sys.executable, "-m", "offbeat.agent", f"--nnodes={self._options.servers}:{sum(zone.seats for zone in self._zones)}"]
+        words += [f"--rdzv-endpoint={self._head.host.address}:{PORT}", "--sync", self._options.sync, "--start-timeout=60"]
+        words += [f"--servers={self._options.servers}", "--replicas=1"]
         words += [f"--checkpoint={out / 'saved'}", f"--every={self._options.every:g}", "--auto-resume", f"--max-restarts={RESTARTS}"]
         words += [f"--journal={out / f'night-{len(self.started)}.jsonl'}", f"--summary={out / f'night-{len(self.started)}.json'}"]
         words += [f"--dashboard={PAGE}", *(("--slow", self._options.slow) if self._options.slow else ()), *self._options.script]
@@ -319,6 +321,7 @@ def main() -> None:
     parser.add_argument("--ticks", type=int, default=120)
     parser.add_argument("--minutes", type=float, default=120.0, help="that these ticks take here")
     parser.add_argument("--sync", default="auto(allow=biased)")
+    parser.add_argument("--servers", type=int, default=1, help="each on a machine of its own; the loss of the first ends the start")
     parser.add_argument("--slow", default="", help="as offbeat run has it")
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two checkpoints")
     parser.add_argument("--pictures", nargs="*", type=float, default=[0.33, 0.66, 0.98], help="of the page, at these parts of the night")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from offbeat.core.about import About, Row
@@ -30,6 +31,8 @@ KINDS: Final[dict[Allow, tuple[Kind, ...]]] = {
 """By the setting: the kinds that may be chosen, the gentlest first."""
 FAIR: Final = 0.5
 """The least part of a fair share of the gradients that every worker keeps under an *exact* rule."""
+SHARES: Final = 8
+"""Over how many windows shares are averaged, about: what makes each worker slow in turn, for a window or two, is fair to all."""
 LEAST_TURNS: Final = 4
 """Turns of each worker before the first prediction."""
 BETWEEN: Final = 2
@@ -76,7 +79,8 @@ class Auto(ServerRule):
     `replayed`. Where four turns of a worker were all longer, or all shorter, by ``gain`` than eight or more before, the window begins with
     them. A candidate's progress is ``sqrt(gradients/s * steps/s)``. The candidates, the gentlest first:
 
-    - *exact*: ``backup(b)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share;
+    - *exact*: ``backup(b)``, b = 0, 1, 2, 4 ... n / 2, as long as each worker keeps at least half of its share, in the predictions of
+      about the last eight windows;
     - *biased*: the same without that condition, and ``rennala(batch=n)``: nothing is stale, and a slow worker may weigh nothing;
     - *stale*: ``ssp(staleness=3)``, ``dssp`` and ``elastic``;
     - ``asp`` (with ``allow=any`` only).
@@ -161,8 +165,8 @@ class _Run(ServerRule):
         """How often a change has led back to the rule before; forgotten after a long stay."""
         self._stay = 0
         """Predictions since the last change."""
-        self._weights: dict[WorkerId, float] = {}
-        """How many gradients of each worker have been folded; older ones count less, those of four windows ago a third."""
+        self._shares: dict[int, dict[WorkerId, tuple[float, float]]] = {}
+        """By the spare workers of a backup: the sum of each worker's predicted shares, and of their weights; older ones weigh less."""
 
     def fold(self, view: View) -> Decision | None:
         if view.version != self._version:
@@ -172,8 +176,6 @@ class _Run(ServerRule):
         decision = self._runs.fold(view)
         if decision is None or not decision.fold:
             return decision
-        for contribution in decision.fold:
-            self._weights[contribution.worker] = self._weights.get(contribution.worker, 0.0) + 1.0
         if self._single:
             return decision._replace(scale=decision.scale * SINGLE / max(1, len(view.active)))
         return decision
@@ -200,16 +202,13 @@ class _Run(ServerRule):
         for worker in [worker for worker in self._begun if worker not in view.active]:
             del self._begun[worker]
             self._turns.pop(worker, None)
-            self._weights.pop(worker, None)
-        self._weights = {worker: weight * (1.0 - 1.0 / self._rule.window) for worker, weight in self._weights.items()}
+            for shares in self._shares.values():
+                shares.pop(worker, None)
         workers = sorted(view.active)
         if len(workers) < 2 or any(len(self._turns.get(worker, ())) < LEAST_TURNS for worker in workers):
             return None
-        since = self._since(workers)
-        begun = max(since, self._changed_at)
-        longer = self._recent(workers, since)
-        turns = longer if begun == since else self._recent(workers, begun)
-        choices = [self._weighed(one, workers) for one in _choices(turns, longer, self._rule, self._now)]
+        begun = max(self._changed_at, *(self._turns[worker][0][0] - self._turns[worker][0][1] for worker in workers))
+        choices = list(_choices(self._recent(workers, begun), partial(self._kept, workers), self._rule, self._now))
         own = next((one for one in choices if one.rule == self._now), None)
         best = chosen(choices, self._rule, own)
         if best is None or best.rule == self._now:
@@ -226,16 +225,13 @@ class _Run(ServerRule):
         self._runs, self._single = best.rule.start(), best.single
         return Decision((), _reason(best, own, spelled(self._left), workers, view.now - begun), becomes=best.name)
 
-    def _weighed(self, choice: Choice, workers: Sequence[WorkerId]) -> Choice:
-        """Return a candidate; the present rule is exact if each worker's gradients have had their weight, whatever is predicted."""
-        if choice.rule != self._now or choice.single or choice.batch == len(workers):
-            return choice
-        least = min(self._weights.get(worker, 0.0) for worker in workers) * len(workers) / sum(self._weights.values())
-        return choice._replace(kind="exact" if least >= FAIR else "biased")
-
-    def _since(self, workers: Sequence[WorkerId]) -> Seconds:
-        """Return when the window begins: with the oldest turn that is known of the fastest worker."""
-        return max(self._turns[worker][0][0] - self._turns[worker][0][1] for worker in workers)
+    def _kept(self, workers: Sequence[WorkerId], b: int, folded: Sequence[int]) -> float:
+        """Return the least part of its fair share that a worker keeps under ``backup(b)``, with what was predicted before."""
+        own, fair, older = self._shares.setdefault(b, {}), sum(folded) / len(folded), 1.0 - BETWEEN / (SHARES * self._rule.window)
+        for worker, count in zip(workers, folded, strict=True):
+            share, weight = own.get(worker, (0.0, 0.0))
+            own[worker] = share * older + count / fair, weight * older + 1.0
+        return min(share / weight for share, weight in own.values())
 
     def _changed(self, own: Sequence[tuple[Seconds, Seconds]]) -> Seconds:
         """Return when a worker's times have changed: its last four turns are all longer, or all shorter, than eight or more before."""
@@ -255,7 +251,7 @@ class _Run(ServerRule):
         return found
 
 
-def _choices(turns: Turns, longer: Turns, rule: Auto, now: ServerRule) -> Iterator[Choice]:
+def _choices(turns: Turns, kept: Callable[[int, Sequence[int]], float], rule: Auto, now: ServerRule) -> Iterator[Choice]:
     """Yield the candidates that make any progress, the gentlest first.
 
     Rules that hold workers are replayed only where one under which nobody waits would gain enough. One of them is left for a rule of
@@ -263,7 +259,7 @@ def _choices(turns: Turns, longer: Turns, rule: Auto, now: ServerRule) -> Iterat
 
     Args:
         turns: those since the times have changed.
-        longer: those of the window, in which workers must keep their shares.
+        kept: returns the least part of its share that a worker keeps under ``backup(b)``, which folds so many of each worker's now.
         rule: the configuration.
         now: the present rule.
     """
@@ -271,8 +267,7 @@ def _choices(turns: Turns, longer: Turns, rule: Auto, now: ServerRule) -> Iterat
     most = 0.0
     for b in (0, *(1 << i for i in range(n.bit_length()) if 1 << i <= n // 2)):
         if (outlook := first_fresh(turns, n - b, pushes)) is not None:
-            shares = outlook if turns is longer else first_fresh(longer, n - b, sum(map(len, longer)))
-            kind: Kind = "exact" if not b or shares is None or shares.fair(FAIR) else "biased"
+            kind: Kind = "exact" if not b or kept(b, outlook.folded) >= FAIR else "biased"
             most = max(most, outlook.progress) if kind in allowed else most
             yield Choice(Backup(b=b, lr_rule="sqrt" if part_of_rate(n - b, n) < 1.0 else "constant"), kind, outlook, n - b)
     if (outlook := first_fresh(turns, n, pushes, ahead=True)) is not None:

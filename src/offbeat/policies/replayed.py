@@ -52,15 +52,6 @@ class Outlook(NamedTuple):
         """The part of a fair share of the gradients that the worker has which weighs least."""
         return min(self.folded) * len(self.folded) / sum(self.folded)
 
-    def fair(self, part: float) -> bool:
-        """Return whether every worker keeps this part of a fair share, give or take the standard deviation of so few gradients.
-
-        >>> Outlook(1.0, 1.0, (4, 4, 1)).fair(0.5), Outlook(1.0, 1.0, (40, 40, 10)).fair(0.5)
-        (True, False)
-        """
-        expected = part * sum(self.folded) / len(self.folded)
-        return min(self.folded) >= expected - sqrt(expected)
-
 
 def part_of_rate(k: int, n: int) -> float:
     """Return the part of a barrier's rate that a fold of k of n gradients has: all of it, but ``sqrt(k / n)`` below three quarters.
