@@ -159,7 +159,7 @@ def test_a_slow_worker_is_not_waited_for_where_that_is_allowed() -> None:
         "bsp 1",
         "3 of 4 gradients in place of 4",
         "the learning rate is that of the script",
-        "worker 0 weighs 0.00 of its share",
+        "worker 0 weighs 0.00 of its share, 0.00 on average",
     ):
         assert figure in reason
 
@@ -175,8 +175,9 @@ def test_workers_that_are_slow_in_turn_all_keep_their_shares() -> None:
     law = "lognormal(mean=1, sd=0.1, low=0.5)"
     for worker in range(4):
         law = f"windows(law={law!r}, worker={worker}, begin={60 * worker}, end={60 * worker + 60}, every=240, factor=4)"
-    ((at, became, _),) = changes("auto", law, 500.0)
+    ((at, became, reason),) = changes("auto", law, 500.0)
     assert became == "backup(b=1)" and 60 < at < 240, "the first that is slow alone has not had its share"
+    assert FAIR <= float(reason.split("of its share, ")[1].split()[0]) < 1.0
 
 
 def test_nothing_changes_where_nobody_is_slow() -> None:

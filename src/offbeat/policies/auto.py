@@ -55,6 +55,8 @@ class Choice(NamedTuple):
     outlook: Outlook
     batch: int
     """Gradients of a fold."""
+    kept: float | None = None
+    """The least part of its fair share that a worker keeps, on average of the predictions; None: it is not judged by that."""
 
     @property
     def name(self) -> str:
@@ -267,9 +269,10 @@ def _choices(turns: Turns, kept: Callable[[int, Sequence[int]], float], rule: Au
     most = 0.0
     for b in (0, *(1 << i for i in range(n.bit_length()) if 1 << i <= n // 2)):
         if (outlook := first_fresh(turns, n - b, pushes)) is not None:
-            kind: Kind = "exact" if not b or kept(b, outlook.folded) >= FAIR else "biased"
+            least = kept(b, outlook.folded) if b else 1.0
+            kind: Kind = "exact" if least >= FAIR else "biased"
             most = max(most, outlook.progress) if kind in allowed else most
-            yield Choice(Backup(b=b, lr_rule="sqrt" if part_of_rate(n - b, n) < 1.0 else "constant"), kind, outlook, n - b)
+            yield Choice(Backup(b=b, lr_rule="sqrt" if part_of_rate(n - b, n) < 1.0 else "constant"), kind, outlook, n - b, least)
     if (outlook := first_fresh(turns, n, pushes, ahead=True)) is not None:
         yield Choice(Rennala(batch=n), "biased", outlook, n)
     free = nobody_waits(turns)
@@ -327,4 +330,5 @@ def _reason(best: Choice, own: Choice | None, before: str, workers: Sequence[Wor
     said.append(rate)
     if outlook.least < FAIR:
         said.append(f"worker {workers[outlook.folded.index(min(outlook.folded))]} weighs {outlook.least:.2f} of its share")
+        said[-1] += f", {best.kept:.2f} on average" if best.kept is not None else ""
     return "; ".join(said)
