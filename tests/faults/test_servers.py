@@ -197,13 +197,16 @@ def test_a_server_that_dies_again_and_again_ends_the_job_with_its_reason(start: 
     assert ended.last_line.endswith("killed by SIGKILL, and what it held is gone with it (--max-restarts 2 is used up)")
 
 
-def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path) -> None:
-    agents = ("--nnodes", "1", "--nproc-per-node", "2")
-    job = start(*agents, "--slow", "any=0.02", TRAIN, "--until", str(enough), command=AGENT)
-    job.record("settle")
+def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path, tmp_path: Path) -> None:
+    """Before it has greeted a worker it can, and workers of other hosts, whose connections end with its process, are started again."""
+    (tmp_path / "0-greeted").touch()
+    agents = ("--nnodes", "1", "--nproc-per-node", "2", "--sync", "bsp", "--slow", "any=0.02")
+    job = start(*agents, *RANKS, "--apart", "--until", str(enough), command=AGENT, environment=orders_to_die(tmp_path))
+    job.began(2)
     signalled(job.servers()[0], signal.SIGKILL)
     ended = job.ended()
     assert ended.status == 1
+    assert "server 0 is gone: end of stream: restarted (a server had gone on in another process since its start)" in ended.out
     assert "server 0 killed by SIGKILL" in ended.last_line and "workers may be on other machines" in ended.last_line
 
 

@@ -124,6 +124,11 @@ class ServerFleet:
         """Return the processes that stand by."""
         return [one.child for one in self._standbys()]
 
+    @property
+    def away(self) -> bool:
+        """True while a process that has led is gone, or about to end, and the next one has not gone on."""
+        return self.fleet.returning or any(one.connection is None for one in self._leaders())
+
     def addresses(self) -> list[Address]:
         """Return the addresses at which the servers listen, in their order."""
         return [one.address for one in self._leaders() if one.address is not None]

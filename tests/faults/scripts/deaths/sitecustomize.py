@@ -16,10 +16,10 @@ from typing import Any
 import nothing_compiled  # type: ignore[import-not-found]  # noqa: F401
 import soon_written  # type: ignore[import-not-found]  # noqa: F401
 
-PHASES = ("initial", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
-"""Version 0 is taken over; before a fold; a block has been stepped, and the fold has not ended; after a fold; some workers are released; an
-epoch has ended; a message was written down, and not handled; its record went to the standby; a rank's replica has come for one that
-joins."""
+PHASES = ("greeted", "initial", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
+"""A worker's message has come; version 0 is taken over; before a fold; a block has been stepped, and the fold has not ended; after a fold;
+some workers are released; an epoch has ended; a message was written down, and not handled; its record went to the standby; a rank's replica
+has come for one that joins."""
 OF_CHECKPOINTS = ("files", "filed", "whole")
 """Some files are written; server 1 has written its file; the checkpoint has its name, and the server does not know it yet."""
 
@@ -86,6 +86,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "offbea
     from offbeat.runtime.ranks.state_transfer import Joiners
     from offbeat.runtime.recovery.recorder import Recorder
     from offbeat.runtime.recovery.replica import StreamRecorder
+    from offbeat.runtime.serving import Service
     from offbeat.runtime.standby_server import StandbyServer
     from offbeat.tensors.shard import _Lane
 
@@ -99,6 +100,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "offbea
     around(checkpoint_content, "_write_model", after="files")
     around(shard_files, "write_copy", after="filed")
     around(CheckpointFolder, "finish", after="whole")
+    around(Service, "_on_message", before="greeted")
     around(StreamRecorder, "message", after="told")
     around(StreamRecorder, "flush", after="streamed")
     deafen(StandbyServer)
