@@ -237,6 +237,7 @@ def test_a_script_that_fails_when_nothing_was_left_to_do_is_no_failure_of_the_jo
     for worker, status in enumerate(others):
         if status is not None:
             job.ends(worker, status, joined=True)
+    assert not job.workers.all_done(), "what comes after its loop, such as a save by rank 0, nobody else has done"
     job.workers.on_failing({"worker": 2, "reason": "ValueError: no mean", "pushed": pushed, "type": "", "place": None, "final": False})
     job.ends(2, 1, joined=True)
     assert ((2, True) in job.machines.gone) == finished
