@@ -173,6 +173,23 @@ def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Star
         assert report["folded"] == report["indices"] == 64
 
 
+def test_what_a_server_has_kept_is_there_for_its_next_process_however_late_the_supervisor_reads_it(
+    start_new: Start, enough: Path, tmp_path: Path
+) -> None:
+    """It stands still while the server makes its memory, logs what it has told about it, and dies."""
+    order = tmp_path / "0-initial"
+    order.touch()
+    words = ("--workers", "2", "--sync", "bsp", "--slow", "any=0.02", TRAIN, "--until", str(enough))
+    job = start_new(*words, environment=orders_to_die(tmp_path))
+    job.wait("the workers", lambda: len(job.workers()) == 2)  # they import for a second
+    signalled(psutil.Process(job.process.pid), signal.SIGSTOP)
+    job.wait("the death", lambda: not order.exists())
+    signalled(psutil.Process(job.process.pid), signal.SIGCONT)
+    job.goes_on()
+    enough.touch()
+    one_process_each(job.ended())
+
+
 def test_a_server_that_stands_still_is_killed_and_goes_on(start: Start, enough: Path, tmp_path: Path) -> None:
     saves = ("--checkpoint", str(tmp_path / "checkpoints"), "--every", "3v")
     job = start("--workers", "2", "--timeout", "1", "--slow", "any=0.02", *saves, TRAIN, "--until", str(enough))

@@ -284,6 +284,8 @@ class ServerFleet:
             status = one.child.ended()
             if status is None or not listens():
                 continue
+            while one.connection is not None and one.connection.has_news():
+                listens()  # its last messages have the memory that its next process needs
             how = describe(status) if one.child.lost is None else f"is gone ({one.child.lost})"
             if one.child.lost is None and status > 0 and self.fleet.leads(process):
                 self._output.drain()
