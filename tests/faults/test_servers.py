@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import AGENT, SCRIPTS, TRAIN, Ended, Faulty, Job, Start, orders_to_die, signalled
+from tests.faults.job import AGENT, RUN, SCRIPTS, TRAIN, Ended, Faulty, Job, Start, orders_to_die, signalled
 from tests.faults.test_ranks import CALM as UNHURRIED
 from tests.faults.test_ranks import RANKS, accounted
 from tests.tiers import marked
@@ -21,6 +21,7 @@ from offbeat.journal.records import Record
 CALM = ("--steps", "200", "--width", "64")
 """Of the job to which those with a death in one phase are compared."""
 OUTLIVED = str(SCRIPTS / "outlived.py")
+AGENTS = ("--nnodes", "1", "--nproc-per-node", "2")
 
 
 @pytest.fixture(scope="module")
@@ -217,14 +218,40 @@ def test_a_server_that_dies_again_and_again_ends_the_job_with_its_reason(start: 
 def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path, tmp_path: Path) -> None:
     """Before it has greeted a worker it can, and workers of other hosts, whose connections end with its process, are started again."""
     (tmp_path / "0-greeted").touch()
-    agents = ("--nnodes", "1", "--nproc-per-node", "2", "--sync", "bsp", "--slow", "any=0.02")
-    job = start(*agents, *RANKS, "--apart", "--until", str(enough), command=AGENT, environment=orders_to_die(tmp_path))
+    words = (*AGENTS, "--sync", "bsp", "--slow", "any=0.02", *RANKS, "--apart", "--until", str(enough))
+    job = start(*words, command=AGENT, environment=orders_to_die(tmp_path))
     job.began(2)
     signalled(job.servers()[0], signal.SIGKILL)
     ended = job.ended()
     assert ended.status == 1
     assert "server 0 is gone: end of stream: restarted (a server had gone on in another process since its start)" in ended.out
     assert "server 0 killed by SIGKILL" in ended.last_line and "workers may be on other machines" in ended.last_line
+
+
+WAITS: list[tuple[str, tuple[str, ...], tuple[str, ...], int]] = [
+    ("bsp", ("--servers", "2"), (), 1),
+    ("bsp", ("--servers", "2", "--replicas", "1"), (), 1),
+    ("majority", (), (), 0),
+    ("full", ("--replicas", "1"), ("--apart",), 0),
+    ("bsp", AGENTS, (), 0),
+    ("full", AGENTS, ("--apart",), 0),
+    ("bsp", (*AGENTS, "--replicas", "1"), ("--apart",), 0),
+]
+
+
+@pytest.mark.night  # the phase "initial" above comes a moment later
+@pytest.mark.parametrize(("sync", "options", "apart", "victim"), WAITS)
+def test_a_worker_waits_for_the_next_process_of_a_server_that_has_not_greeted_it(
+    start: Start, enough: Path, tmp_path: Path, sync: str, options: tuple[str, ...], apart: tuple[str, ...], victim: int
+) -> None:
+    (tmp_path / f"{victim}-greeted").touch()
+    how = (AGENT, options) if "--nnodes" in options else (RUN, ("--workers", "2", *options))
+    words = (*how[1], "--sync", sync, "--slow", "any=0.02", *RANKS, *apart, "--until", str(enough))
+    job = start(*words, command=how[0], environment=orders_to_die(tmp_path))
+    job.began(2)
+    enough.touch()
+    one_process_each(job.ended())
+    assert not (tmp_path / f"{victim}-greeted").exists(), "the server has found the order"
 
 
 GROUPS = [("full", ()), ("full", ("--apart",)), ("sgp(out_degree=2, overlap=1)", ())]
