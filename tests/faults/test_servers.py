@@ -175,16 +175,15 @@ def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Star
 
 
 def test_what_a_server_has_kept_is_there_for_its_next_process_however_late_the_supervisor_reads_it(
-    start_new: Start, enough: Path, tmp_path: Path
+    start: Start, enough: Path, tmp_path: Path
 ) -> None:
-    """It stands still while the server makes its memory, logs what it has told about it, and dies."""
-    order = tmp_path / "0-initial"
-    order.touch()
+    """It stands still while the server gets the memory of its second worker, logs what it has told about it, and dies."""
     words = ("--workers", "2", "--sync", "bsp", "--slow", "any=0.02", TRAIN, "--until", str(enough))
-    job = start_new(*words, environment=orders_to_die(tmp_path))
-    job.wait("the workers", lambda: len(job.workers()) == 2)  # they import for a second
-    signalled(psutil.Process(job.process.pid), signal.SIGSTOP)
-    job.wait("the death", lambda: not order.exists())
+    job = start(*words, environment=orders_to_die(tmp_path))
+    (tmp_path / "0-before").touch()
+    (tmp_path / "stops").write_text(str(job.process.pid))
+    (tmp_path / "stops").rename(tmp_path / "0-greeted")  # the server's imports take longer
+    job.wait("the death", lambda: not (tmp_path / "0-before").exists())
     signalled(psutil.Process(job.process.pid), signal.SIGCONT)
     job.goes_on()
     enough.touch()

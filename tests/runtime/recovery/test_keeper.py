@@ -12,7 +12,7 @@ from tests.launch.waiting import DEADLINE_S, until
 
 from offbeat.runtime.recovery.input_log import HEADER_NBYTES, InputLog
 from offbeat.transport import shm
-from offbeat.transport.base import Closed, Message
+from offbeat.transport.base import Arrivals, Closed, Message
 from offbeat.transport.futex import process_state
 from offbeat.transport.hub import SocketHub
 
@@ -44,7 +44,7 @@ def test_a_block_is_with_the_supervisor_before_a_record_names_it() -> None:
     """The supervisor reads nothing more, so that its socket is full, and then the server is killed."""
     hub = SocketHub("secret")
     words = [sys.executable, "-c", SERVER, json.dumps([hub.listen()])]
-    arrived = []
+    arrived: Arrivals = []
     with subprocess.Popen(words, stdin=subprocess.PIPE) as server, contextlib.ExitStack() as end:
         end.callback(server.kill)
         while not (blocks := [item.memory[0] for _, item in arrived if isinstance(item, Message) and item.memory]):

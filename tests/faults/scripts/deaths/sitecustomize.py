@@ -25,13 +25,15 @@ OF_CHECKPOINTS = ("files", "filed", "whole")
 
 
 def die(server: int, phase: str) -> None:
-    """Die if that is ordered. A standby does what its leader has done: the order is for the leader. Workers are forked from here too."""
+    """Die if that is ordered, or stop the process whose number the order has. A standby does what its leader has done: the order is for the
+    leader. Workers are forked from here too."""
     if os.environ.get("OFFBEAT_ROLE") == "standby" or "OFFBEAT_WORKER" in os.environ:
         return
     order = Path(os.environ["OFFBEAT_DEATHS"]) / f"{server}-{phase}"
     if order.exists():
+        other = order.read_text()
         order.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(int(other or os.getpid()), signal.SIGSTOP if other else signal.SIGKILL)
 
 
 def number() -> int:
