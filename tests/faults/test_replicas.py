@@ -133,6 +133,28 @@ def test_with_several_optimizers_or_processes_a_worker_too(
         torch.testing.assert_close(disturbed, end("calm", lambda job: None), rtol=0.0, atol=0.0)
 
 
+@pytest.mark.night  # tests/launch/test_restarting.py has who is restarted
+def test_a_worker_that_was_told_where_former_processes_listen_is_started_again(start_new: Start, enough: Path) -> None:
+    """Before it could connect the leader and then its standby have died, and its next start does not count as a restart."""
+    job = start_new(
+        *("--workers", "2", "--sync", "asp", "--slow", "any=0.02", "--replicas", "1", "--max-restarts", "1", TRAIN, "--until", str(enough))
+    )
+    job.began(2)
+    former = job.workers()[1]
+    signalled(former, signal.SIGKILL)
+    late = job.wait("its next process", lambda: (new := job.workers().get(1)) is not None and new.pid != former.pid and new)
+    signalled(late, signal.SIGSTOP)  # it imports for a second
+    strike(job, 0)
+    follows(job, 1)
+    strike(job, 0)
+    signalled(late, signal.SIGCONT)
+    job.contribution(1, 2)
+    enough.touch()
+    ended = job.ended()
+    assert ended.status == 0
+    assert "restarted (a server had gone on in another process since its start)" in ended.out
+
+
 PHASES = [(1, "release"), (0, "streamed")]
 """Those in which one process knows what the other does not; ``tests/runtime/recovery/test_replicas.py`` draws the moments at random."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.faults.job import AGENT, SCRIPTS, TRAIN, Ended, Faulty, Job, Start, orders_to_die, signalled
+from tests.faults.job import AGENT, RUN, SCRIPTS, TRAIN, Ended, Faulty, Job, Start, orders_to_die, signalled
 from tests.faults.test_ranks import CALM as UNHURRIED
 from tests.faults.test_ranks import RANKS, accounted
 from tests.tiers import marked
@@ -21,6 +21,7 @@ from offbeat.journal.records import Record
 CALM = ("--steps", "200", "--width", "64")
 """Of the job to which those with a death in one phase are compared."""
 OUTLIVED = str(SCRIPTS / "outlived.py")
+AGENTS = ("--nnodes", "1", "--nproc-per-node", "2")
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,22 @@ def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Star
         assert report["folded"] == report["indices"] == 64
 
 
+def test_what_a_server_has_kept_is_there_for_its_next_process_however_late_the_supervisor_reads_it(
+    start: Start, enough: Path, tmp_path: Path
+) -> None:
+    """It stands still while the server gets the memory of its second worker, logs what it has told about it, and dies."""
+    words = ("--workers", "2", "--sync", "bsp", "--slow", "any=0.02", TRAIN, "--until", str(enough))
+    job = start(*words, environment=orders_to_die(tmp_path))
+    (tmp_path / "0-before").touch()
+    (tmp_path / "stops").write_text(str(job.process.pid))
+    (tmp_path / "stops").rename(tmp_path / "0-greeted")  # the server's imports take longer
+    job.wait("the death", lambda: not (tmp_path / "0-before").exists())
+    signalled(psutil.Process(job.process.pid), signal.SIGCONT)
+    job.goes_on()
+    enough.touch()
+    one_process_each(job.ended())
+
+
 def test_a_server_that_stands_still_is_killed_and_goes_on(start: Start, enough: Path, tmp_path: Path) -> None:
     saves = ("--checkpoint", str(tmp_path / "checkpoints"), "--every", "3v")
     job = start("--workers", "2", "--timeout", "1", "--slow", "any=0.02", *saves, TRAIN, "--until", str(enough))
@@ -197,14 +214,43 @@ def test_a_server_that_dies_again_and_again_ends_the_job_with_its_reason(start: 
     assert ended.last_line.endswith("killed by SIGKILL, and what it held is gone with it (--max-restarts 2 is used up)")
 
 
-def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path) -> None:
-    agents = ("--nnodes", "1", "--nproc-per-node", "2")
-    job = start(*agents, "--slow", "any=0.02", TRAIN, "--until", str(enough), command=AGENT)
-    job.record("settle")
+def test_where_a_server_cannot_go_on_the_job_says_why(start: Start, enough: Path, tmp_path: Path) -> None:
+    """Before it has greeted a worker it can, and workers of other hosts, whose connections end with its process, are started again."""
+    (tmp_path / "0-greeted").touch()
+    words = (*AGENTS, "--sync", "bsp", "--slow", "any=0.02", *RANKS, "--apart", "--until", str(enough))
+    job = start(*words, command=AGENT, environment=orders_to_die(tmp_path))
+    job.began(2)
     signalled(job.servers()[0], signal.SIGKILL)
     ended = job.ended()
     assert ended.status == 1
+    assert "server 0 is gone: end of stream: restarted (a server had gone on in another process since its start)" in ended.out
     assert "server 0 killed by SIGKILL" in ended.last_line and "workers may be on other machines" in ended.last_line
+
+
+WAITS: list[tuple[str, tuple[str, ...], tuple[str, ...], int]] = [
+    ("bsp", ("--servers", "2"), (), 1),
+    ("bsp", ("--servers", "2", "--replicas", "1"), (), 1),
+    ("majority", (), (), 0),
+    ("full", ("--replicas", "1"), ("--apart",), 0),
+    ("bsp", AGENTS, (), 0),
+    ("full", AGENTS, ("--apart",), 0),
+    ("bsp", (*AGENTS, "--replicas", "1"), ("--apart",), 0),
+]
+
+
+@pytest.mark.night  # the phase "initial" above comes a moment later
+@pytest.mark.parametrize(("sync", "options", "apart", "victim"), WAITS)
+def test_a_worker_waits_for_the_next_process_of_a_server_that_has_not_greeted_it(
+    start: Start, enough: Path, tmp_path: Path, sync: str, options: tuple[str, ...], apart: tuple[str, ...], victim: int
+) -> None:
+    (tmp_path / f"{victim}-greeted").touch()
+    how = (AGENT, options) if "--nnodes" in options else (RUN, ("--workers", "2", *options))
+    words = (*how[1], "--sync", sync, "--slow", "any=0.02", *RANKS, *apart, "--until", str(enough))
+    job = start(*words, command=how[0], environment=orders_to_die(tmp_path))
+    job.began(2)
+    enough.touch()
+    one_process_each(job.ended())
+    assert not (tmp_path / f"{victim}-greeted").exists(), "the server has found the order"
 
 
 GROUPS = [("full", ()), ("full", ("--apart",)), ("sgp(out_degree=2, overlap=1)", ())]

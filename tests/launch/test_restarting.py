@@ -74,6 +74,7 @@ class Job:
     def __init__(self, workers: int = 2, max_restarts: int = 20) -> None:
         self.time: Seconds = 0.0
         self.lack: int | None = None
+        self.moves = 0
         self.processes: dict[WorkerId, list[Process]] = {}
         self.notes: list[str] = []
         pushed = {"per_worker": [{"worker": worker, "pushes": 1} for worker in range(workers)]}
@@ -91,6 +92,7 @@ class Job:
             record=lambda *_: None,
             tell=lambda *_, **__: None,
             snapshot=lambda: pushed,
+            moves=lambda: self.moves,
         )
         self.workers.start()
 
@@ -139,6 +141,19 @@ def test_a_process_that_fails_before_it_could_join_is_restarted_after_growing_pa
     assert pauses == [min(LONGEST_S, FIRST_S * 2**number) for number in range(8)]
     job.ends(1, 1, joined=True)
     assert job.notes[-1].endswith("not restarted, --max-restarts 8 is used up")
+
+
+def test_a_failure_before_the_first_step_does_not_count_if_a_server_has_gone_on_in_another_process_meanwhile() -> None:
+    job = Job(max_restarts=0)
+    for _ in range(3):
+        job.moves += 1
+        job.ends(1, 1, joined=False)
+        assert job.notes[-1].endswith("restarted (a server had gone on in another process since its start)")
+    job.ends(1, 1, joined=False)
+    assert job.started(1) == 4 and job.notes[-1].endswith("not restarted, --max-restarts is 0")
+    job.moves += 1
+    job.ends(0, 1, joined=True)
+    assert job.started(0) == 1 and job.notes[-1].endswith("not restarted, --max-restarts is 0"), "it had made a step"
 
 
 @pytest.mark.parametrize(("number", "knob"), [(errno.EMFILE, "ulimit -n"), (errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "memory")])
@@ -222,6 +237,7 @@ def test_a_script_that_fails_when_nothing_was_left_to_do_is_no_failure_of_the_jo
     for worker, status in enumerate(others):
         if status is not None:
             job.ends(worker, status, joined=True)
+    assert not job.workers.all_done(), "what comes after its loop, such as a save by rank 0, nobody else has done"
     job.workers.on_failing({"worker": 2, "reason": "ValueError: no mean", "pushed": pushed, "type": "", "place": None, "final": False})
     job.ends(2, 1, joined=True)
     assert ((2, True) in job.machines.gone) == finished

@@ -11,6 +11,8 @@ import resource
 import select
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -300,6 +302,15 @@ def test_the_host_identity_chooses_the_way(hosts: tuple[str | None, str | None],
     assert up.shares_memory == down.shares_memory == shares
     for hub in hubs:
         hub.close()
+
+
+def test_processes_whose_numbers_mean_others_share_no_memory() -> None:
+    """A lock's holder that stands still is killed by its number, which in another container is that of a stranger."""
+    words = [sys.executable, "-c", "from offbeat.transport.shm import host_identity; print(host_identity())"]
+    here, there = (subprocess.run([*before, *words], capture_output=True, text=True) for before in ([], ["unshare", "--pid", "--fork"]))
+    if there.returncode:
+        pytest.skip(f"this user may not make process namespaces: {there.stderr.strip()}")
+    assert here.stdout.strip() == shm.host_identity() != there.stdout.strip()
 
 
 def test_one_hub_serves_both_kinds_and_falls_back_to_tcp(server: SocketHub) -> None:

@@ -321,6 +321,11 @@ class Fleet:
         return self._returns and self._max_restarts > 0 and not self._replicated
 
     @property
+    def moves(self) -> int:
+        """How often servers have gone on in other processes."""
+        return sum(server.restarts for server in self.servers)
+
+    @property
     def outlives(self) -> bool:
         """True if a server outlives its process."""
         return self._replicated or self.servers_return

@@ -83,13 +83,15 @@ class WorkerProcess:
     """Since when the job goes on without this worker; None: the worker takes part, or never has."""
     told: bool = False
     """True once the user has been shown this death."""
+    moves: int = 0
+    """How often servers had gone on in other processes when the newest process was started."""
 
-    def begin(self, child: Child, now: Seconds) -> None:
+    def begin(self, child: Child, now: Seconds, moves: int) -> None:
         """Replace the newest process by this one. After the end of the worker for good it is another worker in the same seat."""
         if self.status is not None:
             self.status, self.restarts, self.died_at, self.told = None, 0, None, False
         self.child, self.away, self.failure, self.over, self.ordered = child, None, None, False, False
-        self.standing = ProcessStanding(now)
+        self.standing, self.moves = ProcessStanding(now), moves
 
     def describe(self, status: int) -> str:
         """Return how the newest process ended, in words."""

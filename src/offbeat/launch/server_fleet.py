@@ -124,6 +124,11 @@ class ServerFleet:
         """Return the processes that stand by."""
         return [one.child for one in self._standbys()]
 
+    @property
+    def away(self) -> bool:
+        """True while a process that has led is gone, or about to end, and the next one has not gone on."""
+        return self.fleet.returning or any(one.connection is None for one in self._leaders())
+
     def addresses(self) -> list[Address]:
         """Return the addresses at which the servers listen, in their order."""
         return [one.address for one in self._leaders() if one.address is not None]
@@ -279,6 +284,8 @@ class ServerFleet:
             status = one.child.ended()
             if status is None or not listens():
                 continue
+            while one.connection is not None and one.connection.has_news():
+                listens()  # its last messages have the memory that its next process needs
             how = describe(status) if one.child.lost is None else f"is gone ({one.child.lost})"
             if one.child.lost is None and status > 0 and self.fleet.leads(process):
                 self._output.drain()

@@ -121,6 +121,7 @@ class Supervisor:
             record=self._record,
             tell=self._send,
             snapshot=lambda: self._snapshot,
+            moves=lambda: self._servers.fleet.moves,
         )
         self._watchers = Watchers(
             settings.script,
@@ -250,7 +251,7 @@ class Supervisor:
                 return self._end(MISTAKE if mistake else FAILED, reason)
             if (number := self._told.number) is not None:
                 return self._stop(number)
-            if self._servers.fleet.returning:
+            if self._servers.away:
                 continue  # a worker's end can be judged once the server has come back
             self._workers.check(self._listens)
             self._workers.take_in()  # after the ends of earlier processes of the same workers

@@ -41,6 +41,7 @@ class Workers:
         record: writes a journal record on a process: its role, number, what happened to it, and details.
         tell: sends a message to server 0: its kind and its fields.
         snapshot: returns the coordinator's last status.
+        moves: returns how often servers have gone on in other processes.
     """
 
     def __init__(
@@ -58,12 +59,13 @@ class Workers:
         record: Callable[..., None],
         tell: Callable[..., None],
         snapshot: Callable[[], Mapping[str, Any] | None],
+        moves: Callable[[], int],
     ) -> None:
         self._settings, self._engine = settings, engine
         self._max_restarts, self._return_s = max_restarts, return_s
         self._exit_s = max(EXIT_S, EXIT_GRACES * grace_s)
         self._clock, self._spawn, self._output = clock, spawn, output
-        self._note, self._record, self._tell, self._snapshot = note, record, tell, snapshot
+        self._note, self._record, self._tell, self._snapshot, self._moves = note, record, tell, snapshot, moves
         self._states: dict[WorkerId, WorkerProcess] = {}
         self._backoffs: defaultdict[WorkerId, Backoff] = defaultdict(Backoff)
         """Pauses of workers that could not be started, or whose processes have failed before they could join."""
@@ -80,7 +82,7 @@ class Workers:
         self._engine.arrived()
         for worker in worker_ids(self._settings.workers):
             child = self._spawn(worker)
-            self._states[worker] = WorkerProcess(child, standing=ProcessStanding(self._clock.now()))
+            self._states[worker] = WorkerProcess(child, standing=ProcessStanding(self._clock.now()), moves=self._moves())
             if child is None:
                 self._tell("lost", worker=worker, reason=self._engine.awaits)
             else:
@@ -157,7 +159,7 @@ class Workers:
             child = self._spawn(worker)
             if child is not None:
                 what = "started" if state.away is None else "restarted"
-                state.begin(child, self._clock.now())
+                state.begin(child, self._clock.now(), self._moves())
                 self._record("worker", worker, what, f"its machine has come, {child.where}")
 
     def check(self, listen: Callable[[], bool]) -> None:
@@ -231,25 +233,26 @@ class Workers:
                 yield worker, state, status
 
     def _restart(self, worker: WorkerId, state: WorkerProcess, status: int, how: str, *, pushed: bool) -> None:
-        why_not = why_not_restarted(
-            status,
-            pushed=pushed,
-            restarts=state.restarts,
-            max_restarts=self._max_restarts,
-            final=state.failure is not None and state.failure.final,
+        final = state.failure is not None and state.failure.final
+        # Its server has died before it was greeted, or it was told where former processes listen: the next attempt knows better.
+        moved = script_failed(status) and not final and self._moves() > state.moves and not (pushed and state.standing.said_hello)
+        why_not = (
+            None
+            if moved
+            else why_not_restarted(status, pushed=pushed, restarts=state.restarts, max_restarts=self._max_restarts, final=final)
         )
         self._output.drain()  # so that the process's own output comes before the line on its end
         if why_not is not None:
             self._give_up(worker, state, status, f"{how}: not restarted, {why_not}")
-        elif status < 0 or state.standing.said_hello:
+        elif moved or status < 0 or state.standing.said_hello:
             self._backoffs.pop(worker, None)
-            self._start_again(worker, state, how)
+            self._start_again(worker, state, how, counts=not moved)
         else:
             pause_s = self._backoffs[worker].failed(self._clock.now())
             self._later[worker] = how
             self._note(f"worker {worker} {how}: restarted in {pause_s:g} s, since it has failed before it could join")
 
-    def _start_again(self, worker: WorkerId, state: WorkerProcess, how: str) -> None:
+    def _start_again(self, worker: WorkerId, state: WorkerProcess, how: str, *, counts: bool = True) -> None:
         """Restart a worker, or try again later if this machine lacks descriptors or memory for a process."""
         try:
             child = self._spawn(worker)
@@ -266,9 +269,9 @@ class Workers:
             self._later[worker] = how
             return
         if child is not None:
-            state.restarts += 1
-            state.begin(child, self._clock.now())
-            count = f"{state.restarts} of {self._max_restarts}"
+            state.restarts += counts
+            state.begin(child, self._clock.now(), self._moves())
+            count = f"{state.restarts} of {self._max_restarts}" if counts else "a server had gone on in another process since its start"
             self._record("worker", worker, "restarted", f"{count}, {child.where}")
             self._note(f"worker {worker} {how}: restarted ({count})")
         else:

@@ -9,7 +9,7 @@ A region that is being carried must not change until the peer's next message, an
 push and pull, in which the owner of a region waits for the other end. Parts of a region may also be sent ahead of a message, while the
 rest is computed.
 
-Only `Hub.poll` blocks. Bytes that the operating system does not take at once are queued.
+Only `Hub.poll` and `Connection.hand_over` block. Bytes that the operating system does not take at once are queued.
 """
 
 from __future__ import annotations
@@ -112,6 +112,9 @@ class Connection(ABC):
 
     def copy_unsent(self) -> None:  # noqa: B027  nothing to do where payloads are always copied
         """Copy the lent payloads that the operating system has not taken yet: their owner may change them then. Any thread may call it."""
+
+    def hand_over(self) -> None:  # noqa: B027  nothing to do where no operating system is between the ends
+        """Wait until the operating system has all that was sent: the other end gets it even if this process is killed."""
 
     def has_ended(self) -> bool:
         """Return True if the other end is known to have ended the connection, before `Hub.poll` reports it. Any thread may call it."""

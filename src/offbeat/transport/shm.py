@@ -34,7 +34,7 @@ _OUT_OF_MEMORY = {errno.ENOSPC, errno.ENOMEM, errno.EFBIG}
 
 
 def host_identity() -> str:
-    """Return a text that is equal in two processes exactly if they can share memory: boot id, network namespace and user.
+    """Return a text that is equal in two processes exactly if they may share memory: boot id, namespaces of network and processes, user.
 
     The environment variable ``OFFBEAT_HOST`` replaces it: processes of one machine with different values use TCP. With the value ``apart``
     each process is a host of its own.
@@ -45,8 +45,10 @@ def host_identity() -> str:
     if not AVAILABLE:
         return f"{os.uname().nodename if hasattr(os, 'uname') else 'host'}-{os.getpid()}"
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    # Abstract socket names are private to a network namespace, so two containers of one machine are two hosts.
-    return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}-{os.getuid()}"
+    # Two containers of one machine are two hosts: abstract socket names are private to a network namespace. Containers that share a network
+    # (of one pod, or of the node) have process numbers of their own, and the holder of a lock in memory is known by its number alone.
+    network, processes = (os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid"))
+    return f"{boot}-{network}-{processes}-{os.getuid()}"
 
 
 def address_of(memory: memoryview) -> int:

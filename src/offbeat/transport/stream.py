@@ -236,18 +236,21 @@ class StreamConnection(Connection):
 
     def _flush_aside(self, sent_ahead: threading.Event) -> None:
         """Offer to the kernel what is sent ahead, while the other threads compute."""
-        writable = select.poll()
         while not self.closed:
             sent_ahead.wait()
             sent_ahead.clear()
-            while not self.closed:
-                with self._lock:
-                    descriptor = self.sock.fileno()
-                    if descriptor < 0 or self._offer():
-                        break
-                writable.register(descriptor, select.POLLOUT)
-                writable.poll(_PATIENCE_MS)
-                writable.unregister(descriptor)
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        writable = select.poll()
+        while not self.closed:
+            with self._lock:
+                descriptor = self.sock.fileno()
+                if descriptor < 0 or self._offer():
+                    break
+            writable.register(descriptor, select.POLLOUT)
+            writable.poll(_PATIENCE_MS)
+            writable.unregister(descriptor)
 
     def flush(self) -> bool:
         """Offer what is queued to the kernel. Returns True if nothing is left to send."""

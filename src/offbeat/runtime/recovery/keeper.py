@@ -79,9 +79,10 @@ class Keeper(Survival):
             self._supervisor.send({"kind": "mortal", "reason": reason, "lack": lack})
 
     def keep(self, name: str, block: MemoryBlock) -> None:
-        """Add a block, and have the supervisor hold it too."""
+        """Add a block, and have the supervisor hold it too, from before the log names it."""
         self._blocks[name] = block
         self._supervisor.send({"kind": "keep", "name": name}, memory=(block,))
+        self._supervisor.hand_over()
 
     def keep_apart(self, data: Buffer, name: str) -> memoryview:
         """Return a copy of these bytes in a separate block. Raises `ConfigurationError` if there is not enough memory."""

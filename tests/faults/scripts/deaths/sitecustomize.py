@@ -16,22 +16,24 @@ from typing import Any
 import nothing_compiled  # type: ignore[import-not-found]  # noqa: F401
 import soon_written  # type: ignore[import-not-found]  # noqa: F401
 
-PHASES = ("initial", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
-"""Version 0 is taken over; before a fold; a block has been stepped, and the fold has not ended; after a fold; some workers are released; an
-epoch has ended; a message was written down, and not handled; its record went to the standby; a rank's replica has come for one that
-joins."""
+PHASES = ("greeted", "initial", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")
+"""A worker's message has come; version 0 is taken over; before a fold; a block has been stepped, and the fold has not ended; after a fold;
+some workers are released; an epoch has ended; a message was written down, and not handled; its record went to the standby; a rank's replica
+has come for one that joins."""
 OF_CHECKPOINTS = ("files", "filed", "whole")
 """Some files are written; server 1 has written its file; the checkpoint has its name, and the server does not know it yet."""
 
 
 def die(server: int, phase: str) -> None:
-    """Die if that is ordered. A standby does what its leader has done: the order is for the leader. Workers are forked from here too."""
+    """Die if that is ordered, or stop the process whose number the order has. A standby does what its leader has done: the order is for the
+    leader. Workers are forked from here too."""
     if os.environ.get("OFFBEAT_ROLE") == "standby" or "OFFBEAT_WORKER" in os.environ:
         return
     order = Path(os.environ["OFFBEAT_DEATHS"]) / f"{server}-{phase}"
     if order.exists():
+        other = order.read_text()
         order.unlink()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(int(other or os.getpid()), signal.SIGSTOP if other else signal.SIGKILL)
 
 
 def number() -> int:
@@ -86,6 +88,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "offbea
     from offbeat.runtime.ranks.state_transfer import Joiners
     from offbeat.runtime.recovery.recorder import Recorder
     from offbeat.runtime.recovery.replica import StreamRecorder
+    from offbeat.runtime.serving import Service
     from offbeat.runtime.standby_server import StandbyServer
     from offbeat.tensors.shard import _Lane
 
@@ -99,6 +102,7 @@ if "OFFBEAT_DEATHS" in os.environ and ("OFFBEAT_SERVER" in os.environ or "offbea
     around(checkpoint_content, "_write_model", after="files")
     around(shard_files, "write_copy", after="filed")
     around(CheckpointFolder, "finish", after="whole")
+    around(Service, "_on_message", before="greeted")
     around(StreamRecorder, "message", after="told")
     around(StreamRecorder, "flush", after="streamed")
     deafen(StandbyServer)
