@@ -21,6 +21,7 @@ from tests.faults.job import QUICK
 
 from offbeat.core.policy import Policy
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 TOYS = {"toyserver": "ToyServer", "toyrounds": "ToyRounds", "toygossip": "ToyGossip"}
 ALL = {
@@ -109,7 +110,6 @@ def test_it_is_listed_and_simulated_by_the_command_line(house: Path) -> None:
     assert all(word in shown for word in TOYS)
 
 
-@pytest.mark.slow
 def test_the_tests_of_all_rules_find_it_and_pass(house: Path) -> None:
     files = {file for own in OWN.values() for file in own} | ALL.keys() | {f"tests/policies/test_{word}.py" for word in TOYS}
     passed, said = outcomes(house, *sorted(files), OFFBEAT_ALL_TESTS="")
@@ -119,7 +119,6 @@ def test_the_tests_of_all_rules_find_it_and_pass(house: Path) -> None:
         assert passed[f"tests/policies/test_{word}.py", word]
 
 
-@pytest.mark.slow
 def test_live_jobs_run_under_it(house: Path) -> None:
     passed, said = outcomes(house, LIVE, only="toy and add_up and not mixed and not apart and not halves", OFFBEAT_ALL_TESTS="1")
     for word in TOYS:

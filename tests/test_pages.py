@@ -114,7 +114,7 @@ def _succeed(these: list[Script], arguments: list[str], folder: Path, given: str
 
 
 @pytest.mark.timeout(DEADLINE_S)
-@pytest.mark.parametrize("rules", [["--rules", "bsp", "backup(b=1)"], pytest.param([], marks=pytest.mark.night, id="all")])
+@pytest.mark.parametrize("rules", [["--rules", "backup(b=1)"], pytest.param([], marks=pytest.mark.night, id="all")])
 def test_the_demo_draws_its_picture(tmp_path: Path, rules: list[str]) -> None:
     pytest.importorskip("matplotlib")
     command = [sys.executable, str(ROOT / "examples/demo.py"), "--epochs", "1", *rules, "--out", str(tmp_path)]

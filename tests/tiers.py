@@ -42,12 +42,12 @@ def examples(number: int, quick: int | None = None, ci: int | None = None, **oth
     Args:
         number: of examples.
         quick: of examples before a commit; None: a sixteenth of ``number``, at least five.
-        ci: of examples in CI; None: an eighth of ``number``, at least 15 and no fewer than before a commit.
+        ci: of examples in CI; None: a twelfth of ``number``, at least 15 and no fewer than before a commit.
         others: further settings.
     """
     drawn = max(5, number // 16) if quick is None else quick
     if ALL:
-        drawn = number if NIGHT else max(15, drawn, number // 8) if ci is None else ci
+        drawn = number if NIGHT else max(15, drawn, number // 12) if ci is None else ci
     return settings(max_examples=min(number, drawn), **others)
 
 

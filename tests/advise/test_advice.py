@@ -87,6 +87,7 @@ def test_where_nothing_gains_the_advice_is_to_stay(tmp_path: Path) -> None:
     assert warnings(found) == [] and page_rows(found)[1]["best"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_rules")
 def test_in_parallel_the_figures_are_the_same(tmp_path: Path) -> None:
     path = journal(tmp_path, SLOW)

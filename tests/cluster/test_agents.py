@@ -19,6 +19,7 @@ def by_hand(host: Host, *more: str, nnodes: str = "2") -> list[str]:
     return [f"--nnodes={nnodes}", f"--rdzv-endpoint={host.address}:7100", *more, TRAIN]
 
 
+@pytest.mark.night  # a link is cut and comes back in test_chaos.py and test_replicas.py, too
 def test_a_cut_cable_costs_the_others_the_timeout_and_the_machine_returns(two_hosts: list[Host], start_at: Start, enough: Path) -> None:
     first, second = two_hosts
     words = by_hand(first, "--timeout=2", "--no-preload")

@@ -10,13 +10,14 @@ import pytest
 from tests.cluster.conftest import finished, folded
 from tests.cluster.hosts import Host
 from tests.faults.job import Job
+from tests.tiers import marked
 
 Start = Callable[..., Job]
 DIGITS = str(Path(__file__).with_name("digits.py"))
 RULES = ["dpsgd", "sgp", "adpsgd"]
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", marked(RULES, night=["dpsgd"]))
 def test_digits_outlive_a_killed_rank(two_hosts: list[Host], start_at: Start, enough: Path, tmp_path: Path, rule: str) -> None:
     first, second = two_hosts
     summary = tmp_path / "summary.json"

@@ -14,6 +14,7 @@ from tests.cluster.test_agents import by_hand
 from tests.cluster.test_replicas import taken_over
 from tests.cluster.torchrun import PORT, torchrun
 from tests.faults.job import TRAIN, Job
+from tests.tiers import marked
 
 Start = Callable[..., Job]
 READ = """
@@ -25,7 +26,7 @@ print(*(store.check([f"offbeat/none/1/server 0/term {term}"]) for term in (2, 3,
 """Prints in which terms a standby has taken over, as torchrun's store has it."""
 
 
-@pytest.mark.parametrize("rule", ["full", "sgp"])
+@pytest.mark.parametrize("rule", marked(["full", "sgp"], night=["full"]))
 def test_the_rounds_go_on_with_another_process_of_server_0(two_hosts: list[Host], start_at: Start, enough: Path, rule: str) -> None:
     first, second = two_hosts
     words = by_hand(first, f"--sync={rule}", "--no-preload")

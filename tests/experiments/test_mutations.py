@@ -11,7 +11,7 @@ import pytest
 from experiments.__main__ import Options, claims_of
 from experiments.claims import MECHANISM, Verdict, judge
 from tests.experiments.mutations import Mutation, every
-from tests.tiers import NIGHT
+from tests.tiers import NIGHT, marked
 
 from offbeat.policies import RULES
 
@@ -35,7 +35,8 @@ def judged(experiment: str) -> list[Verdict]:
     return judge(claims_of(module, Options(quick=True, variant=MECHANISM)), rows)
 
 
-@pytest.mark.parametrize("experiment", sorted({mutation.experiment for mutation in MUTATIONS}))
+# dbw_fig1 shows how DBW estimates, which tests/policies/test_dbw.py tests; dbw_fig2 what follows from it.
+@pytest.mark.parametrize("experiment", marked(sorted({mutation.experiment for mutation in MUTATIONS}), night=["dbw_fig1"]))
 def test_the_rules_as_they_are_show_the_mechanism(experiment: str) -> None:
     assert [str(verdict) for verdict in judged(experiment) if not verdict.holds] == []
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.cutting import cut
 from tests.faults.job import Job, Start
-from tests.faults.test_replicas import REPLICAS, STEPS, THREE
+from tests.faults.test_replicas import REPLICAS, STEPS
 from tests.faults.test_servers import end_of
 
 from offbeat.chaos import procfs
@@ -27,7 +27,7 @@ def cut_each(job: Job) -> dict[str, int]:
     return counts
 
 
-SLOW = ("--servers", "2", "--slow", "any=0.04")
+SLOW = ("--slow", "any=0.04")
 """So that it goes on while a test cuts the connections of one process after the other."""
 JOBS = {"replicas": (*SLOW, *REPLICAS), "one host": (*SLOW, "--max-restarts", "0")}
 
@@ -36,9 +36,10 @@ JOBS = {"replicas": (*SLOW, *REPLICAS), "one host": (*SLOW, "--max-restarts", "0
 def test_under_bsp_all_bits_are_those_of_a_job_whose_connections_hold(start: Start, tmp_path: Path, of: str) -> None:
     """A worker that ended would not be restarted: the job would show it. Over TCP and over local sockets."""
     counts: dict[str, int] = {}
-    whole, _ = end_of(start, tmp_path / "calm", (*THREE, "--servers", "2"), lambda job: None, *STEPS)
-    other, ended = end_of(start, tmp_path, (*THREE, *JOBS[of]), lambda job: counts.update(cut_each(job)), *STEPS)
-    assert len(counts) >= (6 if of == "replicas" else 4) and all(count >= 2 for count in counts.values()), counts
+    of_two = ("--workers", "2", "--servers", "2")
+    whole, _ = end_of(start, tmp_path / "calm", of_two, lambda job: None, *STEPS)
+    other, ended = end_of(start, tmp_path, (*of_two, *JOBS[of]), lambda job: counts.update(cut_each(job)), *STEPS)
+    assert len(counts) >= (5 if of == "replicas" else 3) and all(count >= 2 for count in counts.values()), counts
     assert not [record for record in ended.records if record["kind"] == "process" and record["what"] in ("died", "taken over", "back")]
     assert not [record for record in ended.records if record["kind"] == "state_changed" and record["state"] == "dead"], "no timeout"
     torch.testing.assert_close(other, whole, rtol=0.0, atol=0.0)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from tests.faults.job import SCRIPTS, Start, signalled
 from tests.faults.scripts.grouped import SIZE, data, plain_model
+from tests.faults.test_servers import strike
 from tests.tiers import marked
 
 from offbeat.launch.forkserver import POSSIBLE
@@ -83,6 +84,7 @@ HOW = [("start", 1), ("start", 0), ("start_new", 1)]
 def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     request: pytest.FixtureRequest, enough: Path, how: str, rank: int
 ) -> None:
+    """The server dies then, and no process restarts but its own."""
     start: Start = request.getfixturevalue(how)
     job = start("--workers", "2", "--procs-per-worker", "2", "--slow", "any=0.01", GROUPED, "--until", str(enough))
     for worker in range(2):
@@ -95,11 +97,13 @@ def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     died = job.record("state_changed", worker=1, state="dead", incarnation=1)
     job.record("fold", after=died["t"])
     job.contribution(1, 2)
+    strike(job, 0)
+    job.goes_on()
     [after, *_] = processes_of(job.workers()[0])
     enough.touch()
     ended = job.ended()
     assert ended.status == 0, ended.err
-    assert after.pid == other.pid
+    assert after.pid == other.pid and [r["worker"] for r in ended.records if r["kind"] == "joined"].count(1) == 2
     assert f"process {rank} of the 2 of this worker killed by SIGKILL" in ended.err
     assert "worker 1 is back after" in ended.out, "the supervisor hears how the worker stands"
     assert not any(process.is_running() for process in ranks), "the other process was ended too"

@@ -47,7 +47,7 @@ def joins() -> Iterator[Joins]:
         one.communicate()
 
 
-@pytest.mark.parametrize("rule", marked(["bsp", "full", "ssp(staleness=3)", "dpsgd"], night=["ssp(staleness=3)", "dpsgd"]))
+@pytest.mark.parametrize("rule", marked(["bsp", "full", "ssp(staleness=3)", "dpsgd"], night=["bsp", "ssp(staleness=3)", "dpsgd"]))
 def test_workers_join_die_and_leave_and_every_index_is_used_once(start: Start, joins: Joins, enough: Path, rule: str) -> None:
     job = start("--workers", "2..4", "--sync", rule, "--slow", "any=0.01", TRAIN, "--until", str(enough))
     job.began(2)

@@ -129,6 +129,7 @@ def idle(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
+@pytest.mark.night  # CI has each of them alone: here, in test_chaos.py, test_connections.py, test_servers.py and test_workers.py
 def test_a_few_mixed_faults(tmp_path: Path) -> None:
     """The rest by hand: ``python -m tests.faults.mixed --faults 300 --seed 1``."""
     ended, problems = trial("solo", "one host", random.Random(0), tmp_path, faults=3)

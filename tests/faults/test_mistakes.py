@@ -28,7 +28,7 @@ ELSEWHERE = ("frozen", "rules", "samples", "infinite")
 """Tests of one process have these sentences (tests/live, tests/test_cli.py), and the others show how a job ends with one."""
 
 
-@pytest.mark.parametrize("mistake", marked(list(SENTENCES), "models", night=ELSEWHERE))
+@pytest.mark.parametrize("mistake", marked(list(SENTENCES), night=ELSEWHERE))
 def test_mistakes_of_scripts(start: Start, mistake: str) -> None:
     ended = start("--workers", "2", MISTAKEN, mistake).ended()
     assert ended.status == 1

@@ -48,7 +48,7 @@ def gap_after(job: Job, died: Record) -> float:
 RETURNING = [("full", {}), ("majority", {}), *((rule, {}) for rule in GOSSIP[1:]), ("full", APART)]
 
 
-@pytest.mark.parametrize(("rule", "where"), marked(RETURNING, night=RETURNING[:1]))
+@pytest.mark.parametrize(("rule", "where"), marked(RETURNING, night=RETURNING[:3:2]))
 def test_killed_and_frozen_ranks_come_back_and_nobody_else_restarts(start: Start, enough: Path, rule: str, where: dict[str, str]) -> None:
     job = start("--workers", "4", "--sync", rule, "--timeout", "1.5", *CALM, *RANKS, "--until", str(enough), environment=where)
     job.began(4)

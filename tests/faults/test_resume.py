@@ -18,7 +18,7 @@ CALM = ("--slow", "any=0.03")
 """The job goes on for some seconds after the checkpoint that a test waits for, so that it is there when the test kills it."""
 
 
-@pytest.mark.parametrize("sync", marked(RULES, night=["ssp(staleness=2)", "ensemble", "dpsgd"]))
+@pytest.mark.parametrize("sync", marked(RULES, night=RULES[1:]))
 def test_a_job_that_was_killed_as_a_whole_goes_on(jobs: Start, tmp_path: Path, sync: str) -> None:
     folder, file = tmp_path / "checkpoints", tmp_path / "result.pt"
     options = ("--checkpoint", str(folder), "--auto-resume", "--every", "1v" if sync in SPLITS else "7v")
@@ -110,6 +110,7 @@ def test_a_finished_job_leaves_its_state_and_goes_on_from_it_where_more_is_asked
 
 
 def test_where_no_server_can_go_on_the_death_of_one_ends_the_job_and_it_goes_on_by_resume(jobs: Start, tmp_path: Path) -> None:
+    """Another model is refused before that."""
     folder = tmp_path / "checkpoints"
     first = jobs("first", *CALM, "--checkpoint", str(folder), "--every", "5v", "--max-restarts", "0")
     until_checkpoint(first, folder, 20)
@@ -119,17 +120,10 @@ def test_where_no_server_can_go_on_the_death_of_one_ends_the_job_and_it_goes_on_
     assert ended.last_line.endswith(f"(--max-restarts is 0); offbeat run --resume {folder} goes on from the newest checkpoint")
     taken = newest(folder)
     assert taken is not None
-    account(jobs("second", "--resume", str(folder)).ended(), dict(taken.manifest["optimizers"][0]["places"])[0]["epoch"])
-
-
-def test_another_model_is_refused(jobs: Start, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    first = jobs("first", *CALM, "--checkpoint", str(folder), "--every", "5v")
-    until_checkpoint(first, folder)
-    kill_all(first)
     other = jobs("model", "--resume", str(folder), script=("--hidden", "9")).ended()
     assert other.status != 0
     assert "the checkpoint is of another model than the script's" in other.last_line and "(8, 4)" in other.last_line, other.err
+    account(jobs("second", "--resume", str(folder)).ended(), dict(taken.manifest["optimizers"][0]["places"])[0]["epoch"])
 
 
 def test_epochs_of_the_script() -> None:

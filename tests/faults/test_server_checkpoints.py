@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.faults.job import Ended, Job, Start, orders_to_die
-from tests.faults.resuming import DEADLINE_S, account, epoch_reports, kill_all, newest, result, until_checkpoint
+from tests.faults.resuming import DEADLINE_S, account, epoch_reports, result, until_checkpoint
 from tests.support.same_state import same
 from tests.tiers import marked
 
@@ -50,9 +50,9 @@ def restarts(ended: Ended, role: str, what: str = "restarted") -> list[float]:
 
 
 CASES = [
+    ("bsp", "2", 0, 0, "whole", "1-told"),
     ("bsp", "1", 0, 0, "whole", "1-told"),
     ("bsp", "1", 1, 1, "filed", "0-whole"),
-    ("bsp", "2", 0, 0, "whole", "1-told"),
     ("ssp(staleness=1)", "2", 1, 1, "filed", "0-whole"),
 ]
 """Of both ways in which a server goes on: without replicas, and with them."""
@@ -62,7 +62,7 @@ CASES = [
 def test_a_death_in_each_phase_of_a_checkpoint(
     jobs: Start, tmp_path: Path, sync: str, models: str, replicas: int, victim: int, phase: str, then: str
 ) -> None:
-    """A job then goes on from a later checkpoint, and a server dies as well."""
+    """A job then goes on from a later checkpoint, and each server dies as well, the second one when that checkpoint is gone."""
     how, what = [("it goes on in a new process (1 of 9)", "restarted"), ("its standby leads from now on (term 2)", "taken over")][replicas]
     more = ("--replicas", str(replicas), "--sync", sync)
     folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
@@ -91,29 +91,14 @@ def test_a_death_in_each_phase_of_a_checkpoint(
             shutil.rmtree(checkpoint.path)
     (orders / then).touch()
     second = jobs("second", *SLOW, *more, "--resume", str(folder), "--every", "2v", "--keep", "1", models=models, environment=environment)
+    second.wait("the removal", lambda: not began.exists())
+    (orders / f"{1 - int(then[0])}-told").touch()
     ended = second.ended(DEADLINE_S)
     assert not os.listdir(orders), ended.err
     account(ended, epoch_reports(ended.records)[0][0])
-    assert not began.exists() and ended.records[0]["resumed"] == after[0]
-    assert len(restarts(ended, "server", what)) == 1 and not restarts(ended, "worker")
+    assert ended.records[0]["resumed"] == after[0]
+    assert len(restarts(ended, "server", what)) == 2 and not restarts(ended, "worker")
     assert whole is None or same(result(tmp_path / "second" / "result.pt"), whole), "bit for bit"
-
-
-def test_a_server_that_dies_after_the_checkpoint_is_gone_from_which_the_job_began(jobs: Start, tmp_path: Path) -> None:
-    folder, orders = tmp_path / "checkpoints", tmp_path / "orders"
-    first = jobs("first", *SLOW, "--checkpoint", str(folder), "--every", "20v")
-    until_checkpoint(first, folder)
-    kill_all(first)
-    began = newest(folder)
-    assert began is not None
-    second = jobs("second", *SLOW, "--resume", str(folder), "--every", "1v", "--keep", "1", environment=orders_to_die(orders))
-    second.wait("the removal", lambda: not began.path.exists())
-    for victim in range(2):
-        (orders / f"{victim}-told").touch()
-    ended = second.ended(DEADLINE_S)
-    assert ended.status == 0 and not os.listdir(orders), ended.err
-    assert len(restarts(ended, "server")) == 2 and not restarts(ended, "worker")
-    assert same(result(tmp_path / "second" / "result.pt"), undisturbed(jobs, tmp_path)), "bit for bit"
 
 
 def test_a_last_checkpoint_is_made_although_a_server_dies(jobs: Start, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def end_of(
 STATES = [(1, "Adam"), (2, "Adafactor"), (2, "SGD")]
 
 
-@pytest.mark.parametrize(("servers", "optimizer"), marked(STATES, night=STATES[1:]))
+@pytest.mark.parametrize(("servers", "optimizer"), marked(STATES, night=STATES))
 def test_under_bsp_all_bits_are_those_of_a_job_without_the_deaths(start: Start, tmp_path: Path, servers: int, optimizer: str) -> None:
     options = ("--workers", "2", "--servers", str(servers), "--max-restarts", "20")
     words = ("--steps", "200", "--optimizer", optimizer, "--moves", "1" if optimizer == "SGD" else "-1")
@@ -112,7 +112,7 @@ OTHERS = [("asp", 1, (0,)), ("dbw", 2, (1,)), ("ensemble(steps=2)", 1, (0,)), ("
 """What outlives a process knows no rule, and tests/runtime/recovery/test_frozen_coordinators.py has the state of all."""
 
 
-@pytest.mark.parametrize(("sync", "servers", "victims"), marked(OTHERS, night=[OTHERS[0], OTHERS[2]]))
+@pytest.mark.parametrize(("sync", "servers", "victims"), marked(OTHERS, night=OTHERS[:3]))
 def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync: str, servers: int, victims: tuple[int, ...]) -> None:
     options = ("--workers", "3", "--servers", str(servers), "--sync", sync, "--slow", "any=0.02", "--max-restarts", "20")
     job = start(*options, TRAIN, "--until", str(enough))
@@ -257,7 +257,7 @@ GROUPS = [("full", ()), ("full", ("--apart",)), ("sgp(out_degree=2, overlap=1)",
 """Of ranks on one host, or each on its own, where server 0 orders the rounds."""
 
 
-@pytest.mark.parametrize(("sync", "apart"), marked(GROUPS, night=[GROUPS[2]]))
+@pytest.mark.parametrize(("sync", "apart"), marked(GROUPS, night=[GROUPS[0], GROUPS[2]]))
 def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enough: Path, sync: str, apart: tuple[str, ...]) -> None:
     """It is killed twice, and no rank restarts."""
     job = start("--workers", "3", "--sync", sync, *UNHURRIED, *RANKS, *apart, "--until", str(enough))

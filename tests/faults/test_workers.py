@@ -80,7 +80,7 @@ def test_a_worker_that_returns_goes_on_in_its_column_of_a_trace(start: Start, en
 
 
 @pytest.mark.skipif(not POSSIBLE, reason="the forkserver works on Linux only")
-@pytest.mark.parametrize("of", ["servers", "workers"])
+@pytest.mark.parametrize("of", marked(["servers", "workers"], night=["workers"]))
 def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(start: Start, enough: Path, of: str) -> None:
     """The forkserver of the workers is a fork of the servers'."""
     job = start("--workers", "2", *CALM, TRAIN, "--until", str(enough))

@@ -17,6 +17,7 @@ import pytest
 import torch
 from tests.live.harness import Job, Worker, seeded, wait
 from tests.live.samples import audited, data, of_kind, run
+from tests.tiers import marked
 from torch import Tensor, nn
 
 from offbeat.journal.file import read
@@ -231,9 +232,12 @@ def test_every_index_is_folded_although_one_worker_never_gets_anything_done(tmp_
 RULES = [INTERRUPT, FINISH, "dbw(obsolete=push_and_interrupt)", "dbw(obsolete=pull_and_wait)", "b_dbw(obsolete=push_and_interrupt)"]
 
 
-@pytest.mark.parametrize("job", [{}, {"servers": 2, "hosts": {1: "other", 2: "third"}}], ids=["shm", "mixed, 2 servers"])
-@pytest.mark.parametrize("sync", RULES)
-def test_the_books_add_up_whenever_word_comes(tmp_path: Path, sync: str, job: dict[str, Any]) -> None:
+JOBS: dict[str, dict[str, Any]] = {"shm": {}, "mixed, 2 servers": {"servers": 2, "hosts": {1: "other", 2: "third"}}}
+PLACED = [(sync, job) for sync in RULES for job in JOBS]
+
+
+@pytest.mark.parametrize(("sync", "job"), marked(PLACED, night=PLACED[4::2]))
+def test_the_books_add_up_whenever_word_comes(tmp_path: Path, sync: str, job: str) -> None:
     def script(worker: Worker) -> None:
         trainer = Trainer(worker, sync)
         if worker.number == SLOW:
@@ -243,7 +247,7 @@ def test_the_books_add_up_whenever_word_comes(tmp_path: Path, sync: str, job: di
             for indices in sampler:
                 trainer.step(torch.tensor(indices))
 
-    _, reports = run(tmp_path / "journal", 4, script, **job)
+    _, reports = run(tmp_path / "journal", 4, script, **JOBS[job])
     for report in reports:
         assert report["folded"] + report["dropped"] == report["indices"] == 200, report
     assert of_kind(read(tmp_path / "journal"), "abandoned") or "backup" not in sync

@@ -53,14 +53,15 @@ PLACES = pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 GOSSIP = spelled(GossipRule)
 
 
-def everywhere(*rules: str, served: Sequence[str]) -> pytest.MarkDecorator:
+def everywhere(*rules: str, served: Sequence[str], in_all: Sequence[str] = ()) -> pytest.MarkDecorator:
     """These rules, and all of gossip, in all places; and rules with servers, by shared memory and with one worker elsewhere.
 
-    What is set of `sgp` changes to whom a rank sends and when: CI has those settings where all of it travels.
+    CI has what is set of `sgp` where all of it travels: it changes to whom a rank sends and when. With ``in_all`` also all other rules.
     """
 
     def marks(rule: str, place: str) -> list[pytest.MarkDecorator]:
-        return [pytest.mark.night] if rule.startswith("sgp(") and place != "apart" else []
+        alike = rule not in in_all if in_all else rule.startswith("sgp(")
+        return [pytest.mark.night] if alike and place not in ("apart", "tcp") else []
 
     cases = [
         pytest.param(rule, {"hosts": hosts}, id=f"{rule}-{name}", marks=marks(rule, name))
@@ -68,7 +69,11 @@ def everywhere(*rules: str, served: Sequence[str]) -> pytest.MarkDecorator:
         for name, hosts in HOSTS.items()
     ]
     places: dict[str, dict[int, str]] = {"shm": {}, "tcp": {1: "other"}}
-    cases += [pytest.param(rule, {"servers": 2, "hosts": hosts}, id=f"{rule}-{name}") for rule in served for name, hosts in places.items()]
+    cases += [
+        pytest.param(rule, {"servers": 2, "hosts": hosts}, id=f"{rule}-{name}", marks=marks(rule, name))
+        for rule in served
+        for name, hosts in places.items()
+    ]
     return pytest.mark.parametrize(("rule", "job"), cases)
 
 
@@ -115,7 +120,7 @@ def test_one_that_dies_comes_back_with_what_the_others_have(tmp_path: Path, rule
     assert divisors[0] == 3 and 2 in divisors, "a result is divided by the living"
 
 
-@everywhere("full", "solo", served=["bsp", "asp", "psp(c=3, b=0.5)"])
+@everywhere("full", "solo", served=["bsp", "asp", "psp(c=3, b=0.5)"], in_all=("full", "dpsgd", "bsp"))
 def test_one_that_was_thought_dead_comes_back_by_itself(tmp_path: Path, rule: str, job: dict[str, Any]) -> None:
     thought_dead, back = threading.Event(), threading.Event()
     results: list[tuple[int, list[Tensor]]] = []

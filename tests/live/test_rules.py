@@ -91,6 +91,12 @@ def on(jobs: Sequence[str], *rules: str) -> list[tuple[str, str]]:
     return [(spelling, job) for spelling in rules for job in jobs]
 
 
+def further(rules: Sequence[str]) -> list[str]:
+    """All but the first setting of each rule."""
+    kinds = [spelling.partition("(")[0] for spelling in rules]
+    return [spelling for number, spelling in enumerate(rules) if kinds[number] in kinds[:number]]
+
+
 SERVED, RANKS = list(JOBS)[:4], ["shm", "apart", "halves"]
 CASES = [
     *on(SERVED[:2], "ssp(staleness=0)", *spelled(ServerRule, where=pool_of_samples)),
@@ -100,18 +106,24 @@ CASES = [
     *on(RANKS[2:], "majority", "solo(staleness=1)"),
     *on(RANKS, *spelled(GossipRule)),
 ]
-SMOKE = [*on(SERVED[:2], "bsp"), *on(SERVED[:3], PSP[1]), *on(SERVED, FRAGMENTS[1]), *on(RANKS, "dpsgd", "adpsgd")]
+EVERYWHERE = [*on(SERVED[:2], "bsp"), *on(SERVED[:3], PSP[1]), *on(SERVED, FRAGMENTS[1]), *on(RANKS, "dpsgd", "adpsgd")]
+SMOKE = [
+    *(("bsp", "mixed, 2 servers"), (PSP[1], "3 servers, 1 elsewhere"), (FRAGMENTS[1], "int8")),
+    *(("majority", "shm"), ("solo", "apart"), ("dpsgd", "halves"), ("adpsgd", "apart")),
+]
 LIKE_OTHERS = [
     *on(SERVED[:2], *PSP),
     *on(SERVED[::2], *FRAGMENTS),
     *on(RANKS[::2], *(s for s in spelled(GossipRule) if s.startswith("sgp("))),
+    *on(SERVED[:1], *further(spelled(ServerRule, where=pool_of_samples))),
+    *on(RANKS[:1], *further(spelled(RoundRule))),
 ]
-"""The settings of one rule, where they resemble each other: CI runs them in one or two places, and one of each kind in all (`SMOKE`)."""
+"""The settings of one rule, where they resemble each other: CI runs them in one or two places, and `EVERYWHERE` in all."""
 
 
 @pytest.mark.parametrize(
     ("sync", "job"),
-    marked(CASES, *SMOKE, ("majority", "shm"), ("solo", "apart"), night=[case for case in LIKE_OTHERS if case not in SMOKE]),
+    marked(CASES, *SMOKE, night=[case for case in LIKE_OTHERS if case not in EVERYWHERE]),
 )
 def test_the_books_add_up(tmp_path: Path, sync: str, job: str) -> None:
     policy = rule(sync)

@@ -144,6 +144,7 @@ def test_what_travels_beside_the_computation_costs_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_more_a_rule_waits_the_slower_it_is() -> None:
     over = times_only(workers=16, compute=RANDOM)
     rates = [simulate(sync, over, Work(versions=1600)).seconds for sync in ("bsp", "sgp", "sgp(overlap=1)", "adpsgd")]

@@ -184,6 +184,7 @@ def test_a_follower_that_dies_at_a_record_gets_that_record_again(tmp_path: Path)
     assert one.versions == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_follower_that_hangs_is_replaced_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with job(tmp_path, "stalls") as one:
         one.followers.on_records(*batch(0, 1))
@@ -196,6 +197,7 @@ def test_a_follower_that_hangs_is_replaced_and_nothing_is_lost(tmp_path: Path, m
     assert "--test: its process had not answered for 0.5 s and was killed, and is started again; training goes on" in one.notes
 
 
+@pytest.mark.slow
 def test_a_follower_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followers, "RESTARTS_MAX", 1)
     with job(tmp_path, "raises") as one:

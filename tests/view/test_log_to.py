@@ -119,6 +119,7 @@ def summary(*entries: Record, ok: bool | None = None) -> dict[str, Any]:
     return {**Tally.of(entries).summary(), "ok": ok}
 
 
+@pytest.mark.slow
 def test_the_curves_are_read_back(tool: Tool, tmp_path: Path) -> None:
     steps = [logged(version, worker) for version in range(3) for worker in (0, 1)]
     later = {"kind": "metrics", "t": 9.0, "worker": 0, "version": 3, "values": {"loss": "nan"}}
@@ -136,6 +137,7 @@ def test_the_curves_are_read_back(tool: Tool, tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists() and not (tmp_path.parent / "b").exists(), "a name led out of its folder"
 
 
+@pytest.mark.slow
 def test_a_killed_writer_goes_on_with_the_same_run(tool: Tool, tmp_path: Path) -> None:
     with following(tool, tmp_path) as job:
         job.followers.on_records(*sent(0, HEAD, logged(0, 0), logged(1, 0)))

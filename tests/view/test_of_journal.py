@@ -165,6 +165,7 @@ def test_a_wrong_port_is_a_mistake(text: str) -> None:
         address_of(text, "--port")
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="uvicorn is not installed: pip install 'offbeat[view]'")
     written(tmp_path / "run <b>.jsonl", RECORDS).close()

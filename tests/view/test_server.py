@@ -132,6 +132,7 @@ def test_a_stream_begins_with_everything_and_goes_on_with_changes() -> None:
             assert again.message()["whole"], "a reload"
 
 
+@pytest.mark.slow
 def test_there_are_at_most_ten_messages_a_second() -> None:
     with page() as server, closing(Reader(server)) as reader:
         reader.message()
@@ -235,6 +236,7 @@ def advised(server: PageServer) -> list[dict[str, Any]]:
     raise AssertionError("no advice has come")
 
 
+@pytest.mark.slow
 def test_a_reader_asks_what_other_rules_would_have_made_of_the_run_so_far(tmp_path: Path) -> None:
     journal = tmp_path / "run.jsonl"
     simulate("bsp", Cluster(workers=4, faults="slow worker=1 at=0 for=1000 factor=3"), Work(versions=24), journal=journal)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from tests.faults.job import QUICK
 
 SCRIPT = """
@@ -25,6 +26,7 @@ for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
 """
 
 
+@pytest.mark.slow
 def test_a_signal_in_its_first_moment_does_not_end_it() -> None:
     """Before PyTorch's function that offbeat hooks runs, a fork has the handlers of its parent."""
     ended = subprocess.run([sys.executable, "-c", SCRIPT], env={**os.environ, **QUICK}, capture_output=True, text=True, timeout=120.0)

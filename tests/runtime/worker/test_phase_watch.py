@@ -102,6 +102,7 @@ def test_an_evaluation_lasts_until_the_script_trains_again(watch: PhaseWatch) ->
     assert phases(watch) == ["evaluation", "evaluation", "forward", "own"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [True, False])
 def test_a_compiled_model_is_one_graph(watch: PhaseWatch, before: bool) -> None:
     torch._dynamo.reset()

@@ -79,7 +79,7 @@ def arrivals(host: OneHostRounds, rank: int | None = None) -> int:
     return sum(entry.kind is EntryKind.ARRIVE and rank in (None, entry.rank) for entry in host.follow(0))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("word", "numel"), [*((word, SMALL) for word in RULES), ("solo", LARGE), ("majority", LARGE), ("full", LARGE)])
 def test_nothing_is_lost_and_all_see_the_same(word: str, numel: int) -> None:
     host = create(word, numel)
@@ -109,6 +109,7 @@ def look(rank: int, where: str, pipe: Connection, rounds_done: int) -> None:
     pipe.recv()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("word", ["solo", "majority"])
 def test_no_vector_is_torn(word: str) -> None:
     host = create(word, TORN_NUMEL)
@@ -118,6 +119,7 @@ def test_no_vector_is_torn(word: str) -> None:
     assert max(looked for looked, _ in found) >= 0.9 * TORN_ROUNDS
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("word", ["full", "majority"])
 def test_whoever_is_killed_at_any_moment_is_not_waited_for_and_comes_back(word: str) -> None:
     host = create(word, LARGE)
@@ -185,6 +187,7 @@ def fold_badly(rank: int, where: str, pipe: Connection, doomed: int) -> None:
     pipe.recv()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_fold_is_finished_by_those_who_are_left(stopped: bool) -> None:
     host = create("full", LARGE)
@@ -218,7 +221,7 @@ def tear(rank: int, where: str, pipe: Connection) -> None:
     pipe.recv()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("stopped", [False, True])
 @pytest.mark.parametrize("numel", [SMALL, LARGE])
 def test_a_change_that_was_left_half_made_has_not_been_made(numel: int, stopped: bool) -> None:
