@@ -28,6 +28,7 @@ BOOKS = (
     "journal/arrivals.py",
     "journal/series.py",
     "journal/costs.py",
+    "journal/elsewhere.py",
     "journal/verdicts.py",
 )
 IMPURE_STANDARD = {"time", "random", "threading", "socket", "logging", "asyncio", "multiprocessing", "subprocess", "os"}

@@ -169,6 +169,20 @@ def test_forks_do_not_draw_the_same(fork: Fork) -> None:
     assert first[0] != second[0] and first[1] != second[1]
 
 
+def test_forks_do_not_draw_the_same_from_pytorch_unless_a_module_seeds_it(script: Path) -> None:
+    """A module that seeds it when it is imported is left to the workers, as one that seeds Python's or NumPy's."""
+    (script.parent / "seeding.py").write_text("import torch\ntorch.manual_seed(0)\n")
+    script.write_text("import torch\nprint(torch.rand(1).item())\nimport seeding\nprint(torch.rand(1).item())\n")
+    program = Program(str(script))
+    forkserver = Forkserver(program, ["torch"], os.environ, ["seeding"])
+    until("its imports", forkserver.settled)
+    assert forkserver.left_out == {"seeding": "it seeds the random numbers that all modules share"}
+    children = [forkserver.fork(os.environ, program) for _ in range(2)]
+    first, second = (printed(child) for child in children if child is not None)
+    assert first[0] != second[0] and first[1] == second[1]
+    forkserver.child.kill()
+
+
 def test_several_at_once_and_each_is_killed_alone(fork: Fork, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "go")
     go = os.open(tmp_path / "go", os.O_RDWR)  # both ends, so that nobody waits for the other

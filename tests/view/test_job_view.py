@@ -110,6 +110,23 @@ def test_a_journal_without_phases_has_waits_and_computing() -> None:
     assert pushes(view_of(head(), joined(0), *records)) == [{"compute": 0.1}, {"wait": 0.4, "compute": 0.1}]
 
 
+def test_a_step_of_another_optimizer_is_work_and_no_messages() -> None:
+    records, t = [head(), joined(0), joined(1), release(0, 1.0), release(1, 1.0)], 1.0
+    for version in range(20):
+        for worker, backward in ((0, 0.02), (1, 0.2)):  # worker 1 is slow in the generator's backward pass
+            other = pushed(worker, t + backward, version, backward=backward) | {"optimizer": 1}
+            records += [other, pushed(worker, t + backward + 0.06, version, wait=0.01, forward=0.05)]
+        t += 0.26
+        records += [fold(version + 1, t, 2), release(0, t, version + 1), release(1, t, version + 1)]
+    view = view_of(*records)
+    assert pushes(view)[3] == {"forward": 0.05, "backward": 0.2}
+    view.change()
+    messages = view.steps.shares.totals()[:, KINDS.index("exchange")]
+    assert max(messages) == pytest.approx(0.2, abs=0.01), "the wait with the other optimizer alone"
+    assert view.summary["verdicts"][0]["cause"] == "backward"
+    assert Tally.of(records).costs.workers[0].totals.get("link", 0.0) < 1e-6, "this wait is no message on its way"
+
+
 def test_what_a_dead_worker_did_before_stays_in_its_lane() -> None:
     records = [head(), joined(1), release(1, 1.0), pushed(1, 2.0, own=1.0), release(1, 2.5), died(1, 4.0), joined(1, 9.0, 2)]
     view = view_of(*records)

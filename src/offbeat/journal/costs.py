@@ -180,7 +180,9 @@ class Costs:
         worker, t, host = self._worker(record["worker"]), record["t"], record.get("host")
         seconds, waited = spent(record)
         own, woken_late_s = sum(seconds.values()), 0.0
-        if "phases" in record and "held" not in record and (link := t - worker.released_at - own) > 0.0:  # with blocks no release says when
+        known = own + record.get("elsewhere_s", 0.0)
+        # With blocks (`held`) no release says when.
+        if "phases" in record and "held" not in record and (link := t - worker.released_at - known) > 0.0:
             seconds[LINK] = link
             if host:
                 woken_late_s = min(link, max(0.0, host.get("queued_s", 0.0) - seconds.get(QUEUED, 0.0)))

@@ -15,6 +15,7 @@ from typing import Any, Final
 from offbeat.journal.arrivals import FoldedSamples, JournalArrivals, Record
 from offbeat.journal.audit import Audit
 from offbeat.journal.costs import COST_HANDLERS, Costs
+from offbeat.journal.elsewhere import Elsewhere
 from offbeat.journal.epoch_reports import EpochReports
 from offbeat.journal.verdicts import verdicts
 from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
@@ -118,6 +119,7 @@ class Tally:
         self._rule_changes: list[Record] = []
         self._others: dict[int, Tally] = {}
         """The tallies of the optimizers after the first, where a job has several."""
+        self._elsewhere = Elsewhere()
         self.journal_failure: str | None = None
         """The reason for which the journal of these records is incomplete, set by the owner of the journal."""
 
@@ -139,11 +141,15 @@ class Tally:
                 self._others[number] = Tally()
                 self._others[number].add(self._job)
             self._others[number].add({key: value for key, value in record.items() if key != "optimizer"})
+            if kind == "pushed":
+                self._elsewhere.pushed(record)
             if kind == "warning":  # the summary of the first optimizer has the warnings of all
                 self._on_warning(record)
             return
         if self._audit is not None:
             self._audit.add(record)
+        if kind == "pushed" and self._others:
+            record = self._elsewhere.whole(record)
         if t > costs.now:
             costs.now = t
         if (count := COST_HANDLERS.get(kind)) is not None:

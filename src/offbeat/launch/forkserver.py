@@ -331,6 +331,8 @@ def begin_anew(environment: Mapping[str, str]) -> None:
         sys.modules["torch"].set_num_threads(int(environment[THREADS]))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own generator does this itself
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()  # or unseeded workers would all draw the same noise, masks and batches
 
 
 def _take_name(environment: Mapping[str, str]) -> None:

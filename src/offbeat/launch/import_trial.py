@@ -202,13 +202,15 @@ class _Standing(NamedTuple):
 
 
 def _randomness() -> tuple[Any, ...]:
-    """Return the states of Python's and NumPy's generators, which each fork seeds anew, without their positions, so that a few draws do not
-    change the result.
-
-    PyTorch's generator is not included: it begins with the same seed in every process, and a fork continues with it.
+    """Return the states of Python's and NumPy's generators, without their positions, so that a few draws do not change the result, and the
+    seed of PyTorch's. Each fork seeds all three anew.
     """
-    numpy = sys.modules.get("numpy")
-    return random.getstate()[1][:-1], None if numpy is None else numpy.random.get_state()[1].tobytes()
+    numpy, generator = sys.modules.get("numpy"), getattr(sys.modules.get("torch"), "default_generator", None)
+    return (
+        random.getstate()[1][:-1],
+        None if numpy is None else numpy.random.get_state()[1].tobytes(),
+        None if generator is None else generator.initial_seed(),
+    )
 
 
 def _draw() -> None:

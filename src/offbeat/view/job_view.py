@@ -15,6 +15,7 @@ import numpy as np
 
 from offbeat.journal.arrivals import Record, host_in
 from offbeat.journal.costs import Costs
+from offbeat.journal.elsewhere import Elsewhere
 from offbeat.journal.worker_summary import NOT_COME
 from offbeat.report.figures import Summary, judged_s, waiting_share
 from offbeat.report.remarks import culprits
@@ -112,6 +113,7 @@ class JobView:
         self._parts: dict[tuple[int, int], int] = {}
         """The staleness of parts of folds whose fate has not come, by worker and clock."""
         self._awaited: dict[int, Seconds] = {}
+        self._elsewhere = Elsewhere()
         self._died: set[int] = set()
         """Workers whose death was told, until they are alive again."""
         self._missed = self._unreadable = 0
@@ -198,6 +200,8 @@ class JobView:
         t, kind = record["t"], record["kind"]
         self.t = max(self.t, t)
         if record.get("optimizer"):
+            if kind == "pushed":
+                self._elsewhere.pushed(record)
             return
         if kind == "settle":
             if self.costs is None and record["fate"] in ("folded", "carried"):
@@ -207,6 +211,8 @@ class JobView:
         if kind == "fold":
             self._folded(record, t)
             return
+        if kind == "pushed":
+            record = self._elsewhere.whole(record)
         self.turns.add(record)
         if kind == "pushed":
             if (loss := record.get("loss")) is not None:

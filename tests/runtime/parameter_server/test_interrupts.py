@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import cast
 
 import torch
@@ -40,3 +41,15 @@ def test_a_computation_that_is_of_use_is_not_broken_off() -> None:
         model(torch.ones(1, 1))
         reached.append("after the model")
     assert reached == ["after the model"]
+
+
+def test_a_copy_of_the_model_is_not_broken_off() -> None:
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Sequential(Own(1, 1)))
+    interrupts = Interrupts(cast(WorkerConnection, Silent()), model, lambda: True, GradientContents())
+    with interrupts.watch():
+        for part in deepcopy(model).modules():
+            assert not part._forward_pre_hooks
+    assert model[0][0]._forward_pre_hooks

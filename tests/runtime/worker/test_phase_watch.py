@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import subprocess
 import sys
@@ -72,6 +73,30 @@ def test_parts_that_a_script_calls_in_place_of_the_model(watch: PhaseWatch) -> N
     watch.follow(model)
     model.head(model.layers[1](torch.ones(1, 2)))
     assert phases(watch) == ["forward", "own", "forward", "own"]
+
+
+class Plain(nn.Sequential):
+    """Is of a class that no other test follows: what is kept out of pickles goes by class."""
+
+
+def scripts_own(module: nn.Module, inputs: Any) -> None:
+    """A hook of the script."""
+
+
+def test_a_whole_model_is_saved_without_what_watches_it(tmp_path: Path) -> None:
+    watch = PhaseWatch(Recorder(), HostReadings({"preempted": lambda: 0.0}, {}))  # a lambda, which cannot be pickled
+    model = Plain(nn.Linear(2, 1))
+    watch.follow(model)
+    model.register_forward_pre_hook(scripts_own)
+    torch.save(model, tmp_path / "model.pt")
+    with torch.serialization.safe_globals([Plain, nn.Linear, scripts_own]):
+        loaded = torch.load(tmp_path / "model.pt")  # needs nothing of this library
+    assert [*loaded._forward_pre_hooks.values()] == [scripts_own]
+    assert not loaded._forward_hooks and not loaded._forward_hooks_always_called
+    copy.deepcopy(model)(torch.ones(1, 2))
+    assert not phases(watch), "a copy is another model"
+    assert torch.equal(loaded(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    assert phases(watch) == ["forward", "own"]
 
 
 def test_activations_that_the_backward_pass_computes_anew_belong_to_it(watch: PhaseWatch) -> None:

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from offbeat.core.gradient_contents import GradientContents
 from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.runtime.worker.own_hooks import keep_out
 
 
 class Interrupted(Exception):
@@ -61,7 +62,9 @@ class Interrupts:
     def _hook(self) -> None:
         if self._hooks:
             return
-        self._hooks += [module.register_forward_pre_hook(self._look) for module in self._model.modules()]
+        for module in self._model.modules():
+            self._hooks.append(module.register_forward_pre_hook(self._look))
+            keep_out(module)
         parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._hooks += [parameter.register_post_accumulate_grad_hook(self._look) for parameter in parameters]
 

@@ -24,6 +24,7 @@ from offbeat.core.phases import Phase, PhaseClock, Spent
 from offbeat.runtime.worker.device_phases import DevicePhases
 from offbeat.runtime.worker.gpu_readings import gauges
 from offbeat.runtime.worker.host_readings import HostReadings
+from offbeat.runtime.worker.own_hooks import keep_out
 
 OLD: Final = 1
 """Youngest generation whose collection is measured: collections of generation 0 are many and short."""
@@ -68,6 +69,7 @@ class PhaseWatch:
         for module in (model, *_parts(model)):
             module.register_forward_pre_hook(self._forward_begins)
             module.register_forward_hook(self._forward_ends, always_call=True)
+            keep_out(module)
 
     def take(self) -> Account:
         """Return the account of the time since the last call, and begin the next."""
