@@ -37,7 +37,7 @@ help:  ## this list
 demo: $(READY)  ## four workers under several rules; one is slow, one is killed and comes back
 	@$(BIN)/python examples/demo.py
 
-test: $(READY)  ## the tests for before a commit, 3 minutes on two cores, and docstrings' examples; TESTS="..." for some, whole
+test: $(READY)  ## the tests for before a commit, 3 to 4 minutes on two cores, and docstrings' examples; TESTS="..." for some, whole
 ifeq ($(strip $(TESTS)),)
 	@echo "Random tests with seed $(SEED); make test SEED=$(SEED) repeats them. More: make test-all, make test-night."
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)

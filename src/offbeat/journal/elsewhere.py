@@ -25,29 +25,37 @@ class Elsewhere:
     """
 
     def __init__(self) -> None:
-        self._since: dict[int, list[Record]] = {}
-        """The pushes of each worker with other optimizers since its last push with the first one."""
+        self._since: dict[int, Record] = {}
+        """By worker: its accounts since its last push with the first optimizer, added up, and ``elsewhere_s``."""
 
     def pushed(self, record: Record) -> None:
-        """Keep the accounts of a push with another optimizer."""
+        """Add the accounts of a push with another optimizer."""
         if record.get("phases"):
-            kept = {name: record[name] for name in ("incarnation", *ACCOUNTS) if record.get(name)}
-            self._since.setdefault(record["worker"], []).append(kept)
+            self._since[record["worker"]] = self._with(record)
 
     def whole(self, record: Record) -> Record:
-        """Return a push of the first optimizer with the accounts since the one before, and ``elsewhere_s``: its waits with others since.
-
-        The wait in the record itself is one with another optimizer, since that wait has come after the last push; the wait for the first
-        optimizer is in the account of the push that followed.
-        """
-        if not record.get("phases") or not (others := self._since.pop(record["worker"], [])):
+        """Return a push of the first optimizer with the accounts since the one before, and ``elsewhere_s``: its waits with others since."""
+        if not record.get("phases") or record["worker"] not in self._since:
             return record
-        parts = [one for one in others if one["incarnation"] == record["incarnation"]] + [record]
-        waits = [one["phases"].get(WAITING.label, 0.0) for one in parts[1:]]
-        return {**record, **{name: _sum([one.get(name) for one in parts]) for name in ACCOUNTS}, "elsewhere_s": sum(waits)}
+        whole = {**record, **self._with(record)}
+        del self._since[record["worker"]]
+        return whole
+
+    def _with(self, record: Record) -> Record:
+        """Return what has been added up of a worker, with this push.
+
+        The first wait since a push of the first optimizer is the one for that optimizer; those that follow are waits with others.
+        """
+        before = self._since.get(record["worker"])
+        if before is None or before["incarnation"] != record["incarnation"]:
+            before, waited = {}, 0.0
+        else:
+            waited = before["elsewhere_s"] + record["phases"].get(WAITING.label, 0.0)
+        added = {name: _sum(before.get(name), record.get(name)) for name in ACCOUNTS}
+        return {"incarnation": record["incarnation"], **added, "elsewhere_s": waited}
 
 
-def _sum(parts: list[Mapping[str, float] | None]) -> dict[str, float]:
+def _sum(*parts: Mapping[str, float] | None) -> dict[str, float]:
     """Return the sums by name; of what is no growth (a number of cores, a reading of a GPU) the last value."""
     found: dict[str, float] = {}
     for part in parts:

@@ -228,7 +228,7 @@ class _Run(ServerRule):
         return Decision((), _reason(best, own, spelled(self._left), workers, view.now - begun), becomes=best.name)
 
     def _kept(self, workers: Sequence[WorkerId], b: int, folded: Sequence[int]) -> float:
-        """Return the least part of its fair share that a worker keeps under ``backup(b)``, with what was predicted before."""
+        """Add a prediction of ``backup(b)``, and return the least part of its fair share that a worker keeps on average."""
         own, fair, older = self._shares.setdefault(b, {}), sum(folded) / len(folded), 1.0 - BETWEEN / (SHARES * self._rule.window)
         for worker, count in zip(workers, folded, strict=True):
             share, weight = own.get(worker, (0.0, 0.0))
@@ -261,7 +261,7 @@ def _choices(turns: Turns, kept: Callable[[int, Sequence[int]], float], rule: Au
 
     Args:
         turns: those since the times have changed.
-        kept: returns the least part of its share that a worker keeps under ``backup(b)``, which folds so many of each worker's now.
+        kept: takes b and the folded gradients of each worker, and returns the least part of its share that a worker keeps on average.
         rule: the configuration.
         now: the present rule.
     """
