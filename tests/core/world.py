@@ -8,6 +8,7 @@ whose `Auditor` sees each event with its effects.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable
 
@@ -17,6 +18,11 @@ from tests.core.scripts import Process, Schedule, Script, served
 from offbeat.core.effects import BarrierPassed, Effect, EpochEnded, Fence, Fold, Grant, Initialise, Interrupt, NoMore, Release
 from offbeat.core.events import Event, Folded, Heard, Joined, Left, Lost, Skipped
 from offbeat.core.job.coordinator import Coordinator
+
+
+def whole(time: float) -> float:
+    """Return the time, rounded up to a multiple of 2**-20: the sum of such times is exact, so that a pause between two moves no third."""
+    return math.ceil(time * 2**20) / 2**20
 
 
 class World:
@@ -47,8 +53,8 @@ class World:
             self._at(tick, lambda what=what, worker=worker: getattr(self, f"fault_{what}")(worker))  # type: ignore[misc]
         while True:
             wake = self.job.wake_at()
-            if wake is not None and (not self._heap or wake <= self._heap[0][0]):
-                self.now = max(self.now, wake)
+            if wake is not None and (not self._heap or whole(wake) <= self._heap[0][0]):
+                self.now = max(self.now, whole(wake))
                 self._note(None, self.job.wake(self.now))
                 later = self.job.wake_at()
                 assert later is None or later > self.now, "waking up at the announced time has changed nothing"
@@ -200,9 +206,10 @@ class World:
 
     def _at(self, after: float, action: Callable[[], None], beat: bool = False) -> None:
         self._serial += 1
+        then = whole(self.now + after)
         if not beat:
-            self._in_sight = max(self._in_sight, self.now + after)
-        heapq.heappush(self._heap, (self.now + after, beat, self._serial, action))
+            self._in_sight = max(self._in_sight, then)
+        heapq.heappush(self._heap, (then, beat, self._serial, action))
 
     def _send(self, event: Event) -> None:
         self._note(event, self.job.on(event, self.now))
