@@ -334,6 +334,32 @@ def test_a_newcomer_begins_no_epoch_that_the_scripts_before_it_have_not(end: str
         assert only(Grant, effects).epoch == 1
 
 
+@pytest.mark.parametrize("end", ["script", "notice", "death"])
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_newcomer_does_not_go_on_alone_in_an_epoch_whose_loop_the_scripts_have_left(end: str, idle: bool) -> None:
+    """Scripts that count their steps over a sampler without an end leave its loop in mid-epoch; the newcomer's count began later."""
+    job = Hand(ASP(), 1)
+    job.want(0, batch=2)
+    job.push(0, 0, leases=(0,))
+    job.want(0, batch=4 if idle else 2)
+    job(Joined(1))
+    if idle:
+        assert only(Paused, job.want(1)), "all other samples are held"
+    else:
+        job.push(1, 1, leases=(only(Grant, job.want(1)).lease,))
+    effects = job(Lost(0, "killed", 1) if end == "death" else Left(0, 1, noticed=end == "notice"))
+    if not idle:
+        effects = job.want(1)
+    if end == "script":
+        assert "have ended in epoch 0" in only(NoMore, effects).reason
+        assert only(NoMore, effects).over
+        job(Left(1, 1))
+        report = only(EpochEnded, job.job.close(9.0, "all have ended")).report
+        assert (report["unused"], report["returned"]) == (6 - report["folded"], 4 if idle else 2)
+    else:
+        assert not only(Grant, effects).refreshed or idle, "it goes on in the other's place"
+
+
 def test_an_epoch_goes_on_from_a_checkpoint() -> None:
     job = Hand(ASP(), 1)
     job(LeaseWanted(0, 1, 0, 3, 10, 4, rest=[[0, 2], [8, 10]]))

@@ -13,7 +13,8 @@ shares of an epoch that a script has asked for (``deal="even"``).
 A worker that has joined the running job does not begin an epoch, except a sampler's first: it waits until a worker that was there when the
 job began, and has used this sampler, takes the first samples. The joiner's script may count epochs from an old checkpoint, and would
 otherwise train an epoch alone that no other script asks for. If no such worker is left, the joiner begins the epoch, unless the script of
-one of them has come to its end.
+one of them has come to its end. Then the joiner gets no more samples, of the epoch under way either: the scripts left its loop before its
+end, as those do that count their steps over a sampler without one.
 """
 
 from __future__ import annotations
@@ -105,8 +106,8 @@ class Epochs:
             kept = event.kept if isinstance(event, EpochWanted) else ()
             self._leases.give_back(worker, pool, but=kept)
             self._leases.keep(worker, kept)
-        elif not self._may_begin(worker, pool) and not self._others_begin(pool):
-            self._effects.append(self._no_epoch(event))
+        elif self._over_for(worker, pool):
+            self._effects.append(self._no_more(event))
             return False
         elif self._may_begin(worker, pool) and self._grant(event):
             return not begun and self.deal(now)  # other workers may have waited for this epoch to begin
@@ -191,12 +192,11 @@ class Epochs:
         for worker, event in list(self._idle.items()):
             if not isinstance(event, LeaseWanted) or event.epoch != self._leases.epoch(event.pool):
                 continue
-            if not self._may_begin(worker, event.pool):
-                if not self._others_begin(event.pool):
-                    del self._idle[worker]
-                    self._effects.append(self._no_epoch(event))
-                    self.note(self._ledger.resume(worker, now))
-            elif self._grant(event, True):
+            if self._over_for(worker, event.pool):
+                del self._idle[worker]
+                self._effects.append(self._no_more(event))
+                self.note(self._ledger.resume(worker, now))
+            elif self._may_begin(worker, event.pool) and self._grant(event, True):
                 del self._idle[worker]
                 self.note(self._ledger.resume(worker, now))
                 self.note(self._ledger.refresh(worker, now, "samples have come back"))
@@ -231,16 +231,22 @@ class Epochs:
 
     def _may_begin(self, worker: WorkerId, pool: int) -> bool:
         """Return True if the worker may take the first samples of this epoch, or another worker has taken them."""
-        if self._leases.begun(pool) or pool not in self._users or self._start.first(worker):
-            return True
-        return not self._start.completed() and not self._others_begin(pool)
+        return self._leases.begun(pool) or not self._follows(worker, pool) or not self._others_begin(pool)
+
+    def _over_for(self, worker: WorkerId, pool: int) -> bool:
+        """Return True if the worker has joined the running job, and the scripts that say how long a sampler is used have ended."""
+        return self._follows(worker, pool) and self._start.completed() and not self._others_begin(pool)
+
+    def _follows(self, worker: WorkerId, pool: int) -> bool:
+        return pool in self._users and not self._start.first(worker)
 
     def _others_begin(self, pool: int) -> bool:
         """Return True if a worker takes part that has used this sampler since the job began."""
         return any(self._start.first(worker) and worker in self._users.get(pool, ()) for worker in self._participants.inside())
 
-    def _no_epoch(self, event: LeaseWanted) -> NoMore:
-        reason = f"the scripts of the job's first workers have ended before epoch {event.epoch}"
+    def _no_more(self, event: LeaseWanted) -> NoMore:
+        when = "in" if self._leases.begun(event.pool) else "before"
+        reason = f"the scripts of the job's first workers have ended {when} epoch {event.epoch}"
         return NoMore(event.worker, event.incarnation, event.pool, event.epoch, False, reason, over=True)
 
     def places(self) -> dict[int, dict[str, Any]]:
