@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 from tests.runtime.allreduce.multi_host.seat import Seat
 
 from offbeat.core.allreduce.policy import RoundRule
+from offbeat.core.rank_log import EntryKind
 from offbeat.policies.eager import Full, Solo
 from offbeat.runtime.allreduce.multi_host.rounds import MultiHostRounds
-from offbeat.transport.base import Address, Closed, Connection
+from offbeat.transport.base import Address, Closed, Connection, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.types import WorkerId
 
@@ -59,6 +60,32 @@ def test_rounds_wait_no_more_for_a_rank_that_one_other_has_cut_off() -> None:
         assert not seat.group.present(1)
 
 
+def test_a_rank_that_is_back_before_the_end_of_its_old_connection_is_read_gets_all_messages() -> None:
+    """Rank 0 stood still while rank 1 died and returned: rank 1's next process is in the view, and its connection comes last of all."""
+    with _begun(Full(), takes_part=True) as (hub, seat, rank, address):
+        old = hub.connect(address)
+        old.send({"k": "hello", "peer": 1})
+        _until(hub, lambda _: rank._connections.is_connected(1))
+        seat.leave(1)
+        with seat.lock:
+            seat.group.introduce(1, [list(Address("intruder", ("127.0.0.1", 1), ""))])
+            seat.group.enter(1, 0)
+        _until(hub, lambda _: rank._node.executor.view == seat.sequencer.view == 2)
+        old.close()
+        _until(hub, lambda _: not rank._connections.is_connected(1))
+        sequencer = hub.connect(seat.address)
+        sequencer.send(seat.call.hello(1))
+        sequencer.send({"k": "report", "v": 2, "upto": 0, "held": [], "writes": [0] * 4})
+        sequencer.send({"k": "arrive", "b": 0, "f": 1.0, "w": 1})
+        _until(hub, lambda _: seat.log[-1].kind is EntryKind.ARRIVE)
+        rank.send().fill_(1.0)
+        rank.arrive()  # closes the round, so that rank 0 begins it
+        _until(hub, lambda _: seat.number == 1)
+        new = hub.connect(address)
+        new.send({"k": "hello", "peer": 1})
+        _until(hub, lambda items: any(at is new and isinstance(item, Message) and item.header["k"] == "on" for at, item in items))
+
+
 @contextmanager
 def _begun(rule: RoundRule, *, takes_part: bool = False) -> Iterator[tuple[SocketHub, Seat, MultiHostRounds, Address]]:
     """The hub of an intruder, which takes part as rank 1 or only says so; the sequencer, rank 0, and where that listens."""
@@ -78,9 +105,14 @@ def _begun(rule: RoundRule, *, takes_part: bool = False) -> Iterator[tuple[Socke
 
 def _closed(hub: SocketHub, line: Connection) -> None:
     """Wait until the other end has closed a connection."""
+    _until(hub, lambda items: any(isinstance(item, Closed) and at is line for at, item in items))
+
+
+def _until(hub: SocketHub, what: Callable[[list[tuple[Connection, Message | Closed]]], bool]) -> None:
+    """Wait until something is so, of what has come to the hub since the last look."""
     deadline = time.monotonic() + DEADLINE_S
-    while not any(isinstance(item, Closed) and at is line for at, item in hub.poll(0.1)):
-        assert time.monotonic() < deadline, "the other end listens on to nonsense"
+    while not what(hub.poll(0.01)):
+        assert time.monotonic() < deadline, "it does not come"
 
 
 def _trains(rank: MultiHostRounds) -> None:
