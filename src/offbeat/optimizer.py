@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, Literal, NoReturn
+from weakref import WeakSet
 
 import torch
 
@@ -29,6 +30,9 @@ from offbeat.wrapping import KnownParameters, check_process_group, check_wrapped
 
 _SIBLINGS: list[Any] = []
 """The sessions of this process, in the order in which its optimizers were made."""
+
+_WRAPPED: WeakSet[DistributedOptimizer] = WeakSet()
+"""The wrapped optimizers of this process."""
 
 MAKES_STATE: Final = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 """Module and name of the function that makes the state of an optimizer without one, by a step."""
@@ -135,6 +139,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with own_mode():
             self._session = self._open(layout, spec, model, policy)
         self._session.known_as(self)
+        for other in _WRAPPED:
+            if self._known.share(other._known):
+                self._session.shares = other._session.shares = True
+        _WRAPPED.add(self)
         if self._session.restarted:  # the job has made steps: a scheduler's step that passes over an epoch is not too early
             self._opt_called = self.wrapped._opt_called = True  # type: ignore[attr-defined]
         if (earlier := vars(optimizer).get("_offbeat_guard")) is not None:
@@ -306,6 +314,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return None
         self._begin()
         self._known.check()
+        self._known.check_shared(servers_step=self._session.servers_step)
         if isinstance(self._session, LocalSession) and (name := self._first_nonfinite()) is not None:
             if self._nonfinite == "stop":
                 raise FloatingPointError(f"the gradient of {name} is not finite")

@@ -163,6 +163,8 @@ class Session(ABC):
     """What a gradient of this worker is of its samples' gradients."""
     servers_step: bool = False
     """Whether the servers make the optimizer's steps, and have its state."""
+    shares: bool = False
+    """Whether another wrapped optimizer of this process has some of the same parameters: its steps are no writes of the script."""
     overlap: float | None = None
     """The fraction of the data that all workers' splits share; None: no splits, samples are dealt out from one pool."""
 

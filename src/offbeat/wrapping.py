@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -105,6 +106,43 @@ class KnownParameters:
         self._held = len(held)
         self._without = 0
         """How many of the trained ones had no gradient at the last step, and were looked at then."""
+        self._steps = 0
+        self._shared: WeakKeyDictionary[KnownParameters, tuple[str, int]] = WeakKeyDictionary()
+        """The wrapped optimizers that have some of these parameters too: the name of one, and how many steps each had made before this."""
+
+    def share(self, other: KnownParameters) -> bool:
+        """Note that another optimizer was wrapped before this one; return whether the two have a parameter in common."""
+        theirs = {id(one) for _, one in other._trained}
+        name = next((name for name, one in self._trained if id(one) in theirs), None)
+        if name is not None:
+            self._shared[other], other._shared[self] = (name, other._steps), (name, 0)
+        return name is not None
+
+    def check_shared(self, *, servers_step: bool) -> None:
+        """Count a step. Raise `ConfigurationError` if it would undo steps of another optimizer: on the servers each has a copy of its own.
+
+        >>> model = nn.Linear(2, 1)
+        >>> first, second = (KnownParameters(torch.optim.SGD(model.parameters()), model) for _ in range(2))
+        >>> second.share(first)
+        True
+        >>> first.check_shared(servers_step=True)
+        >>> second.check_shared(servers_step=True)
+        Traceback (most recent call last):
+          ...
+        offbeat.errors.ConfigurationError: weight is a parameter of two wrapped optimizers, and the other one has stepped since this one \
+was wrapped or stepped (0 steps then, 1 now). On the servers each has a copy of it, so that this step would undo the other's. Give each \
+parameter to one optimizer (add the losses up), wrap the second one after the last step of the first, or take a rule whose workers step: \
+full, majority, ensemble
+        """
+        for other, (name, seen) in self._shared.items() if servers_step else ():
+            if other._steps > seen:
+                raise ConfigurationError(
+                    f"{name} is a parameter of two wrapped optimizers, and the other one has stepped since this one was wrapped or "
+                    f"stepped ({seen} steps then, {other._steps} now). On the servers each has a copy of it, so that this step would undo "
+                    "the other's. Give each parameter to one optimizer (add the losses up), wrap the second one after the last step of the "
+                    "first, or take a rule whose workers step: full, majority, ensemble"
+                )
+        self._steps += 1
 
     def check(self) -> None:
         """Raise `ConfigurationError` if others have come, or have taken their places: no worker would train them.

@@ -166,3 +166,37 @@ def test_two_bsp_optimizers_are_one_process_on_the_joined_batch(servers: int) ->
     with Job(3, servers=servers) as job:
         for vector in job.run(train):
             assert torch.linalg.vector_norm(vector - alone.vector()) <= 1e-5 * torch.linalg.vector_norm(alone.vector())
+
+
+@pytest.mark.parametrize(("sync", "when"), [("full", "before"), ("bsp", "before"), ("bsp", "after")])
+def test_two_optimizers_of_the_same_parameters(sync: str, when: str) -> None:
+    """Workers that step need not know; on the servers each optimizer has a copy: one may follow on the other, and not in turn."""
+
+    def trained(distribute: Callable[[torch.optim.Optimizer, nn.Module], Any], part: slice) -> Tensor:
+        with seeded(0):
+            model = nn.Linear(2, 1)
+        made = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.01)]
+        steps = [distribute(made[0], model), *([distribute(made[1], model)] if when == "before" else [])]
+        for phase in range(2):
+            steps += [distribute(made[1], model)] if when == "after" and phase else []
+            for real in points().split(12):
+                for optimizer in steps[phase:] if when == "after" else steps:
+                    model.zero_grad()
+                    (model(real[part]).square().mean()).backward()
+                    optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+    def train(worker: Worker) -> Any:
+        def mine() -> Tensor:
+            return trained(lambda optimizer, model: worker.distribute(optimizer, model, sync), slice(worker.number, None, 2))
+
+        if (sync, when) == ("bsp", "before"):
+            with pytest.raises(offbeat.ConfigurationError, match=r"weight is a parameter of two .*\(0 steps then, 1 now\)"):
+                mine()
+            return None
+        return mine()
+
+    alone = trained(lambda optimizer, model: optimizer, slice(None))
+    with Job(2) as job:
+        for vector in job.run(train):
+            assert vector is None or torch.allclose(vector, alone, rtol=1e-5)

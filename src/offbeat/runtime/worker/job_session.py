@@ -265,7 +265,8 @@ class JobSession(Session):
 
     @property
     def _watches_writes(self) -> bool:
-        return self.steps > 0 and self.group is None and not self.link.closed.is_set() and self.unwritten is not None
+        alone = self.group is None and not self.shares
+        return self.steps > 0 and alone and not self.link.closed.is_set() and self.unwritten is not None
 
     # The worker's state machine.
 

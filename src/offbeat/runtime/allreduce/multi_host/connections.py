@@ -106,15 +106,14 @@ class PeerConnections:
         *,
         lent: bool = False,
     ) -> None:
-        """Send to a peer, or do nothing if it is gone.
+        """Send to a peer, or do nothing if it is gone. Memory is not sent to one that is expected: once connected, it asks for it.
 
         ``content`` may be overwritten as soon as this returns; lent, not before the peer has received it or `leave_memory` is called.
         """
         connection = self._peers.get(peer)
         if connection is not None:
             connection.send(header, payload=() if content is None else (_bytes(content),), memory=memory, lent=lent)
-        elif peer in self._queued:
-            assert not memory, f"memory is sent to peer {peer}, which is not connected"
+        elif peer in self._queued and not memory:
             self._queued[peer].append((dict(header), None if content is None else content.clone()))
 
     def leave_memory(self) -> None:
