@@ -23,6 +23,7 @@ FAMILIES = ["bsp", "ensemble(steps=4)", "majority", "adpsgd"]
 @pytest.mark.parametrize(("depth", "told"), [(1, True), (4, False)])
 def test_a_peek_costs_nothing(tmp_path: Path, sync: str, depth: int, told: bool) -> None:
     """As in PyTorch's tutorial: ``next(iter(loader))``, then ``set_epoch(epoch)``, then the loop; also where a loader fetches ahead."""
+    all_three = barrier(3)
 
     def script(worker: Worker) -> Used:
         trainer = Trainer(worker, sync)
@@ -31,6 +32,7 @@ def test_a_peek_costs_nothing(tmp_path: Path, sync: str, depth: int, told: bool)
         for epoch in range(2):
             seen = [next(ahead(sampler, depth)).tolist() for _ in range(2)]
             assert sampler.state_dict()["epoch"] == epoch
+            all_three.wait()  # else one may find nothing left
             if told:
                 sampler.set_epoch(epoch)
             used.append(trainer.through(ahead(sampler, depth)))
