@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,6 +34,7 @@ _SIBLINGS: list[Any] = []
 
 _WRAPPED: WeakSet[DistributedOptimizer] = WeakSet()
 """The wrapped optimizers of this process."""
+_WRAPPING: Final = threading.Lock()
 
 MAKES_STATE: Final = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 """Module and name of the function that makes the state of an optimizer without one, by a step."""
@@ -139,10 +141,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with own_mode():
             self._session = self._open(layout, spec, model, policy)
         self._session.known_as(self)
-        for other in _WRAPPED:
-            if self._known.share(other._known):
-                self._session.shares = other._session.shares = True
-        _WRAPPED.add(self)
+        with _WRAPPING:
+            for other in _WRAPPED:
+                if self._known.share(other._known):
+                    self._session.shares = other._session.shares = True
+            _WRAPPED.add(self)
         if self._session.restarted:  # the job has made steps: a scheduler's step that passes over an epoch is not too early
             self._opt_called = self.wrapped._opt_called = True  # type: ignore[attr-defined]
         if (earlier := vars(optimizer).get("_offbeat_guard")) is not None:
