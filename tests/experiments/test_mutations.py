@@ -35,8 +35,12 @@ def judged(experiment: str) -> list[Verdict]:
     return judge(claims_of(module, Options(quick=True, variant=MECHANISM)), rows)
 
 
-# dbw_fig1 shows how DBW estimates, which tests/policies/test_dbw.py tests; dbw_fig2 what follows from it.
-@pytest.mark.parametrize("experiment", marked(sorted({mutation.experiment for mutation in MUTATIONS}), night=["dbw_fig1"]))
+# dbw_fig1 shows how DBW estimates, which tests/policies/test_dbw.py tests; dbw_fig3 what follows from it, as dbw_fig2 does. bias and
+# learning_rates have tables of all rules, and take longest.
+LONG = ["bias", "dbw_fig1", "dbw_fig2", "learning_rates"]
+
+
+@pytest.mark.parametrize("experiment", marked(sorted({mutation.experiment for mutation in MUTATIONS}), night=LONG))
 def test_the_rules_as_they_are_show_the_mechanism(experiment: str) -> None:
     assert [str(verdict) for verdict in judged(experiment) if not verdict.holds] == []
 
