@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import runpy
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,24 @@ def test_a_step_over_one_batch_counts_as_one_where_the_loader_fetches_ahead(firs
     for number in (0, 1):
         samples = [r["samples"] for r in of_optimizer(read(journal), number) if r["kind"] == "pushed"]
         assert samples == [BATCH] * (SIZE // BATCH)
+
+
+@pytest.mark.parametrize("rarely", [False, True])
+def test_a_loader_of_an_optimizer_that_steps_rarely_is_told(rarely: bool) -> None:
+    """The generator of a WGAN steps with each third batch: the others are skipped in its job, and have been used by the critic."""
+
+    def train(worker: Worker) -> None:
+        gan = Gan()
+        optimizer = worker.distribute(gan.of_discriminator, gan.discriminator, "bsp")
+        other = worker.distribute(gan.of_generator, gan.generator, "bsp")
+        loader = offbeat.elastic(points(), batch_size=BATCH, optimizer=other if rarely else optimizer)
+        for number, real in enumerate(loader):
+            gan.step(real, optimizer.step, (lambda: None) if number % 3 else other.step)
+
+    with Job(2) as job, warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        job.run(train)
+    assert any("the job of one optimizer, which makes no step with some of them" in str(one.message) for one in given) == rarely
 
 
 def test_the_example_trains_without_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
