@@ -65,6 +65,9 @@ class PeerConnections:
         self._names: dict[Connection, WorkerId] = {}
         self._queued: dict[WorkerId, list[tuple[dict[str, Any], torch.Tensor | None]]] = {}
         """Messages to peers that are expected and not connected yet."""
+        self._expected: frozenset[WorkerId] = frozenset()
+        self._left: dict[WorkerId, Connection] = {}
+        """Connections of peers that were not expected once since: if such a peer is expected again, it is as a new process."""
         self._closing: list[Connection] = []
         self.ended = False
         self.failure: BaseException | None = None
@@ -95,6 +98,8 @@ class PeerConnections:
 
     def expect(self, peers: Collection[WorkerId]) -> None:
         """Set the peers that are to connect: queue messages for them, and drop messages for all other absent peers."""
+        self._expected = frozenset(peers)
+        self._left = {peer: line for peer, line in self._peers.items() if peer not in peers or self._left.get(peer) is line}
         self._queued = {peer: self._queued.get(peer, []) for peer in peers if peer not in self._peers and peer != self.peer}
 
     def send(
@@ -201,6 +206,8 @@ class PeerConnections:
         if isinstance(what, Closed):
             if peer is not None:
                 del self._names[connection], self._peers[peer]
+                if self._left.get(peer) is connection and peer in self._expected:
+                    self._queued[peer] = []
                 self._owner.on_message(peer, None)
         elif peer is not None and what.header.get("kind") == "refused":  # by server 0: this is not the rank's process any more
             self.drop(peer)

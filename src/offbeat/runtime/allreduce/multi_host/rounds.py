@@ -323,9 +323,6 @@ class MultiHostRounds(ConnectedRank):
                 self._fence(self._node.fenced)
             if self._node.awaited == before:
                 return  # a rank that waits would wake up, and find nothing
-        elif peer in self._node.present:
-            # Its next process may have been admitted before the end of this connection was read: then rounds with it begin at once.
-            self._connections.expect(self._node.present)
         self.lock.notify_all()
 
     def place(self, peer: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
