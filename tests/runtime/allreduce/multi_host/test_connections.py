@@ -86,6 +86,32 @@ def test_a_rank_that_is_back_before_the_end_of_its_old_connection_is_read_gets_a
         _until(hub, lambda items: any(at is new and isinstance(item, Message) and item.header["k"] == "on" for at, item in items))
 
 
+def test_a_process_that_comes_before_the_word_of_its_predecessors_death_gets_nothing_of_that_ones_rounds() -> None:
+    """Server 0 stood still while rank 1 died. To a new process the job's first view is its own: it would take part in a round of before."""
+    with _begun(Full(), takes_part=True) as (hub, seat, rank, address):
+        old, sequencer = hub.connect(address), hub.connect(seat.address)
+        old.send({"k": "hello", "peer": 1})
+        sequencer.send(seat.call.hello(1))
+        sequencer.send({"k": "arrive", "b": 0, "f": 1.0, "w": 1})
+        _until(hub, lambda _: rank._connections.is_connected(1) and seat.log[-1].kind is EntryKind.ARRIVE)
+        old.close()
+        _until(hub, lambda _: not rank._connections.is_connected(1))
+        rank.send().fill_(1.0)
+        rank.arrive()  # closes the round, so that rank 0 begins it
+        _until(hub, lambda _: 0 in rank._node.executor._running)
+        new = hub.connect(address)
+        new.send({"k": "hello", "peer": 1})
+        new.send({"k": 7})
+        came: list[type] = []
+
+        def ends(items: list[tuple[Connection, Message | Closed]]) -> bool:
+            came[:] = [*came, *(type(item) for at, item in items if at is new)]
+            return Closed in came
+
+        _until(hub, ends)
+        assert came == [Closed]
+
+
 @contextmanager
 def _begun(rule: RoundRule, *, takes_part: bool = False) -> Iterator[tuple[SocketHub, Seat, MultiHostRounds, Address]]:
     """The hub of an intruder, which takes part as rank 1 or only says so; the sequencer, rank 0, and where that listens."""
