@@ -212,7 +212,7 @@ class Session(ABC):
         """The number of steps over samples so far."""
         self._batch_samples = 0
         """Samples in the batch of the last step."""
-        self._elsewhere: set[LeaseId] | None = set()
+        self._used_by_others: set[LeaseId] | None = set()
         """Batches over which another optimizer has made a step, since this one's last; None: the script has been told what that means."""
 
     @property
@@ -267,8 +267,8 @@ class Session(ABC):
         self.progress.done += sum(grant.pool == 0 for grant in taken)
         samples = _samples(taken)
         if taken:
-            if self._elsewhere:
-                self._elsewhere.clear()
+            if self._used_by_others:
+                self._used_by_others.clear()
             self.consumed += 1
             self._batch_samples = samples
         return tuple(grant.lease for grant in taken), samples
@@ -277,8 +277,8 @@ class Session(ABC):
         """Give up the batches that the script has left out since the last call, and tell the job."""
         if (left_out := self.contents.left_out()) and (held := {grant.lease for grant in self._outstanding}.intersection(left_out)):
             self._outstanding = [grant for grant in self._outstanding if grant.lease not in held]
-            if self._elsewhere and held & self._elsewhere:
-                self._elsewhere = None
+            if self._used_by_others and held & self._used_by_others:
+                self._used_by_others = None
                 warn(
                     "this loader's batches are dealt out in the job of one optimizer, which makes no step with some of them, and another "
                     "one does: they are reported as skipped. Name the optimizer that steps with each batch: "
@@ -297,8 +297,8 @@ class Session(ABC):
             stepped: this session has made its step over that batch already.
         """
         current = self.contents.current()
-        if self._elsewhere is not None:
-            self._elsewhere.update(current)
+        if self._used_by_others is not None:
+            self._used_by_others.update(current)
         ahead = _samples([grant for grant in self._outstanding if grant.lease in current])
         return self._batch_samples if stepped or not ahead else ahead
 

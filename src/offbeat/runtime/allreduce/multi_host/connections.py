@@ -67,7 +67,8 @@ class PeerConnections:
         """Messages to peers that are expected and not connected yet."""
         self._expected: frozenset[WorkerId] = frozenset()
         self._left: dict[WorkerId, Connection] = {}
-        """Connections of peers that were not expected once since: if such a peer is expected again, it is as a new process."""
+        """Connections of peers that have not been expected at some time since. Rounds expect such a peer again only as a new process, and
+        gossip sends nothing to a peer whose connection has ended."""
         self._closing: list[Connection] = []
         self.ended = False
         self.failure: BaseException | None = None
