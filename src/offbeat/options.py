@@ -33,7 +33,7 @@ from offbeat.launch.ray_engine import RayOptions
 from offbeat.policies import RULES, rule
 from offbeat.runtime.job.checkpoint_folder import Checkpoint
 from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
-from offbeat.runtime.job.wire_choice import check_replicas, check_rule, wire_format
+from offbeat.runtime.job.wire_choice import check_plane, check_replicas, check_rule, plane_choice, wire_format
 from offbeat.view import curves, dashboard, job_view, log_to, metrics
 
 Script = Annotated[str, typer.Argument(help="The training script; arguments after it are its own.", show_default=False)]
@@ -119,6 +119,14 @@ class JobOptions:
     wire: Annotated[
         str | None, option(RULE, help="How gradients and parameters travel between hosts: float32, bf16 or int8; overrides the script's.")
     ] = None
+    plane: Annotated[
+        str,
+        option(
+            RULE,
+            help="Where gradients are exchanged: in the memory of the host, of the GPU where the model is (device), or of the GPU where "
+            "that can be (auto).  \\[default: host]",
+        ),
+    ] = "host"
     batch: Annotated[
         str | None,
         option(
@@ -327,13 +335,19 @@ def check(
     if options.notice_command is not None:
         NoticeCommand(options.notice_command)
     program.check()
-    spelling, chosen_wire = None, None if wire is None else wire_format(wire)
+    spelling, chosen_wire, plane = None, None if wire is None else wire_format(wire), plane_choice(options.plane)
+    if plane == "device" and procs_per_worker > 1:
+        raise ConfigurationError(
+            f"--plane device: the gradients of a worker of several processes (--procs-per-worker {procs_per_worker}) are in the host's "
+            "memory; leave --plane out"
+        )
     if sync is not None:
         chosen = rule(sync)
         chosen.check(workers)
         if least is not None and least < workers:
             _check_least(chosen, least, workers)
         spelling = chosen.spelling
+        check_plane(chosen, plane)
         if chosen_wire is not None:
             check_rule(chosen, chosen_wire)
         if servers > 1 and not isinstance(chosen, ServerRule):
@@ -360,6 +374,7 @@ def check(
         servers=servers,
         sync=spelling,
         wire=chosen_wire,
+        plane=plane,
         seed=options.seed,
         timeout_s=timeout_s,
         progress_timeout_s=progress_timeout_s,

@@ -48,6 +48,9 @@ Seconds: TypeAlias = float
 WireFormat: TypeAlias = Literal["float32", "bf16", "int8"]
 """How gradients and parameters travel between processes that do not share memory; see ``tensors/wire_formats.py``."""
 WIRE_FORMATS: Final[tuple[WireFormat, ...]] = get_args(WireFormat)
+PlaneChoice: TypeAlias = Literal["host", "device", "auto"]
+"""Whose memory gradients are exchanged in: the host's, that of the GPU where the model is, or the GPU's where that can be."""
+PLANES: Final[tuple[PlaneChoice, ...]] = get_args(PlaneChoice)
 Reduction: TypeAlias = Literal["mean", "sum"]
 """What a worker's gradient is of its samples' gradients."""
 REDUCTIONS: Final[tuple[Reduction, ...]] = get_args(Reduction)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from tests.device import PLANE
 from tests.live.freezing import FreezableHub
 
 from offbeat.core.policy import Policy
@@ -103,6 +104,7 @@ class Worker:
             slow=job.slow,
             sync=job.sync,
             wire=job.wire,
+            plane=job.plane,
         )
 
 
@@ -143,7 +145,7 @@ class Job:
     def __init__(
         self, workers: int, *, servers: int = 1, hosts: Mapping[int, str] | None = None, elsewhere: Sequence[int] = (), **settings: Any
     ) -> None:
-        self.settings = JobSettings(workers=workers, servers=servers, **settings)
+        self.settings = JobSettings(workers=workers, servers=servers, **{"plane": PLANE, **settings})
         self.token = secrets.token_hex(8)
         self.addresses: dict[int, Address] = {}
         self.summary: dict[str, Any] | None = None

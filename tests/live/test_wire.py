@@ -33,7 +33,6 @@ def buckets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if request.param:
         monkeypatch.setattr("offbeat.tensors.buckets.BUCKET_NBYTES", 256)
         monkeypatch.setattr("offbeat.tensors.blocks.BLOCK_NUMEL", 64)
-        monkeypatch.setattr("offbeat.tensors.shard.BLOCK_NUMEL", 64)
 
 
 def encodings(worker: Worker) -> list[WorkerEncoding]:

@@ -37,7 +37,6 @@ IDS = [f"{name}-{'-'.join(settings) or 'plain'}" for name, settings in CASES]
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So small that tensors are cut and runs hold several."""
     monkeypatch.setattr(blocks, "BLOCK_NUMEL", 64)
-    monkeypatch.setattr("offbeat.tensors.shard.BLOCK_NUMEL", 64)
 
 
 def channels_last(conv: nn.Conv2d) -> nn.Conv2d:

@@ -149,7 +149,15 @@ class Admission:
                 survival = NOBODY
             parts = (driver.peers, driver.notifier, driver.feed, driver.perform, self._now)
             driver.plane = ServerPlane(
-                policy, spec, settings, coordinator, self._shards, *parts, in_place=driver.number == 0, survival=survival
+                policy,
+                spec,
+                settings,
+                coordinator,
+                self._shards,
+                *parts,
+                in_place=driver.number == 0,
+                survival=survival,
+                gpu=header.get("gpu"),
             )
             if driver.resumed is not None:
                 shard = driver.plane.shard

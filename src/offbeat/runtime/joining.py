@@ -10,7 +10,7 @@ import torch
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.policies import rule
 from offbeat.runtime.job.settings import WorkerSettings
-from offbeat.runtime.job.wire_choice import check_rule
+from offbeat.runtime.job.wire_choice import check_plane, check_rule
 from offbeat.runtime.members import part_of
 from offbeat.runtime.parameter_server.worker_side import WorkerSession
 from offbeat.runtime.ranks.worker_side import RankSession
@@ -35,11 +35,12 @@ def session_of(
     """Return a session that has not joined yet, for the launcher's rule and wire format, or else the script's (``policy``, ``wire``).
 
     Raises:
-        ConfigurationError: the rule cannot use the wire format.
+        ConfigurationError: the rule cannot use the wire format, or the memory of ``--plane``.
         JobError: a server cannot be reached.
     """
     chosen = policy if settings.sync is None else rule(settings.sync)
     wire = settings.wire or wire
     check_rule(chosen, wire)
+    check_plane(chosen, settings.plane)
     made = partial(WorkerSession, wire=wire) if isinstance(chosen, ServerRule) else partial(RankSession, part_of=part_of)
     return made(settings, layout, spec, model, optimizer, grouped=grouped, **options)

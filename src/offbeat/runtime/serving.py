@@ -420,7 +420,7 @@ class Service:
         memory = message.memory[0] if message.memory else None
         assert self.settings is not None
         rule = rule_of(ServerRule, header["sync"])
-        shard = shard_of(self.number, layout, spec, rule, self.settings, self.now, memory, self._survival)
+        shard = shard_of(self.number, layout, spec, rule, self.settings, self.now, memory, self._survival, header.get("gpu"))
         number = header.get("number_of_optimizer", 0)
         if self.settings.resume is not None:
             resumed = Resumed(self.settings.resume)

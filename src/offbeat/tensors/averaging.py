@@ -13,7 +13,7 @@ import torch
 
 from offbeat.core.policy import Averaging
 from offbeat.errors import ProtocolError
-from offbeat.tensors.blocks import OwnState, owned, owned_state
+from offbeat.tensors.blocks import GPU_BLOCK_NUMEL, OwnState, owned, owned_state
 from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, elements
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
@@ -39,12 +39,12 @@ def combine(parts: Sequence[torch.Tensor], weights: Sequence[float], averaging: 
     """
     wide = _wide(out.dtype)
     if averaging.combine == "mean":
-        total = torch.zeros(out.shape, dtype=wide)
+        total = torch.zeros(out.shape, dtype=wide, device=out.device)
         for part, weight in zip(parts, weights, strict=True):
-            total.add_(part.to(wide), alpha=weight)
+            total.add_(part.to(out.device, wide), alpha=weight)
         out.copy_(total)
         return
-    ranked = torch.stack([part.to(wide) for part in parts]).sort(dim=0).values
+    ranked = torch.stack([part.to(out.device, wide) for part in parts]).sort(dim=0).values
     n = len(parts)
     cut = (n - 1) // 2 if averaging.combine == "median" else int(averaging.trim * n + 1e-9)
     out.copy_(ranked[cut : n - cut].mean(dim=0))
@@ -55,7 +55,8 @@ def mix(layout: Layout, span: Span, own: Memory, new: Memory, alpha: float) -> N
     with torch.no_grad():
         for part in owned(layout, span):
             numel, dtype = part.stop - part.start, DTYPES[part.spec.dtype]
-            mine, theirs = elements(own, part.at, numel, dtype), elements(new, part.at, numel, dtype)
+            mine = elements(own, part.at, numel, dtype)
+            theirs = elements(new, part.at, numel, dtype).to(mine.device)
             if alpha:
                 theirs = torch.lerp(theirs.to(_wide(dtype)), mine.to(_wide(dtype)), alpha)
             mine.copy_(theirs)
@@ -116,8 +117,9 @@ class AveragingShard:
             for at, numel, dtype in self._places:
                 now, before = (elements(memory, at, numel, dtype) for memory in (self._halves.now, self._halves.before))
                 theirs = [elements(memory, at, numel, dtype) for memory, _ in parameters]
-                for start in range(0, numel, CHUNK_NUMEL):
-                    chunk = slice(start, min(start + CHUNK_NUMEL, numel))
+                most = CHUNK_NUMEL if now.is_cpu else GPU_BLOCK_NUMEL
+                for start in range(0, numel, most):
+                    chunk = slice(start, min(start + most, numel))
                     self._step(at, now, before, chunk, [part[chunk] for part in theirs], weights)
 
     def whole(self) -> list[memoryview]:
@@ -174,6 +176,7 @@ class AveragingShard:
 
     def _velocity(self, at: int, numel: int, dtype: torch.dtype) -> list[torch.Tensor]:
         if at not in self._velocities:
-            bare = named_halves(self.kept, f"velocity {at}", numel * dtype.itemsize, len(self._halves.views))
+            device = elements(self._halves.now, 0, 0, torch.uint8).device
+            bare = named_halves(self.kept, f"velocity {at}", numel * dtype.itemsize, len(self._halves.views), device)
             self._velocities[at] = [half.view(dtype) for half in bare]
         return self._velocities[at]

@@ -1,9 +1,9 @@
 """Keep a worker's model in flat memory: parameters are read from the pull memory, gradients are written into the push memory.
 
-On the CPU ``p.data`` *is* a view of the pull memory, so that pulling copies nothing. A gradient is moved once: while the backward pass
-goes on if there is a MiB of them, at the step otherwise; from then on ``p.grad`` is a view of the push memory. The ``Parameter`` objects
-stay the same, so optimizers, schedulers and the model's code are not affected. Parameters on another device stay there, and
-`FlatModel.collect` and `FlatModel.pulled` copy (``staging.py``).
+Where model and memories are both on the CPU, or on one GPU, ``p.data`` *is* a view of the pull memory, so that pulling copies nothing. A
+gradient is moved once: while the backward pass goes on if there is a MiB of them, at the step otherwise; from then on ``p.grad`` is a view
+of the push memory. The ``Parameter`` objects stay the same, so optimizers, schedulers and the model's code are not affected. Parameters on
+another device than the memories stay there, and `FlatModel.collect` and `FlatModel.pulled` copy (``staging.py``).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class FlatModel:
 
     def _values(self) -> Iterable[torch.Tensor]:
         for parameter, data in zip(self.parameters, self._datas, strict=True):
-            yield data if parameter.device.type == "cpu" else parameter.detach()
+            yield data if parameter.device == data.device else parameter.detach()
 
     def adopt(self) -> None:
         """Copy parameters whose ``p.data`` the script has replaced into the pull memory, and make ``p.data`` a view of it again.
@@ -146,7 +146,7 @@ class FlatModel:
         """Yield the indices of parameters whose ``p.data`` is not in the pull memory, and should be."""
         # Read in each call, of each tensor: the device, which takes longest to ask for, only where the address differs.
         for i, (parameter, address) in enumerate(zip(self.parameters, self._addresses, strict=True)):
-            if parameter.data_ptr() != address and parameter.device.type == "cpu" and self._datas:
+            if parameter.data_ptr() != address and self._datas and parameter.device == self._datas[i].device:
                 yield i
 
     def touched(self) -> str | None:
@@ -181,7 +181,10 @@ class FlatModel:
         return None
 
     def _words(self) -> np.ndarray:
-        words: np.ndarray = self._pull.numpy().view(np.uint32)[self._places]
+        if self._pull.is_cpu:
+            words: np.ndarray = self._pull.numpy().view(np.uint32)[self._places]
+        else:
+            words = self._pull.view(torch.int32)[torch.from_numpy(self._places)].cpu().numpy().view(np.uint32)
         return words
 
     def attach(self) -> None:
@@ -190,7 +193,7 @@ class FlatModel:
         with torch.no_grad():
             self._copy(self._pull_memory, self._datas, self.parameters)
             for i, (parameter, data) in enumerate(zip(self.parameters, self._datas, strict=True)):
-                if parameter.device.type == "cpu":
+                if parameter.device == data.device:
                     parameter.data = data
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._accumulated, i, data.nbytes)))
 
@@ -218,7 +221,7 @@ class FlatModel:
                         self._to.zeroed.add(i)
                     continue
                 put.append(i)
-                if not grad.is_cpu:
+                if grad.is_cpu is not place.is_cpu:
                     elsewhere.append(i)
             self._keep(put, stay=True)
             if elsewhere:
@@ -248,13 +251,14 @@ class FlatModel:
 
         Of a large gradient it reads `DIGEST_NBYTES`, in pieces spread over all of it.
         """
-        flat = self._to.flat.numpy()
+        flat = self._to.flat
         pieces = DIGEST_NBYTES // PIECE_NBYTES
         if flat.nbytes > DIGEST_NBYTES:
             starts = [number * (flat.nbytes - PIECE_NBYTES) // (pieces - 1) for number in range(pieces)]
-            read = [flat[start : start + PIECE_NBYTES] for start in starts]
+            parts = [flat[start : start + PIECE_NBYTES] for start in starts]
         else:
-            read = [flat]
+            parts = [flat]
+        read = [part.numpy() for part in (parts if flat.is_cpu else [torch.cat(parts).cpu()])]
         if not any(piece.any() for piece in read):
             return None
         digest = 0
@@ -273,7 +277,7 @@ class FlatModel:
             for i, (parameter, address) in enumerate(zip(self.parameters, self._addresses, strict=True)):
                 if parameter.data_ptr() == address:
                     continue
-                if parameter.is_cpu:
+                if parameter.device == self._datas[i].device:
                     parameter.data = self._datas[i]
                 else:
                     elsewhere.append(i)
@@ -371,7 +375,8 @@ class FlatModel:
         with torch.no_grad():
             # With create_graph the gradient is part of a graph that the user still needs; `collect` copies it.
             moved = self._keep(gathered, stay=False)
-            self._check(moved)
+            if self._to.flat.is_cpu:  # a look at what a GPU has would wait for all that it was asked to compute
+                self._check(moved)
             for i in moved:
                 self.computed(i)
 
@@ -386,11 +391,11 @@ class FlatModel:
             Those that are in the push memory now.
         """
         kept, to, source = [], [], []
-        parameters, places, zeroed = self.parameters, self._to.grads, self._to.zeroed
+        parameters, places, zeroed, is_cpu = self.parameters, self._to.grads, self._to.zeroed, self._to.flat.is_cpu
         for i in which:
             if (grad := parameters[i].grad) is None:
                 continue
-            stays = grad is not places[i] and (not grad.is_cpu or grad.requires_grad)
+            stays = grad is not places[i] and (grad.is_cpu is not is_cpu or grad.requires_grad)
             if stays and not stay:
                 continue
             zeroed.discard(i)
@@ -411,18 +416,18 @@ class FlatModel:
         return kept
 
     def _copy(self, memory: Memory, to: Sequence[torch.Tensor], source: Sequence[torch.Tensor], *, waits: bool = True) -> None:
-        """Copy tensors of which the ones on the host are in one of the flat memories.
+        """Copy tensors; of two, one is in this flat memory.
 
         Args:
             waits: False: copies to and from other devices may be under way when this returns.
         """
-        here = [i for i, (one, other) in enumerate(zip(to, source, strict=True)) if one.is_cpu and other.is_cpu]
-        if here:
-            torch._foreach_copy_([to[i] for i in here], [source[i] for i in here])
-        if len(here) < len(to):
+        near = [i for i, (one, other) in enumerate(zip(to, source, strict=True)) if one.is_cpu is other.is_cpu]
+        if near:
+            torch._foreach_copy_([to[i] for i in near], [source[i] for i in near])
+        if len(near) < len(to):
             self._staging.lock(memory)
             for one, other in zip(to, source, strict=True):
-                if not (one.is_cpu and other.is_cpu):
+                if one.is_cpu is not other.is_cpu:
                     self._staging.copy(one, other)
         if waits:
             self._staging.wait()

@@ -11,12 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, overload
 
+import numpy as np
 import torch
 from torch import nn
 
+from offbeat.cuda_memory import ordinal_of
 from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.tensors import gpu
 
 ALIGNMENT = 64
 """Every tensor begins at a multiple of this many bytes: a cache line, and a whole number of elements of every dtype."""
@@ -27,6 +30,7 @@ _NBYTES_MAX = 1 << 50
 _BALANCE = 0.05
 
 Memory: TypeAlias = memoryview | torch.Tensor
+Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Span(NamedTuple):
@@ -185,11 +189,42 @@ def elements(memory: Memory, start: int, numel: int, dtype: torch.dtype) -> torc
     """Return the ``numel`` elements from byte ``start`` of a memory, as a flat tensor. Nothing is copied."""
     nbytes = numel * dtype.itemsize
     assert start >= 0 and start + nbytes <= memory.nbytes, (start, nbytes, memory.nbytes)
-    if numel == 0:
-        return torch.empty(0, dtype=dtype, device="cpu")
     if isinstance(memory, torch.Tensor):
         return memory[start : start + nbytes].view(dtype)
+    if ordinal_of(memory) is not None:
+        at = int(np.frombuffer(memory, dtype=np.uint8).__array_interface__["data"][0]) + start
+        return gpu.tensor_of(memory[start : start + nbytes], at).view(dtype)
+    if numel == 0:
+        return torch.empty(0, dtype=dtype, device="cpu")
     return torch.frombuffer(memory[start : start + nbytes], dtype=dtype)
+
+
+def copy(to: bytearray | memoryview, source: Buffer) -> None:
+    """Copy all bytes of a memory to one of the same size, each on the host or on a GPU. A copy within a GPU may be under way afterwards."""
+    if ordinal_of(to) is None and ordinal_of(source) is None:
+        memoryview(to)[:] = source
+    else:
+        _bytes_of(to).copy_(_bytes_of(source))
+
+
+@overload
+def on_host(memory: memoryview) -> memoryview: ...
+@overload
+def on_host(memory: Memory) -> Memory: ...
+def on_host(memory: Memory) -> Memory:
+    """Return these bytes where the host can read them: the memory itself, or a copy of what is on a GPU."""
+    if isinstance(memory, torch.Tensor) or ordinal_of(memory) is None:
+        return memory
+    here = memoryview(bytearray(memory.nbytes))
+    copy(here, memory)
+    return here
+
+
+def _bytes_of(memory: Buffer) -> torch.Tensor:
+    view = memoryview(memory)
+    if view.readonly and ordinal_of(view) is None:  # torch would warn
+        view = memoryview(bytearray(view))
+    return elements(view, 0, view.nbytes, torch.uint8)
 
 
 def aligned(nbytes: int) -> int:

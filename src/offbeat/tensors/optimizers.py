@@ -39,6 +39,8 @@ _DECOUPLED = ("AdamW", "Adafactor", "Muon")
 """Optimizers whose weight decay is a part of the step and not of the gradient; others are so with ``decoupled_weight_decay``."""
 _FUSED = ("Adam", "AdamW", "Adagrad")
 """Optimizers whose fused CPU kernel is faster: one pass and no temporaries instead of eight passes."""
+_FUSED_ON_GPU = ("Adam", "AdamW")
+"""Those that have a fused kernel for CUDA as well."""
 _IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Settings of how a step is computed; they do not change its result, and the server chooses them."""
 
@@ -173,10 +175,11 @@ def check_changed(spec: OptimizerSpec, groups: Any) -> None:
 
 
 def build(name: str, settings: Mapping[str, Any], params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-    """Return optimizer ``name`` over ``params``, to step them on the CPU. The caller has checked ``settings``."""
+    """Return optimizer ``name`` over ``params``, to step them where the first of them is. The caller has checked ``settings``."""
     assert name in supported(), name
-    extra = {"fused": True} if name in _FUSED else {}
-    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(params, **as_arguments(settings), **extra)
+    stepped = list(params)
+    extra = {"fused": True} if name in (_FUSED if stepped[0].is_cpu else _FUSED_ON_GPU) else {}
+    optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(stepped, **as_arguments(settings), **extra)
     return optimizer
 
 

@@ -53,7 +53,7 @@ class StatePiece(NamedTuple):
 
 def piece_of(tensor: int, key: str, start: int, values: torch.Tensor, shape: tuple[int, ...] | None) -> StatePiece:
     """Return flat ``values`` as a piece. Its bytes are those of the tensor if that is contiguous: send or copy them before it changes."""
-    data = values.detach().contiguous().view(torch.uint8).numpy().data if values.numel() else b""
+    data = values.detach().contiguous().view(torch.uint8).cpu().numpy().data if values.numel() else b""
     return StatePiece(tensor, key, start, start + values.numel(), shape, _NAMES[values.dtype], data)
 
 

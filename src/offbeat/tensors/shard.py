@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.tensors.blocks import BLOCK_NUMEL, Block, OwnState, blocks_of, owned, owned_state, runs_of, spread
+from offbeat.tensors.blocks import Block, OwnState, block_numel, blocks_of, owned, owned_state, runs_of, spread
 from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Memory, Span, elements
 from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, checked
@@ -193,6 +193,7 @@ class Shard:
         for block, *_ in self._units:
             dtype = block.parameter.dtype
             to, part = (self._typed(memory, dtype)[block.first : block.first + block.numel] for memory in (into, gradient))
+            part = part.to(to.device)
             if before is None:
                 torch.mul(part, weight, out=to)
             else:
@@ -247,7 +248,7 @@ class Shard:
     def whole_state(self) -> dict[str, Any]:
         """Return, for `load_whole_state`, all that decides what the next fold makes beside the parameters. That fold changes the bytes."""
         headers, pieces = self.state()
-        last = None if self._last is None else self._last[self._halves.half].numpy().data
+        last = None if self._last is None else self._last[self._halves.half].cpu().numpy().data
         return {"headers": headers, "pieces": pieces, "groups": self._groups, "scale": self._scale, "last": last}
 
     def load_whole_state(self, whole: Mapping[str, Any]) -> None:
@@ -257,10 +258,11 @@ class Shard:
         if whole["last"] is not None:
             self._lasts()
             assert self._last is not None
-            self._last[self._halves.half].numpy().data[:] = whole["last"]
+            self._last[self._halves.half].copy_(torch.frombuffer(bytearray(whole["last"]), dtype=torch.uint8))
 
     def _make_lanes(self, count: int) -> list[_Lane]:
-        return [_Lane(self.spec.name, self._groups, self._units, self._state, self.kept) for _ in range(count)]
+        numel = block_numel(self._halves.now)
+        return [_Lane(self.spec.name, self._groups, self._units, self._state, self.kept, numel) for _ in range(count)]
 
     def _cut(self, runs: list[int]) -> list[tuple[Block, ...]]:
         """Return the units: each block in all halves."""
@@ -276,7 +278,8 @@ class Shard:
     def _lasts(self) -> list[dict[torch.dtype, torch.Tensor]]:
         """Return the last g in each half, by dtype."""
         if self._last is None:
-            self._last = named_halves(self.kept, "last", self.span.nbytes, len(self._halves.views))
+            device = elements(self._halves.now, 0, 0, torch.uint8).device
+            self._last = named_halves(self.kept, "last", self.span.nbytes, len(self._halves.views), device)
         return [{dtype: self._typed(last, dtype) for dtype in self._dtypes()} for last in self._last]
 
     def _configure(self, groups: list[Hyperparameters], scale: float) -> None:
@@ -369,6 +372,7 @@ class _Lane:
         units: list[tuple[Block, ...]],
         state: defaultdict[torch.Tensor, Any],
         kept: ShardMemory | None,
+        step_numel: int,
     ) -> None:
         self._state, self._kept = state, kept
         self._name, self._groups = name, groups
@@ -378,14 +382,17 @@ class _Lane:
         blocks = [block for block, *_ in units]
         for block in blocks:
             if block.group not in self._optimizers:
-                optimizer = self._optimizers[block.group] = build(name, groups[block.group], [torch.zeros(1, 1)])
+                first = torch.zeros(1, 1, device=block.parameter.device)
+                optimizer = self._optimizers[block.group] = build(name, groups[block.group], [first])
                 self._early = bool(optimizer.state)
                 optimizer.state = state
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
         for dtype in {block.parameter.dtype for block in blocks}:
             numel = max(block.numel for block in blocks if block.parameter.dtype == dtype)
-            self._scratch[dtype] = torch.empty(numel, dtype=dtype)
-        self._wide = torch.empty(2, BLOCK_NUMEL if any(dtype.itemsize == 2 for dtype in self._scratch) else 0)
+            self._scratch[dtype] = torch.empty(numel, dtype=dtype, device=blocks[0].parameter.device)
+        self._step_numel = step_numel
+        device = blocks[0].parameter.device if blocks else torch.device("cpu")
+        self._wide = torch.empty(2, step_numel if any(dtype.itemsize == 2 for dtype in self._scratch) else 0, device=device)
 
     def configure(self, groups: list[Hyperparameters]) -> None:
         for group, optimizer in self._optimizers.items():
@@ -397,9 +404,10 @@ class _Lane:
         for number, blocks in work.units:
             block = blocks[work.half]
             total = self._scratch[block.parameter.dtype][: block.numel]
-            for start in range(0, block.numel, BLOCK_NUMEL):
-                stop = min(start + BLOCK_NUMEL, block.numel)
-                parts = [g[block.first + start : block.first + stop] for g in work.gradients[total.dtype]]
+            for start in range(0, block.numel, self._step_numel):
+                stop = min(start + self._step_numel, block.numel)
+                # A gradient may be on the host, or on another GPU, where the worker has no memory on this one.
+                parts = [g[block.first + start : block.first + stop].to(total.device) for g in work.gradients[total.dtype]]
                 (self._sum if total.itemsize > 2 else self._sum_wide)(parts, work, total[start:stop], norms)
             if work.total is not None:
                 work.total[total.dtype][block.first : block.first + block.numel].copy_(total)

@@ -12,6 +12,9 @@ The memory, whose pages are allocated as they are needed:
     heap        the state tensors, each twice
 
 All stores are in the order of the program: the memory of a process that is killed is as its last instruction left it.
+
+Of a shard whose parameters are on a GPU the state tensors are there, too, in chunks of the GPU's memory that outlive the process as well.
+Numbers of the optimizer stay on the host. Work that is done with `once` must wait for the GPU.
 """
 
 from __future__ import annotations
@@ -21,19 +24,23 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
 import torch
 
-from offbeat.tensors.layout import ALIGNMENT, aligned
+from offbeat.tensors.layout import ALIGNMENT, aligned, elements
 
 PAGE: Final = 1 << 12
 DIRECTORY_NBYTES: Final = 64 << 20
 STATES_MAX: Final = 12
 """Most bytes of state for each byte of parameters; an optimizer with more cannot be kept."""
+CHUNK_NBYTES: Final = 64 << 20
+"""Least bytes of a chunk of a GPU's memory."""
 _DONE, _DIRECTORY, _HEAP = range(3)
 _KINDS: Final = {"f": float, "i": int, "b": bool}
+Place: TypeAlias = int | list[int]
+"""Where something begins: the byte of the memory, or the number of a chunk and a byte of it."""
 
 
 class Sizes(NamedTuple):
@@ -64,12 +71,23 @@ class ShardMemory:
         view: zeros, or what an earlier process has left.
         grow: called with the place and the size of a part of ``view`` before it is used for the first time.
         sizes: of the shard; the same in each process.
+        chunk: returns chunks of a GPU's memory, by number and, for a new one, size; None: the shard is on the host.
     """
 
-    def __init__(self, view: memoryview, grow: Callable[[int, int], None], sizes: Sizes) -> None:
+    def __init__(
+        self,
+        view: memoryview,
+        grow: Callable[[int, int], None],
+        sizes: Sizes,
+        chunk: Callable[[int, int], memoryview] | None = None,
+    ) -> None:
         assert len(view) >= sizes.total, f"{len(view)} bytes of memory for a shard that needs {sizes.total}"
         self._view, self._grow_by, self._sizes = view, grow, sizes
         self._bytes = torch.frombuffer(view, dtype=torch.uint8)
+        self._chunk = chunk
+        self._chunks: list[memoryview] = []
+        self._filled = 0
+        """Bytes in use of the last chunk."""
         self._directory_at = PAGE
         self._grown: dict[int, int] = {}
         """By the place of a part that grows: the place up to which its pages are there."""
@@ -117,7 +135,7 @@ class ShardMemory:
     def named(self, name: str, nbytes: int) -> list[torch.Tensor]:
         """Return the halves of a part of the heap by its name: zeros at first, and later what they were left as."""
         if name not in self._named:
-            at = self._allocate(nbytes)
+            at = self._allocate(nbytes) if self._chunk is None else self._allocate_in_chunk(nbytes)
             self._note(["named", self._number, name, at, nbytes])
             self._named[name] = self._halves_at(at, nbytes)
         return self._named[name]
@@ -158,18 +176,45 @@ class ShardMemory:
         else:
             dtype, shape, stride = "float64" if kind == "f" else "int64", [], []
         with self._lock:
-            at = self._allocate(_nbytes(dtype, shape))
+            on_host = self._chunk is None or not isinstance(value, torch.Tensor) or (value.dim() == 0 and value.is_cpu)
+            at = (self._allocate if on_host else self._allocate_in_chunk)(_nbytes(dtype, shape))
             self._note(["state", self._number, unit, key, kind, dtype, shape, stride, at])
         made = self._tensors(dtype, shape, stride, at)
         self._kept[unit][key] = kind, made
         return made
 
-    def _tensors(self, dtype: str, shape: list[int], stride: list[int], at: int) -> list[torch.Tensor]:
+    def _tensors(self, dtype: str, shape: list[int], stride: list[int], at: Place) -> list[torch.Tensor]:
         flats = [half.view(getattr(torch, dtype)) for half in self._halves_at(at, _nbytes(dtype, shape))]
         return [torch.as_strided(flat, shape, stride, flat.storage_offset()) for flat in flats]
 
-    def _halves_at(self, at: int, nbytes: int) -> list[torch.Tensor]:
-        return [self._bytes[start : start + nbytes] for start in (at, at + aligned(nbytes))]
+    def _halves_at(self, at: Place, nbytes: int) -> list[torch.Tensor]:
+        if isinstance(at, int):
+            return [self._bytes[start : start + nbytes] for start in (at, at + aligned(nbytes))]
+        number, first = at
+        return [elements(self._chunks[number], start, nbytes, torch.uint8) for start in (first, first + aligned(nbytes))]
+
+    def _allocate_in_chunk(self, nbytes: int) -> Place:
+        """Return the place of two halves of so many bytes, which are zeros."""
+        more = 2 * aligned(nbytes)
+        if not self._chunks or self._filled + more > self._chunks[-1].nbytes:
+            self._add_chunk(max(more, CHUNK_NBYTES))
+        at = [len(self._chunks) - 1, self._filled]
+        self._filled += more
+        for half in self._halves_at(at, nbytes):
+            half.zero_()
+        return at
+
+    def _add_chunk(self, nbytes: int) -> None:
+        assert self._chunk is not None
+        self._chunks.append(self._chunk(len(self._chunks), nbytes))
+        self._filled = 0
+
+    def _used(self, at: Place, nbytes: int) -> None:
+        """Note that an earlier process has used a place, which may be in a chunk that this one does not have yet."""
+        if not isinstance(at, int):
+            while len(self._chunks) <= at[0]:
+                self._add_chunk(max(2 * aligned(nbytes), CHUNK_NBYTES))
+            self._filled = max(self._filled, at[1] + 2 * aligned(nbytes))
 
     def _allocate(self, nbytes: int) -> int:
         """Return the place of two halves of so many bytes."""
@@ -197,6 +242,11 @@ class ShardMemory:
             (size,) = struct.unpack("=I", self._view[at : at + 4])
             kind, number, *entry = msgpack.unpackb(self._view[at + 4 : at + 4 + size])
             at += 4 + size
+            match kind, entry:
+                case "named", [_, place, nbytes]:
+                    self._used(place, nbytes)
+                case "state", [_, _, _, dtype, shape, _, place]:
+                    self._used(place, _nbytes(dtype, shape))
             if number > self.done:
                 continue  # an operation has made it that did not come to its end, and is made again
             match kind, entry:
@@ -220,11 +270,14 @@ class ShardMemory:
             self._grown[part] = high
 
 
-def named_halves(kept: ShardMemory | None, name: str, nbytes: int, count: int) -> list[torch.Tensor]:
-    """Return the halves of a part of the kept memory by its name, or as many zeros (``count``), which die with the process."""
+def named_halves(kept: ShardMemory | None, name: str, nbytes: int, count: int, device: torch.device) -> list[torch.Tensor]:
+    """Return the halves of a part of the kept memory by its name, or as many zeros (``count``), which die with the process.
+
+    ``device``: that of the shard's parameters.
+    """
     if kept is not None:
         return kept.named(name, nbytes)
-    return [torch.zeros(nbytes, dtype=torch.uint8) for _ in range(count)]
+    return [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(count)]
 
 
 def _kind(value: Any) -> str:

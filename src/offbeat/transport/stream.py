@@ -30,6 +30,7 @@ from offbeat.transport import wire
 from offbeat.transport.addresses import plain
 from offbeat.transport.base import Address, Buffer, Closed, Connection, Message, PartArrived, SharedMemory
 from offbeat.transport.buffers import Buffers
+from offbeat.transport.device_memory import DeviceBlock
 from offbeat.transport.handshake import CLEAR_TEXT, Handshake, Stream
 from offbeat.transport.outbox import Outbox, Piece
 from offbeat.transport.schema import named, readable, shown
@@ -172,6 +173,8 @@ class StreamConnection(Connection):
             header = {**header, "_region": [carry, len(region)]}
             if not self.shares_memory and len(region):
                 views = [region]
+        if any(isinstance(block, DeviceBlock) for block in memory):
+            header = {**header, "_gpu": [[block.uuid, block.nbytes] if isinstance(block, DeviceBlock) else None for block in memory]}
         first = wire.encode(header, sum(map(len, views)), len(memory))
         with self._lock:
             if self.closed:
@@ -428,8 +431,16 @@ class StreamConnection(Connection):
         carried = header.pop("_region", None) is not None
         if frame.descriptors > len(self._received_descriptors):
             raise ProtocolError(f"{frame.descriptors} blocks of memory were announced, {len(self._received_descriptors)} came")
-        memory = tuple(MemoryBlock.receive(self._received_descriptors.popleft(), mapped=self.maps) for _ in range(frame.descriptors))
+        on_gpu = wire.gpu_memory(header.pop("_gpu", None), frame.descriptors)
+        memory = tuple(self._received_block(place) for place in on_gpu)
         messages.append(Message(header, wire.EMPTY if carried else frame.payload, memory))
+
+    def _received_block(self, place: tuple[str, int] | None) -> MemoryBlock:
+        """Return the block that has come next; ``place``: the UUID of its GPU, and its size; None: it is on the host."""
+        descriptor = self._received_descriptors.popleft()
+        if place is None:
+            return MemoryBlock.receive(descriptor, mapped=self.maps)
+        return DeviceBlock.receive_on(place[0], descriptor, place[1], mapped=self.maps)
 
     def _pass_gate(self, header: Header) -> None:
         try:

@@ -27,6 +27,8 @@ MAGIC = b"ofbt"
 WIRE_VERSION = 2
 TLS_FIRST_BYTE = 0x16
 STAGE_NBYTES = 1 << 16
+UUID_MAX = 64
+GPU_NBYTES_MAX = 1 << 50
 DEPTH_MAX = 64
 """Most lists and maps within each other in a header, the header itself included. The deepest honest header has about 45."""
 SHORT_NBYTES = 1 << 10
@@ -117,6 +119,28 @@ def _deeper_than(header: Header, most: int) -> bool:
         if not level:
             return False
     return True
+
+
+def gpu_memory(places: object, count: int) -> list[tuple[str, int] | None]:
+    """Return for each of so many blocks the UUID of its GPU and its size, as a message says; None: the block is on the host.
+
+    Raises:
+        ProtocolError: the message says something else.
+    """
+    if places is None:
+        return [None] * count
+    if type(places) is not list or len(places) != count:
+        raise ProtocolError(f"the peer sent _gpu = {shown(places)} (expected a list with an item for each of {count} blocks of memory)")
+    found: list[tuple[str, int] | None] = []
+    for place in places:
+        match place:
+            case None:
+                found.append(None)
+            case [str(uuid), int(nbytes)] if type(nbytes) is int and len(uuid) <= UUID_MAX and 0 <= nbytes <= GPU_NBYTES_MAX:
+                found.append((uuid, nbytes))
+            case _:
+                raise ProtocolError(f"the peer sent {shown(place)} in _gpu (expected the UUID of a GPU and a number of bytes)")
+    return found
 
 
 def part(regions: Mapping[str, memoryview], name: object, start: object, stop: object) -> memoryview:

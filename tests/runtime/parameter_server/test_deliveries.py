@@ -100,7 +100,6 @@ class Line:
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.tensors.buckets.BUCKET_NBYTES", BUCKET_NBYTES)
     monkeypatch.setattr("offbeat.tensors.blocks.BLOCK_NUMEL", 64)
-    monkeypatch.setattr("offbeat.tensors.shard.BLOCK_NUMEL", 64)
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp"])

@@ -83,7 +83,6 @@ class Standby:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("offbeat.tensors.buckets.BUCKET_NBYTES", 256)
     monkeypatch.setattr("offbeat.tensors.blocks.BLOCK_NUMEL", 64)
-    monkeypatch.setattr("offbeat.tensors.shard.BLOCK_NUMEL", 64)
 
 
 ONES = torch.ones(NUMEL)

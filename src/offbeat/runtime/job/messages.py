@@ -57,6 +57,7 @@ _rule = text(1 << 14)
 _optimizer: Final = {"number_of_optimizer": whole(0, 63)}
 """In a job with several optimizers: the number of the optimizer that the message is about; left out for the first, 0."""
 _wire: Final = {"wire": one_of(*WIRE_FORMATS)}
+_gpu: Final = {"gpu": text(64)}
 """How gradients and parameters travel on this connection, unless its ends share memory; left out for float32."""
 _address = row(text(300), row(text(300), whole(1, 65535)), text(100))
 _addresses = many(many(row(whole(-1, WORKERS_MAX), _address), WORKERS_MAX), 2)
@@ -110,7 +111,7 @@ FROM_WORKER: Final = Kinds(
         "hello": MessageSchema(
             fields(
                 {"worker": _worker, "pid": whole(), "sync": _rule, "local_only": maybe(_words), "layout": anything, "optimizer": anything},
-                {"vector": maybe(_VECTOR), "reduction": one_of(*REDUCTIONS), **_wire, **_optimizer},
+                {"vector": maybe(_VECTOR), "reduction": one_of(*REDUCTIONS), **_wire, **_gpu, **_optimizer},
             ),
             memory=2,
         ),
@@ -235,7 +236,8 @@ SHARD_ORDERS: Final = many(
 FROM_SERVER_0: Final = Kinds(
     {
         "setup": MessageSchema(
-            fields({"layout": anything, "optimizer": anything, "sync": _rule, "servers": whole(1, 1 << 16)}, _optimizer), memory=1
+            fields({"layout": anything, "optimizer": anything, "sync": _rule, "servers": whole(1, 1 << 16)}, {**_gpu, **_optimizer}),
+            memory=1,
         ),
         "orders": MessageSchema(fields({"orders": many(mapping(anything, 100))}, _optimizer)),
     }

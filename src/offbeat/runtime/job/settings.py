@@ -14,9 +14,9 @@ from typing import Any, Final
 from offbeat.core.batch_sizes import VARIABLE
 from offbeat.errors import ConfigurationError
 from offbeat.runtime.job import environment_block
-from offbeat.runtime.job.wire_choice import wire_format
+from offbeat.runtime.job.wire_choice import plane_choice, wire_format
 from offbeat.transport.base import Address
-from offbeat.types import Seconds, Version, WireFormat, WorkerId
+from offbeat.types import PlaneChoice, Seconds, Version, WireFormat, WorkerId
 
 TOKEN: Final = "OFFBEAT_TOKEN"
 ROLE: Final = "OFFBEAT_ROLE"
@@ -101,6 +101,7 @@ class CommonSettings:
     """Silence after which a worker is dead. Workers send a heartbeat ten times as often."""
     phases: bool = True
     """True if workers account for their time by phases."""
+    plane: PlaneChoice = "host"
     slow: tuple[InjectedSlowdown, ...] = ()
 
 
@@ -182,6 +183,7 @@ class WorkerSettings(CommonSettings):
             VARIABLE: self.batch or "",
             "OFFBEAT_SERVERS_RETURN": "1" if self.servers_return else "",
             "OFFBEAT_PHASES": "1" if self.phases else "",
+            "OFFBEAT_PLANE": self.plane,
             "OFFBEAT_STANDBYS": "" if self.standbys is None else json.dumps(self.standbys),
         }
 
@@ -208,6 +210,7 @@ class WorkerSettings(CommonSettings):
                 batch=environment.get(VARIABLE) or None,
                 servers_return=bool(environment.get("OFFBEAT_SERVERS_RETURN")),
                 phases=bool(environment.get("OFFBEAT_PHASES")),
+                plane=plane_choice(environment.get("OFFBEAT_PLANE", "host")),
                 standbys=_read_standbys(environment.get("OFFBEAT_STANDBYS", "")),
             )
         except KeyError as error:

@@ -1,11 +1,11 @@
-"""Check the choices of a wire format and of ``--replicas``: whether a rule can use them, and whether the format exists."""
+"""Check the choices of a wire format, of ``--plane`` and of ``--replicas``: whether they exist, and whether a rule can use them."""
 
 from __future__ import annotations
 
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
-from offbeat.types import WIRE_FORMATS, WireFormat
+from offbeat.types import PLANES, WIRE_FORMATS, PlaneChoice, WireFormat
 
 
 def wire_format(name: str) -> WireFormat:
@@ -21,6 +21,33 @@ def wire_format(name: str) -> WireFormat:
         if name == known:
             return known
     raise ConfigurationError(f"wire={name!r}: must be one of {', '.join(WIRE_FORMATS)}")
+
+
+def plane_choice(name: str) -> PlaneChoice:
+    """Return the choice of ``--plane`` of this name. Raises `ConfigurationError` if there is none."""
+    for known in PLANES:
+        if name == known:
+            return known
+    raise ConfigurationError(f"--plane {name}: must be one of {', '.join(PLANES)}")
+
+
+def check_plane(policy: Policy, plane: PlaneChoice) -> None:
+    """Check that a job under this rule can use this memory.
+
+    Raises:
+        ConfigurationError: it cannot; the message says why.
+
+    >>> from offbeat.policies import rule
+    >>> check_plane(rule("bsp"), "device")
+    >>> check_plane(rule("majority"), "device")
+    Traceback (most recent call last):
+    ...
+    offbeat.errors.ConfigurationError: --plane device: majority has no servers, and its ranks sum in the host's memory; leave --plane out
+    """
+    if plane == "device" and not isinstance(policy, ServerRule):
+        raise ConfigurationError(
+            f"--plane device: {policy.called()} has no servers, and its ranks sum in the host's memory; leave --plane out"
+        )
 
 
 def check_rule(policy: Policy, wire: WireFormat) -> None:

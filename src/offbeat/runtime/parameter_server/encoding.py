@@ -15,7 +15,7 @@ import torch
 from offbeat.errors import ProtocolError
 from offbeat.tensors.buckets import buckets_of
 from offbeat.tensors.halves import Halves
-from offbeat.tensors.layout import Layout, Span
+from offbeat.tensors.layout import Layout, Span, on_host
 from offbeat.tensors.wire_formats import Changes, Codec, Encoded, ErrorFeedback
 from offbeat.transport.base import Buffer, Connection
 from offbeat.transport.shm import PrivateBlock
@@ -199,7 +199,7 @@ class EncodedParameters(_Bucketed):
         """
         codec, values, encoded = self._buckets[number]
         if changes != self._changes[number]:
-            codec.encode(self._parameters.now[values], self.encoded[encoded])
+            codec.encode(on_host(self._parameters.now[values]), self.encoded[encoded])
             self._changes[number] = changes
         return encoded.start, encoded.stop
 
@@ -219,13 +219,13 @@ class ParameterChanges(_Bucketed):
     def encode(self, number: int, changes: int) -> tuple[int, int]:
         """Encode the change of one bucket since the last call, or since the last exact parameters. Returns its place, as above."""
         codec, values, encoded = self._buckets[number]
-        codec.encode(self._parameters.now[values], self.encoded[encoded], base=self._bases[number])
+        codec.encode(on_host(self._parameters.now[values]), self.encoded[encoded], base=self._bases[number])
         return encoded.start, encoded.stop
 
     def sent_exact(self) -> None:
         """Note that the worker gets the parameters as they are now."""
         for (codec, values, _), base in zip(self._buckets, self._bases, strict=True):
-            codec.read(self._parameters.now[values], base)
+            codec.read(on_host(self._parameters.now[values]), base)
 
 
 class ShardEncoding(_Bucketed):

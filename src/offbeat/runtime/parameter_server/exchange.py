@@ -14,7 +14,7 @@ import torch
 
 from offbeat.core.policy import Averaging, ServerRule
 from offbeat.core.worker import Worker
-from offbeat.errors import ProtocolError
+from offbeat.errors import ConfigurationError, ProtocolError, warn
 from offbeat.policies import rule_of
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.job.loading import checksum
@@ -23,15 +23,17 @@ from offbeat.runtime.parameter_server.encoding import INITIAL, FragmentEncoding,
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.runtime.parameter_server.shard import half_nbytes
 from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.tensors import gpu
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
 from offbeat.transport.base import Connection, SharedMemory
 from offbeat.transport.copy_on_write import OwnCopy, OwnView, own_view
+from offbeat.transport.device_memory import DeviceBlock
 from offbeat.transport.link import Link
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
-from offbeat.types import Incarnation, WireFormat
+from offbeat.types import Incarnation, PlaneChoice, WireFormat
 
 
 class Exchange:
@@ -42,6 +44,7 @@ class Exchange:
         name: the worker's name, used in the names of its memory blocks.
         layout, spec, model, optimizer: the trained model with its layout in memory, and its optimizer with its specification.
         wire: how gradients and parameters travel to servers that do not share memory with this worker.
+        plane: whose memory is shared with the servers of this host.
         grouped: whether the worker consists of several processes, which all map this one's memory.
     """
 
@@ -54,22 +57,23 @@ class Exchange:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         wire: WireFormat = "float32",
+        plane: PlaneChoice = "host",
         grouped: bool = False,
     ) -> None:
         self._link, self._layout, self._spec, self._model, self._optimizer = link, layout, spec, model, optimizer
         self._spans = layout.spans(len(link.servers), spec.elementwise)
         self._numbers = itertools.count(time.time_ns())
         self._sent_hyper: Any = None
-        kind = MemoryBlock if grouped or any(server.shares_memory for server in link.servers) else PrivateBlock
         self.grouped = grouped
+        self._gpu: str | None = None
+        """The UUID of the GPU whose memory is shared with the servers; None: the host's memory is."""
         self._common: SharedMemory | None = None
         """The memory that all workers read; None: the model reads memory of its own."""
         self.half = 0
         """Which half of that memory has the newest version, where it has two."""
         self._own: OwnView | OwnCopy | None = None
         """This process's view of it, in which writes of the script stay."""
-        self._push_block: SharedMemory = kind.allocate(layout.nbytes, f"gradients of {name}")
-        self._pull_block: SharedMemory = kind.allocate(layout.nbytes, f"parameters of {name}")
+        self._push_block, self._pull_block = self._allocate(name, plane)
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
         self.buffers = ModelBuffers(model)
         self.policy: ServerRule | None = None
@@ -81,6 +85,46 @@ class Exchange:
         """By server: how the connection encodes; only of servers that do not share memory, and none in float32."""
         self._early = EarlyPushes(())
         self.flat.attach()
+
+    def _allocate(self, name: str, plane: PlaneChoice) -> tuple[SharedMemory, SharedMemory]:
+        """Return memory for gradients and for parameters: on the GPU where the model is, if it may and can be.
+
+        Raises:
+            ConfigurationError: it must be there and cannot, or there is not enough memory.
+        """
+        names = f"gradients of {name}", f"parameters of {name}"
+        if plane != "host":
+            try:
+                home, nbytes = self._home(), self._layout.nbytes
+                blocks = DeviceBlock.allocate_on(home, nbytes, names[0]), DeviceBlock.allocate_on(home, nbytes, names[1])
+                self._gpu = home
+                return blocks
+            except ConfigurationError as error:
+                if plane == "device":
+                    raise
+                warn(f"gradients are exchanged in the host's memory: {error}")
+        kind = MemoryBlock if self.grouped or any(server.shares_memory for server in self._link.servers) else PrivateBlock
+        return kind.allocate(self._layout.nbytes, names[0]), kind.allocate(self._layout.nbytes, names[1])
+
+    def _home(self) -> str:
+        """Return the UUID of the GPU where the model is. Raises `ConfigurationError` if it is on none, or no server can use that one."""
+        parameters = dict(self._model.named_parameters())
+        home = gpu.home_of([parameters[spec.name] for spec in self._layout.tensors])
+        if home is None:
+            places = sorted({str(parameters[spec.name].device) for spec in self._layout.tensors})
+            raise ConfigurationError(
+                f"--plane device: the model's trainable parameters are on {', '.join(places)}; move them to one GPU before the optimizer "
+                "is wrapped, or leave --plane out"
+            )
+        far = [server.peer for server in self._link.servers if not server.shares_memory]
+        if far or self.grouped:
+            why = "the gradients of a worker of several processes are on the host" if self.grouped else f"{far[0]} is on another machine"
+            raise ConfigurationError(f"--plane device: {why}; leave --plane out")
+        return home
+
+    def settle(self) -> None:
+        """Wait until the GPU has done what it was asked to do: what is sent next lets servers read gradients, and write parameters."""
+        gpu.settle(self._push_block.view)
 
     @property
     def memory(self) -> tuple[SharedMemory, SharedMemory]:
@@ -100,6 +144,9 @@ class Exchange:
         """
         if self._wire != "float32":
             hello = {**hello, "wire": self._wire}
+        if self._gpu is not None:
+            hello = {**hello, "gpu": self._gpu}
+        self.settle()
         common = self._link.introduce(
             {**hello, "layout": self._layout.to_wire(), "optimizer": self._spec.to_wire()}, self._push_block, self._pull_block
         )
@@ -188,6 +235,7 @@ class Exchange:
             self._link.coordinator.send({"kind": "buffers", "layout": layout}, payload=self.buffers.read())
         if self.averaging is not None:
             self.flat.offer()
+            self.settle()
         hyper = hyperparameters(self._optimizer)
         changed = {"hyper": hyper} if hyper != self._sent_hyper else {}
         self._sent_hyper = hyper
@@ -260,6 +308,7 @@ class Exchange:
         parts = split_state_dict(self._layout, self._spec, state, self._optimizer, self._spans) if state is not None else []
         number = next(self._numbers)
         self.flat.offer()
+        self.settle()
         for server, (pieces, payload) in zip(self._link.servers, parts, strict=False):
             server.send({"kind": "state", "do": "offer", "pieces": pieces}, payload=payload)
         for server in self._link.servers:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 from offbeat.core.policy import ServerRule
-from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.errors import ConfigurationError, ProtocolError, warn
 from offbeat.runtime.coordination.arrivals import OPEN_MAX
 from offbeat.runtime.job.settings import ANY, JobSettings, Late
 from offbeat.runtime.parameter_server.deliveries import Delivery
@@ -25,7 +25,7 @@ from offbeat.runtime.parameter_server.encoding import FragmentEncoding
 from offbeat.runtime.parameter_server.shard import LiveShard, ShardMeasurements, passed_on
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.survival import NOBODY, Survival
-from offbeat.tensors.layout import Layout, Span
+from offbeat.tensors.layout import Layout, Span, on_host
 from offbeat.tensors.optimizers import OptimizerSpec
 from offbeat.tensors.shard import SquaredNorms
 from offbeat.tensors.whole import ShardCopy
@@ -47,8 +47,10 @@ def shard_of(
     now: Callable[[], Seconds],
     memory: SharedMemory | None,
     survival: Survival = NOBODY,
+    gpu: str | None = None,
 ) -> LiveShard:
-    """Return the shard of one server, of the class that the rule needs.
+    """Return the shard of one server, of the class that the rule needs; ``gpu``: the UUID of the one that its workers are on, if it may be
+    there, too.
 
     Raises:
         ConfigurationError: a block is too large for one message, or ``--late`` is set and does not fit the rule.
@@ -64,6 +66,13 @@ def shard_of(
         raise ConfigurationError(f"--late delays the blocks that shards publish, and under {policy.spelling} they publish none: use psp")
     else:
         make = partial(LiveShard, number, layout, span, spec, policy, memory=memory)
+    if gpu is not None:
+        try:
+            return make(gpu=gpu, survival=survival, workers=settings.workers)
+        except ConfigurationError as error:
+            if settings.plane == "device":
+                raise
+            warn(f"server {number} keeps the parameters in the host's memory: {error}")
     if not survival.follows and memory is not None and memory.nbytes == layout.nbytes:
         survival.give_up("server 0 had no memory for a second half of the parameters")
     if survival.given_up is None:
@@ -222,7 +231,7 @@ class BlockShard(LiveShard):
     def _block_now(self) -> Buffer:
         """Return the block as it is, for messages that may leave, or be sent again, when the memory has a newer version."""
         if self._sendable is None:
-            self._sendable = self._survival.copy_of(self._memory, f"block {self._number}")
+            self._sendable = self._survival.copy_of(on_host(self._memory), f"block {self._number}")
         return self._sendable
 
     def _release(self, order: Mapping[str, Any], delivery: Delivery | None) -> None:
@@ -233,7 +242,7 @@ class BlockShard(LiveShard):
             slot.connection.release_carried()  # its initial parameters
         header = {"kind": "parameters", "shard": self._number, "block": self._version, **passed_on(order)}
         if (encoding := self._fragments.get(slot.connection)) is not None:
-            encoding.released(self._memory)
+            encoding.released(on_host(self._memory))
         slot.connection.send(header, payload=(self._block_now(),), lent=True)
 
     def _publish(self, order: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from offbeat.core.worker_messages import BlockArrived
 from offbeat.errors import ProtocolError
 from offbeat.runtime.parameter_server.encoding import FragmentEncoding
 from offbeat.tensors.averaging import mix
-from offbeat.tensors.layout import Layout, Span
+from offbeat.tensors.layout import Layout, Span, copy, on_host
 from offbeat.transport.base import Connection, Message
 from offbeat.types import Seconds, Version
 
@@ -103,7 +103,7 @@ class BlockPulls:
             if block is not None and (alpha := self.kept(shard)):
                 mix(self._layout, span, self._memory[start:stop], block, alpha)
             elif block is not None:
-                self._memory[start:stop] = block
+                copy(self._memory[start:stop], block)
                 self._whole.discard(shard)
             for old in [other for other in values if other <= version]:
                 del values[old]
@@ -116,7 +116,7 @@ class BlockPulls:
         shard = header["push"].get("shard")
         if shard is not None:
             start, stop = self._spans[shard]
-            encoding, fragment = self._encodings.get(shard), gradient[start:stop]
+            encoding, fragment = self._encodings.get(shard), on_host(gradient[start:stop])
             if encoding is not None:
                 fragment = encoding.encode_push(header["number"], fragment)
             if shard:
@@ -125,7 +125,7 @@ class BlockPulls:
             servers[0].send(header, payload=() if shard else (fragment,))
             return
         for server, (start, stop) in zip(servers, self._spans, strict=True):
-            server.send(header, payload=(gradient[start:stop],))
+            server.send(header, payload=(on_host(gradient[start:stop]),))
 
     def unused(self, number: int) -> None:
         """Note that a push was dropped or rejected."""

@@ -50,6 +50,7 @@ class ServerPlane(Plane):
         in_place: under rules that fold nothing while a worker computes, workers may read the parameters where they are folded. False if a
             worker may wait with another optimizer in the middle of a computation.
         survival: see `LiveShard`.
+        gpu: the UUID of the GPU where the first worker has its gradients; None: they are on the host.
 
     Raises:
         ConfigurationError: there is not enough memory.
@@ -72,6 +73,7 @@ class ServerPlane(Plane):
         *,
         in_place: bool = True,
         survival: Survival = NOBODY,
+        gpu: str | None = None,
     ) -> None:
         layout = job_spec.layout
         self._policy, self._spec, self._coordinator, self._settings = policy, job_spec.spec, coordinator, settings
@@ -79,10 +81,12 @@ class ServerPlane(Plane):
         self._feed, self._perform = feed, perform
         self._common: SharedMemory | None = None
         """Block in which all workers of this host read the parameters in place; None: each has a copy."""
-        if in_place and not survival.follows and policy.lockstep and all(shard.shares_memory for shard in shards.values()):
+        together = all(shard.shares_memory for shard in shards.values())
+        if gpu is None and in_place and not survival.follows and policy.lockstep and together:
             self._common = _common(layout, survival)
-        self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common, survival)
+        self.shard = shard_of(0, layout, job_spec.spec, policy, settings, now, self._common, survival, gpu)
         header = {"layout": layout.to_wire(), "optimizer": job_spec.spec.to_wire(), "sync": policy.spelling, "servers": settings.servers}
+        header |= {"gpu": gpu} if gpu is not None else {}
         for shard in shards.values():
             shard.send({"kind": "setup", **header}, memory=(self._common,) if self._common is not None else ())
         self._arrivals = ShardArrivals(1 + len(shards))

@@ -21,17 +21,19 @@ from offbeat.runtime.parameter_server.fold_ahead import FoldAhead
 from offbeat.runtime.recovery.keeper import Keeper
 from offbeat.runtime.recovery.replica import Coming, Replica
 from offbeat.runtime.recovery.survival import NOBODY, Survival
+from offbeat.tensors import gpu
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.blocks import OwnState
 from offbeat.tensors.buckets import buckets_of
 from offbeat.tensors.halves import Halves
-from offbeat.tensors.layout import Layout, Memory, Span
+from offbeat.tensors.layout import Layout, Memory, Span, copy
 from offbeat.tensors.optimizers import OptimizerSpec, check_changed
 from offbeat.tensors.shard import Shard, SquaredNorms
 from offbeat.tensors.shard_memory import ShardMemory, Sizes
 from offbeat.tensors.whole import ShardCopy
 from offbeat.tensors.wire_formats import Encoded
 from offbeat.transport.base import Buffer, Connection, Message, SharedMemory
+from offbeat.transport.device_memory import DeviceBlock
 from offbeat.transport.link import Link
 from offbeat.transport.shm import PrivateBlock
 from offbeat.types import NO_WORKER, Seconds, Version, WorkerId
@@ -80,6 +82,7 @@ class LiveShard:
             worker computes, so that workers may read the shard's own memory.
         memory: the job's common block if workers of this host read parameters in place; the shard uses its span of it. It has the model
             once, or twice (`half_nbytes`).
+        gpu: the UUID of the GPU that the shard is on; None: it is on the host.
         survival: holds the memory with which the shard outlives this process, or hands what changes the memory to the shard of a standby,
             or from the leader's to this one.
         workers: the number of workers.
@@ -94,19 +97,19 @@ class LiveShard:
         policy: ServerRule,
         *,
         memory: SharedMemory | None = None,
+        gpu: str | None = None,
         survival: Survival = NOBODY,
         workers: int = 0,
     ) -> None:
-        self._layout, self._spec, self._policy = layout, spec, policy
+        self._layout, self._spec, self._policy, self._gpu = layout, spec, policy, gpu
         self.span = span
         """Which bytes of the layout are here."""
         self._number, self._survival, self._worker_count = number, survival, workers
         self._keeper = keeper = survival if isinstance(survival, Keeper) else None
         self._replica = survival if isinstance(survival, Replica) else None
-        allocate = PrivateBlock.allocate if keeper is None else keeper.allocate
         starts: Sequence[int] = (0,) if keeper is None else (0, span.nbytes)
         if memory is None:
-            memory = allocate(len(starts) * span.nbytes, f"parameters of server {number}")
+            memory = self._allocate(len(starts) * span.nbytes, f"parameters of server {number}")
         else:
             starts = range(span.start, memory.nbytes - layout.nbytes + span.start + 1, half_nbytes(layout))
         self._halves = Halves(*(memory.view[start : start + span.nbytes] for start in starts))
@@ -116,6 +119,8 @@ class LiveShard:
         self._state_name = "" if keeper is None else keeper.name_for(f"state of server {number}")
         self._state_block: SharedMemory | None = None
         """That of `ShardMemory`; a snapshot keeps the blocks that it refers to."""
+        self._chunks: dict[int, SharedMemory] = {}
+        """Of `ShardMemory` on a GPU, by number."""
         self._make()
         self._operations = 0
         """Number of the changes of memory so far: see `ShardMemory.once`."""
@@ -142,13 +147,20 @@ class LiveShard:
         self._buckets = [Span(start - span.start, stop - span.start) for (start, stop), _ in buckets_of(layout, span)]
         """Places in this shard's memory, counted from its first byte."""
 
+    def _allocate(self, nbytes: int, name: str) -> SharedMemory:
+        """Return memory where the shard is, which outlives this process if the shard does."""
+        if self._keeper is None and self._gpu is None:
+            return PrivateBlock.allocate(nbytes, name)
+        return self._survival.allocate(nbytes, name, self._gpu)
+
     def _make(self) -> None:
         """Make what works on the memory, in this process."""
         span, averaging = self.span, self._policy.averaging
         kept = self._kept if self._keeper is not None else None
         self._shard, self._averaging = None, None
         if averaging is None:
-            self._shard = Shard(self._layout, span, self._spec, self._halves, threads=torch.get_num_threads(), kept=kept)
+            threads = torch.get_num_threads() if self._gpu is None else 1
+            self._shard = Shard(self._layout, span, self._spec, self._halves, threads=threads, kept=kept)
         else:
             self._averaging = AveragingShard(self._layout, span, self._halves, averaging, kept)
         made = self._shard if self._shard is not None else self._averaging
@@ -176,7 +188,14 @@ class LiveShard:
         assert self._keeper is not None
         sizes = sizes._replace(sums=self._worker_count)
         block = self._state_block = self._keeper.sparse(sizes.total, self._state_name)
-        return ShardMemory(block.view, block.reserve, sizes)
+        return ShardMemory(block.view, block.reserve, sizes, None if self._gpu is None else self._chunk)
+
+    def _chunk(self, number: int, nbytes: int) -> memoryview:
+        """Return a chunk of the GPU's memory for the optimizer's state; a snapshot keeps the blocks that it refers to."""
+        assert self._keeper is not None and self._gpu is not None
+        allocate = partial(DeviceBlock.allocate_on, self._gpu, nbytes)
+        self._chunks[number] = self._keeper.named(f"{self._state_name}, chunk {number}", allocate)
+        return self._chunks[number].view
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a snapshot of the server has: all but what `_make` makes, and for a standby what the optimizer keeps.
@@ -211,10 +230,16 @@ class LiveShard:
         self._operations += 1
         for halves in changes:
             halves.turn()
+
+        def done() -> Any:
+            result = work()
+            gpu.settle(self._memory)
+            return result
+
         if self._outlives is None:
-            return work()
+            return done()
         outlives, number = self._outlives, self._operations
-        return self._survival.change(partial(outlives.once, number, work), None, lambda: outlives.done >= number)
+        return self._survival.change(partial(outlives.once, number, done), None, lambda: outlives.done >= number)
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
@@ -256,7 +281,7 @@ class LiveShard:
                 self._next[worker] = _Slot(connection, push, None, encoding)
                 self._workers[connection] = worker
                 return
-            pull = None if self._policy.lockstep else self._private_pull(worker)
+            pull = None if self._policy.lockstep and self._gpu is None else self._private_pull(worker)
         connection.bind("push", push)
         if pull is not None:  # parameters go to the worker and never come from it
             connection.bind("pull", pull.toreadonly())
@@ -332,7 +357,7 @@ class LiveShard:
         """Set the parameters before the first fold, in both halves: workers may read either, and what fails is done again."""
         for half in self._halves.views:
             assert isinstance(half, memoryview)
-            half[:] = parameters
+            copy(half, parameters)
 
     def take(self, connection: Connection, number: int, gradient: memoryview) -> None:
         """Do nothing: the gradient is in the worker's slot, and stays there until the worker is admitted."""
@@ -427,7 +452,7 @@ class LiveShard:
         if self._copied is None or len(self._copied.state) != nbytes:
             self._copied = ShardCopy(self.span, bytearray(len(self._memory)), headers, bytearray(nbytes))
         parameters, joined = memoryview(self._copied.parameters), memoryview(self._copied.state)
-        parameters[:] = self._memory
+        copy(parameters, self._memory)
         at = 0
         for piece in state:
             joined[at : at + len(piece)] = piece
@@ -478,7 +503,7 @@ class LiveShard:
         if self._outlives is not None:
             halves = Halves(*self._outlives.named(f"sum of worker {worker}", self.span.nbytes))
         else:
-            halves = Halves(PrivateBlock.allocate(self.span.nbytes, f"sum of worker {worker}'s gradients").view)
+            halves = Halves(self._allocate(self.span.nbytes, f"sum of worker {worker}'s gradients").view)
         halves.half = half
         return _Sum(halves, empty)
 
@@ -616,7 +641,7 @@ class LiveShard:
 
     def _copy(self, pull: memoryview, bucket: Span) -> None:
         start, stop = bucket
-        pull[start:stop] = self._memory[start:stop]
+        copy(pull[start:stop], self._memory[start:stop])
 
     def _release(self, order: Mapping[str, Any], delivery: Delivery | None) -> None:
         """Let a worker go on. ``delivery``: its parameters, if they are on their way; None: they are not."""
@@ -643,7 +668,7 @@ class LiveShard:
             return
         if slot.encoding is not None:
             slot.encoding.parameters.sent_exact()
-            if slot.pull is None and not self._policy.lockstep:
+            if slot.pull is None and not (self._policy.lockstep and self._gpu is None):
                 slot.pull = self._private_pull(order["worker"])
                 slot.connection.bind(EXACT, slot.pull.toreadonly())
         if slot.pull is not None and not (slot.until_fold and self._trains):

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import torch
 
 from offbeat.core.effects import Interrupt, Release
-from offbeat.core.events import Pushed
+from offbeat.core.events import Event, Pushed
 from offbeat.core.phases import Phase
 from offbeat.core.policy import Plan
 from offbeat.core.worker import State, Worker
@@ -79,7 +79,7 @@ class WorkerSession(JobSession):
             own_state=lambda: self._exchange.averaging is not None,
             **options,
         )
-        self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire, grouped=grouped)
+        self._exchange = Exchange(self.link, f"worker {self.worker}", layout, spec, model, optimizer, wire, settings.plane, grouped)
         self.flat.watch = self.watch
         self._interrupts = Interrupts(self.link, model, lambda: self._machine.overtaken and self._machine.at_once, self.contents)
         self._released: Version = 0
@@ -221,6 +221,10 @@ class WorkerSession(JobSession):
                 "use it, or say steps= instead of per_epoch="
             )
 
+    def _send(self, event: Event) -> None:
+        self._exchange.settle()
+        super()._send(event)
+
     def _push(self, push: Pushed) -> None:
         fields = pushed_fields(push)
         averaging = self._exchange.averaging
@@ -315,6 +319,7 @@ class WorkerSession(JobSession):
 
     @library_call
     def snapshot(self) -> Snapshot:
+        self._exchange.settle()
         answer = self._places(pull=self._exchange.averaging is None)
         if answer.header["released"]:
             self._admitted()

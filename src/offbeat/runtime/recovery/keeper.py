@@ -47,12 +47,13 @@ class Keeper(Survival):
     def renew(self) -> None:
         self.snapshot_due = True
 
-    def allocate(self, nbytes: int, name: str) -> MemoryBlock:
-        return self._have(nbytes, self.name_for(name), sparse=False)
+    def allocate(self, nbytes: int, name: str, gpu: str | None = None) -> MemoryBlock:
+        allocate = super().allocate
+        return self.named(self.name_for(name), lambda name: allocate(nbytes, name, gpu))
 
     def sparse(self, nbytes: int, name: str) -> MemoryBlock:
         """Return the block of this name, made if necessary; a new block's pages are allocated when they are used."""
-        return self._have(nbytes, name, sparse=True)
+        return self.named(name, lambda name: MemoryBlock.allocate(nbytes, name, sparse=True))
 
     def once(self, name: str, make: Callable[[], T], attach: Callable[[MemoryBlock], T]) -> T:
         name = self.name_for(name)
@@ -67,9 +68,10 @@ class Keeper(Survival):
         self.made[name] += 1
         return f"{name} {self.made[name]}" if self.made[name] > 1 else name
 
-    def _have(self, nbytes: int, name: str, *, sparse: bool) -> MemoryBlock:
+    def named(self, name: str, make: Callable[[str], MemoryBlock]) -> MemoryBlock:
+        """Return the block of this name, which ``make`` makes if there is none."""
         if name not in self._blocks:
-            self.keep(name, MemoryBlock.allocate(nbytes, name, sparse=sparse))
+            self.keep(name, make(name))
         return self._blocks[name]
 
     def give_up(self, reason: str, *, lack: bool = True) -> None:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from offbeat.runtime.recovery.answers import Answers
 from offbeat.transport.base import Buffer
+from offbeat.transport.device_memory import DeviceBlock
 from offbeat.transport.shm import MemoryBlock
 
 T = TypeVar("T")
@@ -41,9 +42,12 @@ class Survival:
         """Make a change whose answer cannot be found out afterwards; for the arguments see `Answers.change`."""
         return live(lambda answer: None) if self.answers is None else self.answers.change(live, implied, is_made)
 
-    def allocate(self, nbytes: int, name: str) -> MemoryBlock:
-        """Return new memory that every process of this host can map. Arguments and errors are those of `MemoryBlock.allocate`."""
-        return MemoryBlock.allocate(nbytes, name)
+    def allocate(self, nbytes: int, name: str, gpu: str | None = None) -> MemoryBlock:
+        """Return new memory that every process of this host can map; ``gpu``: the UUID of the one that it is on, with any bytes.
+
+        Other arguments and errors are those of `MemoryBlock.allocate`.
+        """
+        return MemoryBlock.allocate(nbytes, name) if gpu is None else DeviceBlock.allocate_on(gpu, nbytes, name)
 
     def once(self, name: str, make: Callable[[], T], attach: Callable[[MemoryBlock], T]) -> T:
         """Return an object made by ``make``, which has its own memory (``block``); the next process gets ``attach`` of the same block."""
