@@ -39,6 +39,10 @@ WIDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Mapping[str, str]]] 
     "groups": (("--procs-per-worker", "2"), ("--ddp",), WHOLE_TORCH),
 }
 """Several optimizers, or several processes a worker: options of the job, arguments of ``resumed.py``, and the environment."""
+FAKE_GPU = {"OFFBEAT_FAKE_GPU": str(SCRIPTS.parents[2])}
+"""The environment of a job whose processes have the GPU of ``tests/support/fake_cuda.py``."""
+PLANE = os.environ.get("OFFBEAT_TEST_PLANE")
+"""The value of ``--plane`` for all jobs, see ``tests/device.py``; None: its default."""
 DEADLINE_S = 120.0
 """For anything that takes a few seconds on an idle machine."""
 LOOK_S = 0.05
@@ -120,11 +124,11 @@ class Job:
 
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = popen(
-                [*before, *command, "--journal", str(self.journal), *arguments],
+                [*before, *command, "--journal", str(self.journal), *(("--plane", PLANE) if PLANE else ()), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, **QUICK, **(environment or {}), procfs.MARK: self.mark, "COLUMNS": "200"},
+                env={**os.environ, **QUICK, **(FAKE_GPU if PLANE else {}), **(environment or {}), procfs.MARK: self.mark, "COLUMNS": "200"},
                 start_new_session=True,
                 preexec_fn=prepare,
             )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import nothing_compiled  # type: ignore[import-not-found]  # noqa: F401
+import one_gpu  # type: ignore[import-not-found]  # noqa: F401
 import soon_written  # type: ignore[import-not-found]  # noqa: F401
 
 PHASES = ("greeted", "initial", "before", "during", "after", "release", "epoch", "told", "streamed", "donated")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -11,11 +12,19 @@ from types import ModuleType
 FLUSH_S = 0.25
 
 
-class SoonWritten(MetaPathFinder):
-    """Changes the module when it is imported."""
+class Changed(MetaPathFinder):
+    """Changes a module when it is imported.
+
+    Args:
+        name: of the module.
+        change: is given the module.
+    """
+
+    def __init__(self, name: str, change: Callable[[ModuleType], None]) -> None:
+        self._name, self._change = name, change
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if name != "offbeat.journal.file":
+        if name != self._name:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)
@@ -24,10 +33,14 @@ class SoonWritten(MetaPathFinder):
 
         def changed(module: ModuleType) -> None:
             executed(module)
-            module.FLUSH_S = FLUSH_S  # type: ignore[attr-defined]
+            self._change(module)
 
         spec.loader.exec_module = changed  # type: ignore[method-assign]
         return spec
 
 
-sys.meta_path.insert(0, SoonWritten())
+def write_soon(module: ModuleType) -> None:
+    module.FLUSH_S = FLUSH_S  # type: ignore[attr-defined]
+
+
+sys.meta_path.insert(0, Changed("offbeat.journal.file", write_soon))
