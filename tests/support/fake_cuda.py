@@ -174,18 +174,18 @@ def install(gpus: int = 1) -> FakeDriver:
     sys.modules[cuda_memory.PACKAGE] = driver
     for known in (cuda_memory._driver, cuda_memory._context):
         known.cache_clear()
-    gpu.home_of, gpu.tensor_of, gpu.synchronize = home_of, driver.tensor_of, lambda ordinal: None
+    gpu.on_cpu, gpu.home_of, gpu.tensor_of, gpu.synchronize = lambda parameters: False, home_of, driver.tensor_of, lambda ordinal: None
     return driver
 
 
 @contextmanager
 def fake_gpu(gpus: int = 1) -> Iterator[FakeDriver]:
     """Let this process have a GPU in the block."""
-    before = gpu.home_of, gpu.tensor_of, gpu.synchronize, sys.modules.get(cuda_memory.PACKAGE)
+    before = gpu.on_cpu, gpu.home_of, gpu.tensor_of, gpu.synchronize, sys.modules.get(cuda_memory.PACKAGE)
     try:
         yield install(gpus)
     finally:
-        gpu.home_of, gpu.tensor_of, gpu.synchronize, module = before
+        gpu.on_cpu, gpu.home_of, gpu.tensor_of, gpu.synchronize, module = before
         sys.modules.pop(cuda_memory.PACKAGE)
         if module is not None:
             sys.modules[cuda_memory.PACKAGE] = module

@@ -1,6 +1,6 @@
 """What torch is asked about memory of a GPU that several processes share (``cuda_memory.py``).
 
-Tests on machines without a GPU replace the three functions that call CUDA: `home_of`, `tensor_of` and `synchronize`.
+Tests on machines without a GPU replace the functions that ask for one: `on_cpu`, `home_of`, `tensor_of` and `synchronize`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ def home_of(parameters: Iterable[torch.Tensor]) -> str | None:
     return None if others or first.type != "cuda" else uuid_of(first.index)
 
 
+def on_cpu(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return True if no parameter is on a GPU."""
+    return all(parameter.is_cpu for parameter in parameters)
+
+
 class _Place:
     """A part of a GPU's memory in the form that CUDA libraries exchange. A tensor that is made of it keeps it, and so the mapping."""
 
@@ -35,6 +40,12 @@ def tensor_of(memory: memoryview, address: int) -> torch.Tensor:
     assert isinstance(memory.obj, OnDevice)
     device = torch.device("cuda", memory.obj.ordinal)
     return torch.as_tensor(_Place(memory, address), device=device) if memory.nbytes else torch.empty(0, dtype=torch.uint8, device=device)
+
+
+def is_fault(error: Exception) -> bool:
+    """Return True if an error is one of CUDA, after which the process's context may be of no more use."""
+    kind = getattr(torch, "AcceleratorError", None)
+    return (kind is not None and isinstance(error, kind)) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
 
 
 def settle(*memories: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from offbeat import cuda_memory
-from offbeat.errors import ConfigurationError, ProtocolError
+from offbeat.errors import ConfigurationError
 from offbeat.transport.shm import MemoryBlock
 
 
@@ -35,13 +35,15 @@ class DeviceBlock(MemoryBlock):
     def receive_on(cls, uuid: str, descriptor: int, nbytes: int, *, mapped: bool = True) -> DeviceBlock:
         """Map a block from a peer, or only hold it if not ``mapped``; the descriptor belongs to the block from now on.
 
-        Raises:
-            ProtocolError: it cannot be mapped here.
+        One that cannot be mapped is `unusable`: this process does not see the GPU, for example.
         """
-        try:
-            return cls(descriptor, nbytes, "received", uuid, mapped=mapped)
-        except ConfigurationError as error:
-            raise ProtocolError(f"the peer handed over memory of a GPU that cannot be used here: {error}") from None
+        block = cls(descriptor, nbytes, "received", uuid, mapped=False)
+        if mapped:
+            try:
+                block.view = cuda_memory.mapped(uuid, descriptor, nbytes)
+            except ConfigurationError as error:
+                block.unusable = str(error)
+        return block
 
     def populate(self, start: int, nbytes: int) -> None:
         """Do nothing: all of the memory is there."""

@@ -68,6 +68,9 @@ def available_nbytes() -> int | None:
 class MemoryBlock(SharedMemory):
     """A block of memory that other processes of this host can map."""
 
+    unusable: str | None = None
+    """Why what has come cannot be mapped here, in words; None: it is, or nobody has tried."""
+
     def __init__(self, descriptor: int, nbytes: int, name: str, *, mapped: bool = True) -> None:
         """Map an open memfd, which belongs to the block from now on. See `allocate` and `receive`."""
         self.nbytes = nbytes

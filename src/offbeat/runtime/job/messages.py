@@ -113,7 +113,7 @@ FROM_WORKER: Final = Kinds(
                 {"worker": _worker, "pid": whole(), "sync": _rule, "local_only": maybe(_words), "layout": anything, "optimizer": anything},
                 {"vector": maybe(_VECTOR), "reduction": one_of(*REDUCTIONS), **_wire, **_gpu, **_optimizer},
             ),
-            memory=2,
+            memory=4,
         ),
         "ready": MessageSchema(fields({}, {"addresses": many(_address, 2)})),
         "heard": MessageSchema(fields({"incarnation": whole(), "stuck_s": _seconds}, {"told": flag})),
@@ -359,7 +359,9 @@ TO_SUPERVISOR: Final = Kinds(
 
 TO_WORKER: Final = Kinds(
     {
-        "welcome": MessageSchema(fields({"in_place": flag, "sync": _rule}, {"backend": text(40), "checkpoints": flag}), memory=2),
+        "welcome": MessageSchema(
+            fields({"in_place": flag, "sync": _rule}, {"backend": text(40), "checkpoints": flag, "unusable": _words}), memory=2
+        ),
         "attached": MessageSchema(),
         "joined": MessageSchema(fields({"incarnation": whole()})),
         "provide": MessageSchema(),

@@ -14,7 +14,7 @@ import torch
 
 from offbeat.core.policy import Averaging, ServerRule
 from offbeat.core.worker import Worker
-from offbeat.errors import ConfigurationError, ProtocolError, warn
+from offbeat.errors import ProtocolError, warn
 from offbeat.policies import rule_of
 from offbeat.runtime.coordination.buffers import ModelBuffers
 from offbeat.runtime.job.loading import checksum
@@ -22,6 +22,7 @@ from offbeat.runtime.parameter_server.bucketed_push import BucketedPush, EarlyPu
 from offbeat.runtime.parameter_server.encoding import INITIAL, FragmentEncoding, WorkerEncoding
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.runtime.parameter_server.shard import half_nbytes
+from offbeat.runtime.parameter_server.worker_memory import allocate
 from offbeat.runtime.worker.connection import WorkerConnection
 from offbeat.tensors import gpu
 from offbeat.tensors.flat import FlatModel
@@ -32,7 +33,6 @@ from offbeat.transport.base import Connection, SharedMemory
 from offbeat.transport.copy_on_write import OwnCopy, OwnView, own_view
 from offbeat.transport.device_memory import DeviceBlock
 from offbeat.transport.link import Link
-from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import Incarnation, PlaneChoice, WireFormat
 
 
@@ -65,15 +65,15 @@ class Exchange:
         self._numbers = itertools.count(time.time_ns())
         self._sent_hyper: Any = None
         self.grouped = grouped
-        self._gpu: str | None = None
-        """The UUID of the GPU whose memory is shared with the servers; None: the host's memory is."""
         self._common: SharedMemory | None = None
         """The memory that all workers read; None: the model reads memory of its own."""
         self.half = 0
         """Which half of that memory has the newest version, where it has two."""
         self._own: OwnView | OwnCopy | None = None
         """This process's view of it, in which writes of the script stay."""
-        self._push_block, self._pull_block = self._allocate(name, plane)
+        parameters = dict(model.named_parameters())
+        trained = [parameters[spec.name] for spec in layout.tensors]
+        (self._push_block, self._pull_block), *self._instead = allocate(plane, layout.nbytes, name, trained, link.servers, grouped=grouped)
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
         self.buffers = ModelBuffers(model)
         self.policy: ServerRule | None = None
@@ -86,41 +86,15 @@ class Exchange:
         self._early = EarlyPushes(())
         self.flat.attach()
 
-    def _allocate(self, name: str, plane: PlaneChoice) -> tuple[SharedMemory, SharedMemory]:
-        """Return memory for gradients and for parameters: on the GPU where the model is, if it may and can be.
-
-        Raises:
-            ConfigurationError: it must be there and cannot, or there is not enough memory.
-        """
-        names = f"gradients of {name}", f"parameters of {name}"
-        if plane != "host":
-            try:
-                home, nbytes = self._home(), self._layout.nbytes
-                blocks = DeviceBlock.allocate_on(home, nbytes, names[0]), DeviceBlock.allocate_on(home, nbytes, names[1])
-                self._gpu = home
-                return blocks
-            except ConfigurationError as error:
-                if plane == "device":
-                    raise
-                warn(f"gradients are exchanged in the host's memory: {error}")
-        kind = MemoryBlock if self.grouped or any(server.shares_memory for server in self._link.servers) else PrivateBlock
-        return kind.allocate(self._layout.nbytes, names[0]), kind.allocate(self._layout.nbytes, names[1])
-
-    def _home(self) -> str:
-        """Return the UUID of the GPU where the model is. Raises `ConfigurationError` if it is on none, or no server can use that one."""
-        parameters = dict(self._model.named_parameters())
-        home = gpu.home_of([parameters[spec.name] for spec in self._layout.tensors])
-        if home is None:
-            places = sorted({str(parameters[spec.name].device) for spec in self._layout.tensors})
-            raise ConfigurationError(
-                f"--plane device: the model's trainable parameters are on {', '.join(places)}; move them to one GPU before the optimizer "
-                "is wrapped, or leave --plane out"
-            )
-        far = [server.peer for server in self._link.servers if not server.shares_memory]
-        if far or self.grouped:
-            why = "the gradients of a worker of several processes are on the host" if self.grouped else f"{far[0]} is on another machine"
-            raise ConfigurationError(f"--plane device: {why}; leave --plane out")
-        return home
+    def _leave_gpu(self, push: SharedMemory, pull: SharedMemory, reason: str) -> None:
+        """Exchange in the host's memory, since servers cannot use the GPU's."""
+        warn(f"gradients are exchanged in the host's memory: {reason}")
+        watch = self.flat.watch
+        self.flat.detach()
+        self._push_block, self._pull_block = push, pull
+        self.flat = FlatModel(self._layout, self._model, push.view, pull.view)
+        self.flat.watch = watch
+        self.flat.attach()
 
     def settle(self) -> None:
         """Wait until the GPU has done what it was asked to do: what is sent next lets servers read gradients, and write parameters."""
@@ -144,12 +118,14 @@ class Exchange:
         """
         if self._wire != "float32":
             hello = {**hello, "wire": self._wire}
-        if self._gpu is not None:
-            hello = {**hello, "gpu": self._gpu}
+        if isinstance(self._push_block, DeviceBlock):
+            hello = {**hello, "gpu": self._push_block.uuid}
         self.settle()
-        common = self._link.introduce(
-            {**hello, "layout": self._layout.to_wire(), "optimizer": self._spec.to_wire()}, self._push_block, self._pull_block
-        )
+        pairs = [(self._push_block, self._pull_block), *self._instead]
+        common, unusable = self._link.introduce({**hello, "layout": self._layout.to_wire(), "optimizer": self._spec.to_wire()}, *pairs)
+        if unusable is not None:
+            self._leave_gpu(*pairs[1], unusable)
+        self._instead.clear()
         self.policy = rule_of(ServerRule, self._link.sync)
         if self.policy.scope == "job":
             self._encode()  # nothing is carried before this worker has said that it is ready

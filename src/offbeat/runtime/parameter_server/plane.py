@@ -23,7 +23,7 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.parameter_server.dispatch import Dispatcher
 from offbeat.runtime.parameter_server.per_shard import shard_of
 from offbeat.runtime.parameter_server.per_shard_dispatch import PerShardDispatcher
-from offbeat.runtime.parameter_server.shard import half_nbytes
+from offbeat.runtime.parameter_server.shard import half_nbytes, unusable_in
 from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import check_changed
@@ -122,6 +122,8 @@ class ServerPlane(Plane):
         self._peers[worker].keeps_feedback = message.header.get("wire") == "int8"
         memory = (common,) if common is not None else ()
         welcome = {"kind": "welcome", "in_place": in_place, "sync": self._policy.spelling, "checkpoints": self._settings.checkpoints}
+        if (unusable := unusable_in(message)) is not None:
+            welcome["unusable"] = unusable
         connection.send(welcome, memory=memory)
 
     def follow(self, now: Seconds) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -244,14 +246,18 @@ class LiveShard:
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
 
+        With its hello it may bring two more, to be used if the first two, on a GPU, cannot be.
+
         Raises:
             ProtocolError: it brings something else.
+            ConfigurationError: it brings memory of a GPU alone, which cannot be used here.
         """
-        expected = [self._layout.nbytes] * 2 if connection.shares_memory else []
+        kind, expected = message.header["kind"], [self._layout.nbytes] * 2 if connection.shares_memory else []
         seen = [block.nbytes for block in message.memory]
-        if seen != expected:
-            kind = message.header["kind"]
+        if seen != expected and not (kind == "hello" and seen == 2 * expected):
             raise ProtocolError(f"worker {worker} sent {kind!r} with blocks of memory of {seen} bytes (expected {expected})")
+        if seen == expected and (unusable := unusable_in(message)) is not None:
+            raise ConfigurationError(f"server {self._number} cannot use the memory of worker {worker}: {unusable}")
 
     def attach(self, worker: WorkerId, connection: Connection, message: Message, *, in_place: bool) -> None:
         """Bind the memory that a worker's process brings: a block for gradients and one for parameters, or none over TCP.
@@ -271,7 +277,8 @@ class LiveShard:
         start, stop = self.span
         pull: memoryview | None
         if connection.shares_memory:
-            push, pull = message.memory[0].view[start:stop], message.memory[1].view[start:stop]
+            used = message.memory[:2] if unusable_in(message) is None else message.memory[2:]
+            push, pull = (block.view[start:stop] for block in used)
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
             wire = message.header.get("wire", "float32")
@@ -408,6 +415,10 @@ class LiveShard:
         try:
             return self._carry_out(orders)
         except Exception as error:
+            if self._outlives is not None and gpu.is_fault(error):
+                # What kernels leave half done is not read: the next process, with a context of its own, does the order again.
+                print(f"server {self._number}: an error of the GPU ends this process: {error}", file=sys.stderr, flush=True)
+                os.abort()
             raise JobError(f"server {self._number} could not do what the job has decided: {in_words(error)}") from error
 
     def _carry_out(self, orders: Sequence[Mapping[str, Any]]) -> list[ShardMeasurements]:
@@ -689,6 +700,11 @@ class LiveShard:
         assert self._shard is not None, "rules that exchange parameters keep optimizer state in the workers"
         pieces, payload = self._shard.state()
         connection.send({"kind": "state", "pieces": pieces}, payload=payload)
+
+
+def unusable_in(message: Message) -> str | None:
+    """Return why this process cannot use the GPU's memory that a worker has brought, in words; None: it can, or there is none."""
+    return next((block.unusable for block in message.memory if isinstance(block, DeviceBlock) and block.unusable is not None), None)
 
 
 def half_nbytes(layout: Layout) -> int:

@@ -8,12 +8,13 @@ kind of message that changes the model. Messages are read only within a wait, in
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 from offbeat.core.phases import UNMEASURED, Phase, PhaseClock
 from offbeat.errors import JobError, RefusedError
@@ -25,6 +26,8 @@ from offbeat.transport.base import Address, Closed, Connection, Hub, Message, Sh
 from offbeat.transport.link import Link
 from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
 
+Pair: TypeAlias = tuple[SharedMemory, SharedMemory]
+"""Memory for gradients, and memory for parameters."""
 MAIL: Final = ("welcome", "attached", "grant", "no_more", "epoch_ended", "barrier_passed", "farewell", "place", "parts")
 """Kinds of messages that are kept until the session waits for them."""
 LOOK_S: Seconds = 0.25
@@ -116,18 +119,26 @@ class WorkerConnection:
 
     # Joining and leaving.
 
-    def introduce(self, hello: Mapping[str, Any], push: SharedMemory, pull: SharedMemory) -> SharedMemory | None:
+    def introduce(self, hello: Mapping[str, Any], *pairs: Pair) -> tuple[SharedMemory | None, str | None]:
         """Send a hello to every server, with this worker's memory.
 
+        Args:
+            hello: of the worker.
+            pairs: memory for gradients and for parameters; and a second pair, to be used if server 0 cannot use the first.
+
         Returns:
-            The parameters that all workers share, if the server steps them in place; otherwise None.
+            The parameters that all workers share, if the server steps them in place, or else None; and why the first pair is not used, or
+            else None.
 
         Raises:
             RefusedError: the job does not accept this worker.
             JobError: a server is gone.
         """
+        self.bind(*pairs[0])
+        welcome = self.greet(hello, list(itertools.chain(*pairs)) if self.coordinator.shares_memory else ())
+        unusable = welcome.header.get("unusable")
+        push, pull = pairs[0 if unusable is None else 1]
         self.bind(push, pull)
-        welcome = self.greet(hello, (push, pull) if self.coordinator.shares_memory else ())
         in_place = welcome.header["in_place"]
         common = welcome.memory[0] if in_place else None
         for server in self.servers[1:]:
@@ -135,7 +146,7 @@ class WorkerConnection:
             attach.update({name: hello[name] for name in ("number_of_optimizer", "wire") if name in hello})
             server.send(attach, memory=(push, pull) if server.shares_memory else ())
             self.receive("attached")
-        return common
+        return common, unusable
 
     def greet(self, hello: Mapping[str, Any], memory: Sequence[SharedMemory] = ()) -> Message:
         """Send a hello to server 0 alone, and return its welcome. Raises what `introduce` raises."""
