@@ -115,9 +115,10 @@ def test_without_the_package_the_error_names_it(driver: FakeDriver, monkeypatch:
         cuda_memory.uuid_of(0)
 
 
-@pytest.mark.parametrize(
-    "places", [7, [], [None, None], ["x"], [["x"]], [[1, 2]], [["x", -1]], [["x", True]], [["x" * 65, 1]], [["x", 1 << 51]]]
-)
+WRONG = [7, [], [None, None], ["x"], [["x"]], [[1, 2]], [["x", -1]], [["x", True]], [["x" * 65, 1]], [["x", 1 << 51]]]
+
+
+@pytest.mark.parametrize("places", WRONG)
 def test_a_message_about_such_memory_is_checked(places: object) -> None:
     with pytest.raises(ProtocolError, match="_gpu"):
         wire.gpu_memory(places, 1)
