@@ -30,6 +30,7 @@ def run(
     arguments: list[str],
     *,
     wire: str = "float32",
+    plane: str = "host",
     restarts: int = 0,
     replicas: int = 0,
 ) -> list[dict[str, Any]]:
@@ -43,6 +44,8 @@ def run(
         command += [
             "--wire",
             wire,
+            "--plane",
+            plane,
             "--max-restarts",
             str(restarts),
             "--replicas",

@@ -76,6 +76,8 @@ def main() -> None:
     device, batch = args.device, args.batch
     peer = DistributedDataParallel(made(args.tensors, device))
     peer_optimizer = torch.optim.SGD(peer.parameters(), lr=1e-3)
+    alone = made(args.tensors, device)
+    alone_optimizer = torch.optim.SGD(alone.parameters(), lr=1e-3)
     model = made(args.tensors, device)
     optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-3), model)
     data = TensorDataset(torch.randn(args.steps * workers * batch, WIDTHS[0]))
@@ -89,7 +91,7 @@ def main() -> None:
         else:  # the same one again and again: what is measured is the step, not how fast a loader copies
             yield from (same for _ in sampler)
 
-    ours, gloo, marks = [], [], []
+    ours, gloo, bare, marks = [], [], [], []
     for _ in range(1 + args.repeats):
         dist.barrier()
         began = time.monotonic()
@@ -103,13 +105,22 @@ def main() -> None:
         gloo.append(finished(device) - between)
         dist.barrier()
         marks.append([began, between, time.monotonic()])
-    ours, gloo = slowest(ours)[1:], slowest(gloo)[1:]
+        for _ in range(args.steps):
+            one_step(alone, alone_optimizer, same, late_s)
+        bare.append(finished(device) - marks[-1][-1])
+    ours, gloo, bare = (slowest(seconds)[1:] for seconds in (ours, gloo, bare))
     if worker == 0:
         reports = optimizer.reports[1:]
         samples = len(data)
         rows = [
-            {"samples_per_s": report["folded"] / a, "ddp_samples_per_s": samples / b, "marks": mark, "steps": args.steps}
-            for report, a, b, mark in zip(reports, ours, gloo, marks[1:], strict=True)
+            {
+                "samples_per_s": report["folded"] / a,
+                "ddp_samples_per_s": samples / b,
+                "bare_samples_per_s": samples / c,
+                "marks": mark,
+                "steps": args.steps,
+            }
+            for report, a, b, c, mark in zip(reports, ours, gloo, bare, marks[1:], strict=True)
         ]
         args.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     dist.barrier()

@@ -87,6 +87,41 @@ def test_workers_of_other_hosts_take_part(driver: FakeDriver, rule: str) -> None
     assert len(warned) == 1
 
 
+def test_workers_of_several_gpus_take_part(driver: FakeDriver) -> None:
+    """The shard is on the first worker's."""
+    driver.gpus = 2
+
+    def script(worker: Worker) -> str:
+        model = nn.Linear(4, 1)
+        for parameter in model.parameters():
+            parameter.fake_gpu = worker.number  # type: ignore[attr-defined]
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+        assert worker.session is not None
+        block, _ = worker.session.memory
+        assert isinstance(block, DeviceBlock)
+        return block.uuid
+
+    with Job(2, plane="device") as job:
+        assert len(set(job.run(script))) == 2
+
+
+def test_a_model_on_two_gpus_is_refused(driver: FakeDriver) -> None:
+    driver.gpus = 2
+
+    def refuse(worker: Worker) -> None:
+        model = nn.Linear(4, 1)
+        model.bias.fake_gpu = 1  # type: ignore[attr-defined]
+        with pytest.raises(ConfigurationError, match="move them to one GPU before the optimizer is wrapped"):
+            worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    with Job(1, plane="device") as job:
+        job.run(refuse)
+
+
 def test_auto_goes_on_in_the_hosts_memory_where_the_gpu_has_too_little(driver: FakeDriver) -> None:
     driver.limit_nbytes = 1
 

@@ -164,8 +164,9 @@ class FakeDriver(ModuleType):
 
 
 def home_of(parameters: Iterable[torch.Tensor]) -> str | None:
-    """Models on the CPU are on the first GPU here, as long as they are not in halves (`FakeDriver` has no other device)."""
-    return cuda_memory.uuid_of(0) if {parameter.device.type for parameter in parameters} == {"cpu"} else None
+    """Models are on the GPU that their parameters name (``fake_gpu``), or on the first."""
+    homes = {getattr(parameter, "fake_gpu", 0) for parameter in parameters}
+    return cuda_memory.uuid_of(homes.pop()) if len(homes) == 1 else None
 
 
 def install(gpus: int = 1) -> FakeDriver:
