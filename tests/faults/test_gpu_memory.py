@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,18 @@ ON_GPU = ("--workers", "2", "--plane", "device")
 def on_host(start: Start, tmp_path: Path) -> Any:
     """What the first worker has at the end of a job in the host's memory in which nobody dies."""
     return end_of(start, tmp_path / "host", ("--workers", "2"), lambda job: None, *CALM)[0]
+
+
+def held(job: Job) -> int:
+    """How many blocks of the GPU's memory the supervisor holds."""
+    folder = Path(f"/proc/{job.process.pid}/fd")
+    return sum("fake GPU" in os.readlink(one) for one in folder.iterdir())
+
+
+def restarted(job: Job, number: int) -> bool:
+    """True once workers have come back so many times."""
+    records = [r for r in job.records() if r["kind"] == "process" and r["role"] == "worker"]
+    return sum(bool(r["what"] == "restarted") for r in records) == number
 
 
 @pytest.mark.parametrize("phase", marked(["during", "release"], night=["release"]))
@@ -55,9 +69,12 @@ def test_an_error_of_the_gpu_ends_the_process_and_not_the_job(start: Start, tmp_
 def test_a_worker_that_dies_comes_back_with_memory_of_its_own(start: Start, enough: Path) -> None:
     job = start(*ON_GPU, "--sync", "asp", "--slow", "any=0.02", TRAIN, "--until", str(enough), environment=FAKE_GPU)
     job.goes_on()
-    signalled(job.workers()[1], signal.SIGKILL)
-    job.record("process", role="worker", what="restarted")
-    job.goes_on()
+    before = held(job)
+    for death in range(1, 3):
+        signalled(job.workers()[1], signal.SIGKILL)
+        job.wait("the restart", partial(restarted, job, death))
+        job.goes_on()
+    job.wait("the end of what the dead had", lambda: held(job) == before)
     enough.touch()
     job.ended().accounted()
 
