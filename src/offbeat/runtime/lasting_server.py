@@ -170,8 +170,6 @@ class Server(ServerProcess):
         if kind == "kept":
             block = message.memory[0] if message.memory else None
             if isinstance(block, MemoryBlock):
-                if block.unusable is not None:
-                    raise JobError(f"the memory that an earlier process of this server has left cannot be used: {block.unusable}")
                 self._kept[message.header["name"]] = block
         elif kind == "job" and message.header.get("outlives", False):
             self._outlive(message.header)

@@ -233,15 +233,15 @@ class LiveShard:
         for halves in changes:
             halves.turn()
 
-        def done() -> Any:
+        def complete() -> Any:
             result = work()
             gpu.settle(self._memory)
             return result
 
         if self._outlives is None:
-            return done()
+            return complete()
         outlives, number = self._outlives, self._operations
-        return self._survival.change(partial(outlives.once, number, done), None, lambda: outlives.done >= number)
+        return self._survival.change(partial(outlives.once, number, complete), None, lambda: outlives.done >= number)
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.

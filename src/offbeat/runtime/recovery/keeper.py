@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
 
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, JobError
 from offbeat.runtime.recovery.answers import Answers
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import Buffer, Connection, SharedMemory
@@ -72,7 +72,13 @@ class Keeper(Survival):
         """Return the block of this name, which ``make`` makes if there is none."""
         if name not in self._blocks:
             self.keep(name, make(name))
-        return self._blocks[name]
+        return self._usable(name)
+
+    def _usable(self, name: str) -> MemoryBlock:
+        block = self._blocks[name]
+        if block.unusable is not None:
+            raise JobError(f"what an earlier process of this server has left as {name!r} cannot be used: {block.unusable}")
+        return block
 
     def give_up(self, reason: str, *, lack: bool = True) -> None:
         """Note the reason, and report it to the supervisor; only the first one counts."""
@@ -134,7 +140,7 @@ class Keeper(Survival):
         if not part:
             return self._blocks[name]
         start, stop, writable = part
-        view = self._blocks[name].view
+        view = self._usable(name).view
         if not 0 <= start <= stop <= len(view):
             raise ValueError(f"bytes {start} to {stop} of a block of {len(view)}")
         return view[start:stop] if writable else view[start:stop].toreadonly()
