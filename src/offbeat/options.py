@@ -336,11 +336,9 @@ def check(
         NoticeCommand(options.notice_command)
     program.check()
     spelling, chosen_wire, plane = None, None if wire is None else wire_format(wire), plane_choice(options.plane)
-    if plane == "device" and procs_per_worker > 1:
-        raise ConfigurationError(
-            f"--plane device: the gradients of a worker of several processes (--procs-per-worker {procs_per_worker}) are in the host's "
-            "memory; leave --plane out"
-        )
+    for name, given, instead in (("procs-per-worker", procs_per_worker, 1), ("replicas", replicas, 0)):
+        if plane == "device" and given != instead:
+            raise ConfigurationError(f"--plane device: with --{name} {given} gradients are in the host's memory; leave one of the two out")
     if sync is not None:
         chosen = rule(sync)
         chosen.check(workers)

@@ -82,7 +82,7 @@ def test_workers_of_other_hosts_take_part(driver: FakeDriver, rule: str) -> None
         train(worker, rule)
         return on_gpu(worker)
 
-    with pytest.warns(UserWarning, match="is on another machine") as warned, Job(2, plane="auto", hosts={1: "far"}) as job:
+    with pytest.warns(UserWarning, match="does not share memory with this worker") as warned, Job(2, plane="auto", hosts={1: "far"}) as job:
         assert job.run(script) == [True, False]
     assert len(warned) == 1
 

@@ -112,7 +112,11 @@ class FakeDriver(ModuleType):
         if self.limit_nbytes is not None and size > self.limit_nbytes:
             return Result.CUDA_ERROR_OUT_OF_MEMORY, None
         descriptor = os.memfd_create("fake GPU", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, size)
+        try:
+            os.ftruncate(descriptor, size)
+        except OSError:
+            os.close(descriptor)
+            return Result.CUDA_ERROR_OUT_OF_MEMORY, None
         os.pwrite(descriptor, b"\xff" * min(size, NAN_NBYTES), 0)
         self.handles[descriptor] = descriptor
         return Result.CUDA_SUCCESS, descriptor

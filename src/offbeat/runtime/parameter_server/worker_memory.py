@@ -66,6 +66,6 @@ def _home(trained: Sequence[torch.Tensor], servers: Sequence[Connection], *, gro
         )
     far = next((server.peer for server in servers if not server.shares_memory), None)
     if grouped or far is not None:
-        why = "a worker of several processes has its gradients on the host" if grouped else f"{far} is on another machine"
+        why = "a worker of several processes has its gradients on the host" if grouped else f"{far} does not share memory with this worker"
         raise ConfigurationError(f"--plane device: {why}; use --plane host")
     return home

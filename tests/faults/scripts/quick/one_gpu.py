@@ -7,10 +7,27 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
 from soon_written import Changed  # type: ignore[import-not-found]
+
+
+class Bindings(MetaPathFinder, Loader):
+    """Finds the fake driver where the package with CUDA's is looked for: a new server gets memory before it imports PyTorch."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(name, self, is_package=True) if name in ("cuda", "cuda.bindings", "cuda.bindings.driver") else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Take an ordinary one."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__.endswith("driver"):
+            import_module("offbeat.tensors.gpu")
 
 
 def have_gpu(module: ModuleType) -> None:
@@ -29,4 +46,4 @@ def have_gpu(module: ModuleType) -> None:
 
 
 if "OFFBEAT_FAKE_GPU" in os.environ:
-    sys.meta_path.insert(0, Changed("offbeat.tensors.gpu", have_gpu))
+    sys.meta_path[:0] = [Changed("offbeat.tensors.gpu", have_gpu), Bindings()]
