@@ -124,7 +124,7 @@ class JobOptions:
         option(
             RULE,
             help="Where gradients are exchanged: in the memory of the host, of the GPU where the model is (device), or of the GPU where "
-            "that can be (auto).  \\[default: host]",
+            "that can be (auto).",
         ),
     ] = "host"
     batch: Annotated[

@@ -128,7 +128,14 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env={**os.environ, **QUICK, **(FAKE_GPU if PLANE else {}), **(environment or {}), procfs.MARK: self.mark, "COLUMNS": "200"},
+                env={
+                    **os.environ,
+                    **QUICK,
+                    **(FAKE_GPU if PLANE and "OFFBEAT_TEST_DEVICE" not in os.environ else {}),
+                    **(environment or {}),
+                    procfs.MARK: self.mark,
+                    "COLUMNS": "200",
+                },
                 start_new_session=True,
                 preexec_fn=prepare,
             )

@@ -11,6 +11,7 @@
 
     schema     checks the fields of a message before anything is done with it
     copy_on_write  shows a process shared memory in which its own writes are seen by it only
+    device_memory  blocks of a GPU's memory, which travel as those of the host's (``cuda_memory.py`` makes and maps them)
     futex      lets processes wait for each other on shared memory
 ```
 

@@ -41,7 +41,7 @@ def allocate(
         push, pull = (DeviceBlock.allocate_on(home, nbytes, f"{what} of {name}") for what in KINDS)
     except ConfigurationError as error:
         if plane == "device":
-            raise
+            raise ConfigurationError(f"--plane device: {error}") from None
         warn(f"gradients are exchanged in the host's memory: {error}")
         return [_on_host(MemoryBlock if near else PrivateBlock, nbytes, name)]
     if plane == "device":
@@ -61,11 +61,10 @@ def _home(trained: Sequence[torch.Tensor], servers: Sequence[Connection], *, gro
     if home is None:
         places = ", ".join(sorted({str(parameter.device) for parameter in trained}))
         raise ConfigurationError(
-            f"--plane device: the model's trainable parameters are on {places}; move them to one GPU before the optimizer is wrapped, or "
-            "use --plane host"
+            f"the model's trainable parameters are on {places}; move them to one GPU before the optimizer is wrapped, or use --plane host"
         )
     far = next((server.peer for server in servers if not server.shares_memory), None)
     if grouped or far is not None:
         why = "a worker of several processes has its gradients on the host" if grouped else f"{far} does not share memory with this worker"
-        raise ConfigurationError(f"--plane device: {why}; use --plane host")
+        raise ConfigurationError(f"{why}; use --plane host")
     return home
