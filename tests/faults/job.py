@@ -43,6 +43,7 @@ FAKE_GPU = {"OFFBEAT_FAKE_GPU": str(SCRIPTS.parents[2])}
 """The environment of a job whose processes have the GPU of ``tests/support/fake_cuda.py``."""
 PLANE = os.environ.get("OFFBEAT_TEST_PLANE")
 """The value of ``--plane`` for all jobs, see ``tests/device.py``; None: its default."""
+FAKED: Mapping[str, str] = FAKE_GPU if PLANE and "OFFBEAT_TEST_DEVICE" not in os.environ else {}
 DEADLINE_S = 120.0
 """For anything that takes a few seconds on an idle machine."""
 LOOK_S = 0.05
@@ -131,7 +132,7 @@ class Job:
                 env={
                     **os.environ,
                     **QUICK,
-                    **(FAKE_GPU if PLANE and "OFFBEAT_TEST_DEVICE" not in os.environ else {}),
+                    **FAKED,
                     **(environment or {}),
                     procfs.MARK: self.mark,
                     "COLUMNS": "200",
