@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.device import DEVICE
+from tests.device import DEVICE, PLANE
 from tests.live.harness import Job, Worker, seeded
 from tests.support.fake_cuda import FakeDriver, fake_gpu
 from torch import nn
@@ -165,6 +165,7 @@ def test_a_server_that_cannot_use_the_gpu_says_so(driver: FakeDriver, monkeypatc
 
 
 @pytest.mark.parametrize(("rule", "match"), [("bsp", "trainable parameters are on cpu"), ("majority", "majority has no servers")])
+@pytest.mark.skipif(PLANE != "host", reason="there is a GPU, though a fake one")
 def test_device_without_a_gpu_is_refused_before_training(rule: str, match: str) -> None:
     def refuse(worker: Worker) -> None:
         with pytest.raises(ConfigurationError, match=match):
