@@ -52,11 +52,11 @@ from offbeat.types import NO_CAUSE, Epoch, LeaseId, Version, WorkerId
 METRIC_NAME_MAX: Final = 200
 """Most characters of a metric's name; the rest is cut off before sending."""
 ANEW: Final = (
-    "offbeat: worker {worker} begins its script after {before} steps of the job: its own counters begin at 0. So do learning-rate schedules, "
-    "random generators and an average of the weights (EMA) that the script keeps. Count with 'for epoch in offbeat.epochs(n, loader)' or "
-    "'for step in offbeat.steps(n)', and load with offbeat.load what the chief has saved: docs/restarts.md"
+    "offbeat: worker {worker} begins its script after {before} steps of the job: its own counters begin at 0. So do learning-rate "
+    "schedules, random generators and an average of the weights (EMA) that the script keeps. Count with 'for epoch in "
+    "offbeat.epochs(n, loader)' or 'for step in offbeat.steps(n)', and load with offbeat.load what the chief has saved: docs/restarts.md"
 )
-"""The line that a restarted worker prints before its first step, unless its script uses one of the two."""
+"""The line that a worker of a running job prints before its first step, unless its script uses one of the two."""
 
 
 def pushed_fields(push: Pushed) -> dict[str, Any]:
