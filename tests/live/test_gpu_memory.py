@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +16,9 @@ from torch import nn
 
 from offbeat.errors import ConfigurationError, JobError, RefusedError
 from offbeat.runtime.parameter_server.worker_side import WorkerSession
+from offbeat.tensors import gpu
 from offbeat.transport.device_memory import DeviceBlock
+from offbeat.transport.stream import StreamConnection
 from offbeat.types import PlaneChoice
 
 pytestmark = pytest.mark.skipif(DEVICE.type != "cpu", reason="the fake GPU is on the CPU")
@@ -72,6 +77,39 @@ def test_every_optimizer_steps_there(driver: FakeDriver, kind: str, dtype: torch
         with Job(2, plane=plane) as job:
             ends.append(job.run(lambda worker: train(worker, "bsp", kind, dtype)))
     torch.testing.assert_close(ends[1], ends[0], rtol=0.0, atol=0.0)
+
+
+LETS_GO = {"ready", "initial", "push", "pull", "parameters"}
+"""Kinds of messages after which another process reads or writes memory that this one has used."""
+BESIDE = {"hello", "attach", "attached", "buffers", "orders", "measured", "arrived", "welcome"}
+"""Kinds that are sent right before them."""
+
+
+@pytest.mark.parametrize("rule", ["bsp", "asp", "ensemble(steps=2)"])
+def test_the_gpu_has_done_its_work_before_another_process_hears_of_it(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    """Each thread waits for the GPU right before such messages, with nothing in between but others of them."""
+    done: defaultdict[int, list[str]] = defaultdict(list)
+    send = StreamConnection.send
+
+    def sent(self: StreamConnection, header: Mapping[str, Any], **more: Any) -> None:
+        done[threading.get_ident()].append(header["kind"])
+        send(self, header, **more)
+
+    monkeypatch.setattr(StreamConnection, "send", sent)
+    monkeypatch.setattr(gpu, "synchronize", lambda ordinal: done[threading.get_ident()].append("waited"))
+    with Job(2, servers=2, plane="device") as job:
+        job.run(lambda worker: train(worker, rule))
+    found = Counter[str]()
+    for kinds in done.values():
+        safe = False
+        for kind in kinds:
+            safe = kind == "waited" or (safe and kind in LETS_GO | BESIDE)
+            if kind in LETS_GO and "waited" in kinds:  # heartbeats have a thread of their own
+                assert safe, kinds
+                found[kind] += 1
+    assert found["push"] >= 12 and found["parameters"] >= 12 and found["initial"]
 
 
 @pytest.mark.parametrize("rule", ["bsp", "asp", "psp(c=2)"])
