@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from torch import nn
 from offbeat.errors import ConfigurationError, JobError, RefusedError
 from offbeat.runtime.parameter_server.worker_side import WorkerSession
 from offbeat.tensors import gpu
+from offbeat.tensors.flat import FlatModel
 from offbeat.transport.device_memory import DeviceBlock
 from offbeat.transport.stream import StreamConnection
 from offbeat.types import PlaneChoice
@@ -79,6 +80,18 @@ def test_every_optimizer_steps_there(driver: FakeDriver, kind: str, dtype: torch
     torch.testing.assert_close(ends[1], ends[0], rtol=0.0, atol=0.0)
 
 
+def after(owner: type, name: str, note: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``note`` called after each call of a method."""
+    plain = getattr(owner, name)
+
+    def noted(self: Any, *arguments: Any) -> Any:
+        result = plain(self, *arguments)
+        note()
+        return result
+
+    monkeypatch.setattr(owner, name, noted)
+
+
 LETS_GO = {"ready", "initial", "push", "pull", "parameters"}
 """Kinds of messages after which another process reads or writes memory that this one has used."""
 BESIDE = {"hello", "attach", "attached", "buffers", "orders", "measured", "arrived", "welcome"}
@@ -97,6 +110,8 @@ def test_the_gpu_has_done_its_work_before_another_process_hears_of_it(
         done[threading.get_ident()].append(header["kind"])
         send(self, header, **more)
 
+    for name in ("collect", "offer"):
+        after(FlatModel, name, lambda: done[threading.get_ident()].append("computed"), monkeypatch)
     monkeypatch.setattr(StreamConnection, "send", sent)
     monkeypatch.setattr(gpu, "synchronize", lambda ordinal: done[threading.get_ident()].append("waited"))
     with Job(2, servers=2, plane="device") as job:
