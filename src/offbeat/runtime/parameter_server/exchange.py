@@ -23,7 +23,7 @@ from offbeat.runtime.parameter_server.encoding import INITIAL, FragmentEncoding,
 from offbeat.runtime.parameter_server.per_shard_pulls import BlockPulls
 from offbeat.runtime.parameter_server.shard import half_nbytes
 from offbeat.runtime.parameter_server.worker_memory import allocate
-from offbeat.runtime.worker.connection import WorkerConnection
+from offbeat.runtime.worker.connection import Pair, WorkerConnection
 from offbeat.tensors import gpu
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
@@ -72,8 +72,9 @@ class Exchange:
         self._own: OwnView | OwnCopy | None = None
         """This process's view of it, in which writes of the script stay."""
         parameters = dict(model.named_parameters())
-        trained = [parameters[spec.name] for spec in layout.tensors]
+        trained = [parameters[tensor.name] for tensor in layout.tensors]
         (self._push_block, self._pull_block), *self._instead = allocate(plane, layout.nbytes, name, trained, link.servers, grouped=grouped)
+        """Memory for gradients and for parameters; and until the job has welcomed this worker, what takes its place if servers cannot use it."""
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
         self.buffers = ModelBuffers(model)
         self.policy: ServerRule | None = None
@@ -101,7 +102,7 @@ class Exchange:
         gpu.settle(self._push_block.view)
 
     @property
-    def memory(self) -> tuple[SharedMemory, SharedMemory]:
+    def memory(self) -> Pair:
         """Return the blocks into which gradients are written and from which parameters are read. The second may be replaced in a call."""
         return self._push_block, self._pull_block
 
