@@ -74,7 +74,7 @@ class Exchange:
         parameters = dict(model.named_parameters())
         trained = [parameters[tensor.name] for tensor in layout.tensors]
         (self._push_block, self._pull_block), *self._instead = allocate(plane, layout.nbytes, name, trained, link.servers, grouped=grouped)
-        """Memory for gradients and for parameters; and until the job has welcomed this worker, what takes its place if servers cannot use it."""
+        """Memory for gradients and for parameters; and until the job has welcomed this worker, what is used if servers cannot use that."""
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
         self.buffers = ModelBuffers(model)
         self.policy: ServerRule | None = None
