@@ -21,7 +21,7 @@ from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import spec_of
 from offbeat.tensors.shard import Shard
-from offbeat.tensors.shard_memory import ShardMemory, Sizes
+from offbeat.tensors.shard_memory import CHUNK_NBYTES, ShardMemory, Sizes
 
 FOLDS = 6
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -38,9 +38,10 @@ class Folding:
     Args:
         kind: of the optimizer, or "outer" for a rule that averages.
         measures: what each fold measures.
+        chunked: True if the state is in chunks, as that on a GPU is.
     """
 
-    def __init__(self, kind: str, measures: str = "nothing") -> None:
+    def __init__(self, kind: str, measures: str = "nothing", *, chunked: bool = False) -> None:
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(1100, 1000), torch.nn.Linear(1000, 500))
         optimizer = OPTIMIZERS["momentum" if kind == "outer" else kind](self.model.parameters())
@@ -50,6 +51,7 @@ class Folding:
         self.halves = [mmap.mmap(-1, self.span.nbytes) for _ in range(2)]
         self.gradients = [torch.randn(self.span.nbytes // 4) * 0.01 for _ in range(FOLDS)]
         self.memory: mmap.mmap | None = None
+        self.chunks = [memoryview(mmap.mmap(-1, CHUNK_NBYTES)) for _ in range(2)] if chunked else []
         self.results: list[Any] = []
 
     def open(self) -> ShardMemory:
@@ -57,7 +59,8 @@ class Folding:
 
         def kept(sizes: Sizes) -> ShardMemory:
             self.memory = self.memory or mmap.mmap(-1, sizes.total)
-            return ShardMemory(memoryview(self.memory), lambda start, nbytes: None, sizes)
+            chunk = (lambda number, nbytes: self.chunks[number]) if self.chunks else None
+            return ShardMemory(memoryview(self.memory), lambda start, nbytes: None, sizes, chunk)
 
         self.parameters = Halves(*(memoryview(half) for half in self.halves))
         if self.kind == "outer":
@@ -92,12 +95,13 @@ CASES = [(kind, measures) for kind in (*OPTIMIZERS, "outer") for measures in ("n
     ("kind", "measures"),
     marked(CASES[:-1], night=[(kind, "nothing") for kind in OPTIMIZERS if kind != "plain"]),  # a rule that averages measures nothing
 )
-def test_a_fold_that_was_cut_off_is_made_again(kind: str, measures: str) -> None:
+@pytest.mark.parametrize("chunked", marked([False, True], night=[True]))
+def test_a_fold_that_was_cut_off_is_made_again(kind: str, measures: str, chunked: bool) -> None:
     whole = Folding(kind, measures)
     whole.go_on()
     chance, cut = random.Random(kind), 0
     for _ in range(12 if tiers.NIGHT else 4):
-        folding = Folding(kind, measures)
+        folding = Folding(kind, measures, chunked=chunked)
         memory = folding.open()
         for _ in range(3):
             pid = os.fork()
