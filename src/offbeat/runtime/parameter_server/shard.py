@@ -252,9 +252,10 @@ class LiveShard:
             ProtocolError: it brings something else.
             ConfigurationError: it brings memory of a GPU alone, which cannot be used here.
         """
-        kind, expected = message.header["kind"], [self._layout.nbytes] * 2 if connection.shares_memory else []
+        expected = [self._layout.nbytes] * 2 if connection.shares_memory else []
         seen = [block.nbytes for block in message.memory]
-        if seen != expected and not (kind == "hello" and seen == 2 * expected):
+        if seen != expected and not (seen == 2 * expected and message.header["kind"] == "hello"):
+            kind = message.header["kind"]
             raise ProtocolError(f"worker {worker} sent {kind!r} with blocks of memory of {seen} bytes (expected {expected})")
         if seen == expected and (unusable := unusable_in(message)) is not None:
             raise ConfigurationError(f"server {self._number} cannot use the memory of worker {worker}: {unusable}")
