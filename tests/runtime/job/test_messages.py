@@ -83,8 +83,8 @@ def test_errors_show_numbers_and_types_and_never_what_a_peer_has_written() -> No
             )
     with pytest.raises(ProtocolError, match="expected none"):
         messages.FROM_WORKER.check({"kind": "heard", "incarnation": 1, "stuck_s": 0.0}, "worker 1", payload_nbytes=5)
-    with pytest.raises(ProtocolError, match=r"3 blocks of memory \(expected at most 2\)"):
-        messages.FROM_WORKER.check({"kind": "hello", **malformed.HELLO}, "worker 1", blocks=3)
+    with pytest.raises(ProtocolError, match=r"5 blocks of memory \(expected at most 4\)"):
+        messages.FROM_WORKER.check({"kind": "hello", **malformed.HELLO}, "worker 1", blocks=5)
 
 
 class Intruder(Worker):
