@@ -65,6 +65,29 @@ def test_scripts_that_do_not_take_part(start_new: Start, tmp_path: Path) -> None
     assert ended.records[-1]["reason"] == "worker 1 exited with status 3; every other worker's script has ended"
 
 
+def test_an_exception_of_a_script_with_three_optimizers_is_told_once(start: Start, tmp_path: Path) -> None:
+    """Its traceback is printed, and no optimizer's coordinator takes the end of the process for the end of the script."""
+    script = tmp_path / "three.py"
+    script.write_text(
+        "import offbeat, torch\n"
+        "models = [torch.nn.Linear(2, 1) for _ in range(3)]\n"
+        "optimizers = [offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model) for model in models]\n"
+        "for model, optimizer in zip(models, optimizers):\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step(samples=1)\n"
+        "raise RuntimeError('no data here')\n"
+    )
+    ended = start("--workers", "1", str(script)).ended()
+    assert ended.status == 1
+    assert ended.last_line.startswith("offbeat: the script raised the same exception twice on worker 0")
+    assert ended.err.count("\n[worker 0] RuntimeError: no data here\n") == 1, "one traceback, of the first process"
+    assert ended.err.count("as on worker 0 before: see the traceback there") == 1, "in place of that of the second"
+    assert len([r for r in ended.records if r["kind"] == "exception"]) == 2, "one of each process"
+    assert not [r for r in ended.records if r["kind"] in ("left", "state_changed") and r.get("state") == "finished"]
+    lost = [r for r in ended.records if r["kind"] == "lost"]
+    assert {r.get("optimizer", 0) for r in lost} == {0, 1, 2} and all("failed: RuntimeError" in r["reason"] for r in lost)
+
+
 def test_strangers_and_nonsense_gradients_do_no_harm(start_new: Start, enough: Path, tmp_path: Path) -> None:
     own = ("--until", str(enough), "--worker", "1", "--nan-at", "3", "--tell", str(tmp_path / "token"))
     job = start_new("--workers", "2", "--slow", "any=0.01", TRAIN, *own)  # the environment of a fork is that of the process before it

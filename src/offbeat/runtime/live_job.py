@@ -152,6 +152,8 @@ class LiveJob:
         """
         worker, place = failure["worker"], failure["place"]
         self._at.get(connection, self.first).on_last_words(connection, worker, failure["reason"])
+        for live in self._live if connection in self._at else ():  # a process says it once, for all of its optimizers
+            live.driver.peers.fails(worker, failure["reason"])
         self.journal.write(exception_record(now, worker, failure["reason"], place))
         if place is None:
             return None

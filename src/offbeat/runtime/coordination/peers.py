@@ -103,6 +103,11 @@ class Peers:
         """Return True if the worker's current process came after the one of this number. (0 is the number of none.)"""
         return pid > 0 and worker in self._current and self._current[worker].former_pid == pid != self._current[worker].pid
 
+    def fails(self, worker: WorkerId, reason: str) -> None:
+        """Keep the error for which the script of the worker's current process has failed."""
+        if worker in self._current:
+            self._current[worker].last_words = reason
+
     def predecessor(self, worker: WorkerId) -> Connection | None:
         """Return the open connection of this worker's current process; None if it has none."""
         peer = self._current.get(worker)

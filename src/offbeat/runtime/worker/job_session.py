@@ -448,7 +448,7 @@ class JobSession(Session):
     def _tell_why(self, error: BaseException) -> str | None:
         pushed = any(session.steps > 0 for session in self._siblings)
         why = last_words.failing(self.worker, error, pushed=pushed)
-        before = self.link.fail(why)
+        before = self._siblings.fail(self, why)
         if before is None:
             return None
         return f"offbeat: worker {self.worker}: {why['reason']} ({why['place']}), as on worker {before} before: see the traceback there"

@@ -47,7 +47,8 @@ def follow(
             return  # the user has asked for the end: no traceback, and the job gets the report that this worker leaves
         line: str | None = None
         try:
-            line = fail(error)
+            line = None if any(error is one for one in _reported) else fail(error)
+            _reported.append(error)
         except Exception as unsaid:
             print(f"offbeat: the job could not be told why this process ends: {unsaid}", file=sys.stderr)
         if line is None:
@@ -83,6 +84,9 @@ def follow(
     guard_loaders()
     os.register_at_fork(after_in_child=_forget)
 
+
+_reported: list[BaseException] = []
+"""The exceptions that the job has been told of: the hooks of several sessions call each other with the same exception."""
 
 _heeded: dict[int, Any] = {}
 """By number of each signal that this process handles for the job: the handler before, which a fork gets back."""

@@ -5,9 +5,9 @@ The process waits with one session at a time. Meanwhile the other sessions' mess
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.session import orders
 from offbeat.types import Seconds
@@ -82,6 +82,18 @@ class Siblings:
             orders.note(signal)
         for session in self._sessions or [own]:
             session.link.told()
+
+    def fail(self, own: JobSession, why: Mapping[str, Any]) -> int | None:
+        """Report over one session that an exception ends the process, and let no session leave. ``own`` may not have joined yet.
+
+        Returns:
+            The worker that has reported the same failure before; None: no worker has.
+        """
+        reporting = next((session for session in self._sessions if not session.link.closed.is_set()), own)
+        before = reporting.link.fail(why)
+        for session in self._sessions:
+            session.link.failed = True
+        return before
 
     def notice(self, own: JobSession) -> None:
         """Order all sessions to leave; if one is waiting, the process ends at once. ``own`` may not have joined yet."""
