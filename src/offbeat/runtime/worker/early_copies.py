@@ -6,8 +6,6 @@ worker's parameters; an earlier copy has those of its own worker, which differ u
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 
@@ -34,22 +32,41 @@ class EarlyCopies:
     ...     _ = model.weight.fill_(1.0)
     >>> early.found(model)
     True
+
+    Of models in a list each may have a copy:
+
+    >>> critics = nn.ModuleList([nn.Linear(2, 1), nn.Linear(2, 1)])
+    >>> early, target = EarlyCopies(critics), copy.deepcopy(critics[1])
+    >>> with torch.no_grad():
+    ...     _ = critics[1].weight.fill_(1.0)
+    >>> early.found(critics)
+    True
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._samples = _samples(model.parameters())
+        self._samples = [_samples(part) for part in _parts(model)]
 
     def found(self, model: nn.Module) -> bool:
-        """Return True if a copy has the earlier parameters while the model itself has others now."""
-        if not self._samples or self._same(model):
-            return False
-        return any(type(one) is type(model) and one is not model and self._same(one) for one in instances_of(type(model)))
-
-    def _same(self, model: nn.Module) -> bool:
-        samples = _samples(model.parameters())
-        return len(samples) == len(self._samples) and all(map(torch.equal, samples, self._samples))
+        """Return True if a copy of it, or of a part, has the earlier parameters while the model itself has others now."""
+        return any(_copied(part, samples) for part, samples in zip(_parts(model), self._samples, strict=True))
 
 
-def _samples(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
-    first = [parameter for parameter, _ in zip(parameters, range(LOOKED_AT), strict=False)]
+def _parts(model: nn.Module) -> list[nn.Module]:
+    """Return what a script copies: of models that are wrapped in a list, beside one optimizer, each on its own."""
+    return [model, *model.children()] if isinstance(model, nn.ModuleList | nn.ModuleDict) else [model]
+
+
+def _copied(part: nn.Module, samples: list[torch.Tensor]) -> bool:
+    if not any(sample.unique().numel() > 1 for sample in samples) or _same(part, samples):  # of a norm all instances begin with ones
+        return False
+    return any(type(one) is type(part) and one is not part and _same(one, samples) for one in instances_of(type(part)))
+
+
+def _same(model: nn.Module, samples: list[torch.Tensor]) -> bool:
+    present = _samples(model)
+    return len(present) == len(samples) and all(map(torch.equal, present, samples))
+
+
+def _samples(model: nn.Module) -> list[torch.Tensor]:
+    first = [parameter for parameter, _ in zip(model.parameters(), range(LOOKED_AT), strict=False)]
     return [one.detach().reshape(-1)[:SAMPLE].cpu().clone() for one in first]
