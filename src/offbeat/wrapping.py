@@ -19,6 +19,12 @@ def check_wrapped(optimizer: Any, model: Any) -> None:
       ...
     offbeat.errors.ConfigurationError: the model is a list (expected a torch.nn.Module): pass several modules, or parameters without a \
 module, as torch.nn.ModuleList([a, b]) or torch.nn.ParameterList([p])
+    >>> image = torch.zeros(2, requires_grad=True)
+    >>> check_wrapped(torch.optim.SGD([image]), nn.ParameterList([image]))
+    Traceback (most recent call last):
+      ...
+    offbeat.errors.ConfigurationError: the optimizer has a tensor of shape (2,) that is not a torch.nn.Parameter, and so is in no model \
+(torch.nn.ParameterList makes a new parameter of it): p = torch.nn.Parameter(tensor), and then the optimizer of p
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
@@ -30,7 +36,12 @@ module, as torch.nn.ModuleList([a, b]) or torch.nn.ParameterList([p])
             f"the model is {_kind(model)} (expected a torch.nn.Module): pass several modules, or parameters without a module, as "
             "torch.nn.ModuleList([a, b]) or torch.nn.ParameterList([p])"
         )
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if (bare := next((one for one in held.values() if not isinstance(one, nn.Parameter)), None)) is not None:
+        raise ConfigurationError(
+            f"the optimizer has a tensor of shape {tuple(bare.shape)} that is not a torch.nn.Parameter, and so is in no model "
+            "(torch.nn.ParameterList makes a new parameter of it): p = torch.nn.Parameter(tensor), and then the optimizer of p"
+        )
     for name, module in model.named_modules():
         sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
         if sparse and id(module.weight) in held and module.weight.requires_grad:
