@@ -65,7 +65,11 @@ ADVICE: Final = {
     ),
     "backward": Advice("backward pass", "backward passes", "look at the length of its inputs, or give it smaller batches"),
     "own": Advice("own code between the steps", "own code between the steps", "look at what the script does there on this worker"),
-    "evaluation": Advice("evaluation", "evaluations", "evaluate less often, or a slice on every worker (docs/evaluating.md)"),
+    "evaluation": Advice(
+        "evaluation, or other passes without gradients",
+        "evaluations, or other passes without gradients",
+        "if it is an evaluation, make it less often, or a slice of it on every worker (docs/evaluating.md)",
+    ),
     "gc": Advice(
         "garbage collection",
         "garbage collection",
