@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
 from offbeat.journal.file import of_optimizer, read
+from offbeat.runtime.worker.connection import WorkerConnection
 
 pytestmark = pytest.mark.filterwarnings("error:the script has written to")
 """No script here does so. While a process waits with one optimizer, those of another may change in the memory that it shares."""
@@ -185,6 +186,28 @@ def test_two_bsp_optimizers_are_one_process_on_the_joined_batch(servers: int) ->
     with Job(3, servers=servers) as job:
         for vector in job.run(train):
             assert torch.linalg.vector_norm(vector - alone.vector()) <= 1e-5 * torch.linalg.vector_norm(alone.vector())
+
+
+def test_all_sessions_are_in_a_call_while_one_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that comes back takes results of its first optimizer meanwhile, which are steps that the library makes, and not the script."""
+    found: list[list[bool]] = []
+    greet = WorkerConnection.greet
+
+    def train(worker: Worker) -> None:
+        def greeted(self: WorkerConnection, hello: dict[str, Any]) -> Any:
+            found.append([session.inside for session in worker.sessions])
+            return greet(self, hello)
+
+        monkeypatch.setattr(WorkerConnection, "greet", greeted)
+        gan = Gan()
+        optimizer = worker.distribute(gan.of_discriminator, gan.discriminator, "full")
+        other = worker.distribute(gan.of_generator, gan.generator, "full")
+        gan.step(points()[:BATCH], optimizer.step, other.step)
+        assert not any(session.inside for session in worker.sessions)
+
+    with Job(1) as job:
+        job.run(train)
+    assert found == [[True], [True, True]]
 
 
 @pytest.mark.parametrize(("sync", "when"), [("full", "before"), ("bsp", "before"), ("bsp", "after")])

@@ -142,11 +142,13 @@ class JobSession(Session):
             anywhere=anywhere,
             standbys=settings.standbys,
         )
-        self._settings, self.link, self._coordinator, self._calls = settings, link, link.coordinator, link.calls
+        self._settings, self.link, self._coordinator = settings, link, link.coordinator
         self.in_step = False
         """True while the script is inside this session's `step`."""
         self.checkpoints = JobCheckpoints(link, layout, model, optimizer, own_state=own_state)
         self._siblings = Siblings(options.get("siblings", []))
+        # Its `join` is a call that the others are in, too: they take results while it waits.
+        self._calls = link.calls = next((sibling.link.calls for sibling in self._siblings), link.calls)
         self._seen = 0
         """Steps that the session with the sampler had made when this session made its last one."""
         self._stop_on_nonfinite, self._local_only = options.get("stop_on_nonfinite", False), options.get("local_only")
