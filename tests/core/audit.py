@@ -124,6 +124,8 @@ class Auditor:
         )
         self._paused.pop(event.worker, None)
         named = [one.clock for one in effects if isinstance(one, Settle | Gather) and one[:2] == (event.worker, event.incarnation)]
+        if (pending := getattr(self.ledger, "pending", {}).get(event.worker)) is not None and pending.incarnation == event.incarnation:
+            named.append(pending.clock)
         clock = max(named, default=self.ledger.clock(event.worker))  # the ledger's may have been raised, after a change of the rule
         self.open[event.worker, event.incarnation, clock] = event
 
