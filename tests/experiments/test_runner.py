@@ -22,7 +22,7 @@ import pytest
 from experiments.claims import MECHANISM, Claim
 from experiments.result import Row, new_figure, number, report, save
 from rich.console import Console
-from tests.faults.job import QUICK
+from tests.faults.job import QUICK, WHOLE_TORCH
 from tests.tiers import marked
 from typer.testing import CliRunner
 
@@ -40,6 +40,8 @@ IN_CI = {"eager_fig2"}
 (test_mutations.py); tests/policies/test_zipline.py judges the search of zipline_table2 by brute force and by a heap."""
 ONE_SEED = {"eager_fig13"}
 """Experiments whose quick run has two seeds, of which each alone bears out the claims."""
+VMAPPED = {"dbw_fig1"}
+"""Experiments that use `torch.func.vmap`, which needs the parts of PyTorch that quick jobs leave out."""
 OWN = {"auto", "bias", "ringmaster"}
 """Experiments whose papers have no number for what they measure."""
 
@@ -75,7 +77,7 @@ def invoke(*arguments: str) -> Any:
 @pytest.mark.parametrize("name", marked(list(EXPERIMENTS), night=[*EXPERIMENTS.keys() - IN_CI]))
 def test_every_experiment_runs_quickly_and_bears_out_its_claims(name: str, tmp_path: Path) -> None:
     seeds = ("--seeds", "1") if name in ONE_SEED else ()
-    done = experiments(name, "--quick", "--check", *seeds, "--out", str(tmp_path))
+    done = experiments(name, "--quick", "--check", *seeds, "--out", str(tmp_path), **(WHOLE_TORCH if name in VMAPPED else {}))
     if done.returncode == runner.NO_DATA:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stdout + done.stderr

@@ -35,7 +35,7 @@ def _versions(outlook: Outlook) -> float:
 MUTATIONS: Final = (
     Mutation("auto", "patience ignored", "auto", started(patience=1)),
     Mutation("auto", "gain ignored: never changes", "auto", started(gain=1e9)),
-    Mutation("auto", "bias ignored", "auto", replaced(Outlook, "fair", lambda self, part: True)),
+    Mutation("auto", "bias ignored", "auto", replaced(auto, "FAIR", 0.0)),
     Mutation("auto", "never goes back", "auto", replaced(auto, "chosen", _onwards)),
     Mutation("auto", "takes what makes the most versions", "auto", replaced(Outlook, "progress", property(_versions))),
 )
