@@ -48,13 +48,12 @@ def is_fault(error: Exception) -> bool:
     return (kind is not None and isinstance(error, kind)) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
 
 
-def settle(*memories: object) -> None:
-    """Wait until the GPUs that these memories are on have done all that this process has asked of them; for the host's there is no wait.
+def settle(memory: object) -> None:
+    """Wait until the GPU that this memory is on has done all that this process has asked of it; for the host's memory there is no wait.
 
     What was written is seen by other processes from then on. Nobody waits for another process's kernels: those of a dead one never end.
     """
-    for ordinal in {ordinal_of(memory) for memory in memories} - {None}:
-        assert ordinal is not None
+    if (ordinal := ordinal_of(memory)) is not None:
         synchronize(ordinal)
 
 
