@@ -33,7 +33,7 @@ from offbeat.journal.file import read
 from offbeat.journal.records import Record
 from offbeat.policies import RULES, rule, rule_of
 from offbeat.sim.cluster import Work
-from offbeat.sim.faults import Freeze
+from offbeat.sim.faults import Freeze, Vanish
 from offbeat.sim.run import simulate
 
 SETTINGS: Final = [spelling for kind in RULES.values() for spelling in kind.about.examples if rule(spelling).family == "server"]
@@ -83,7 +83,8 @@ def test_also_while_parameters_are_on_their_way(sync: str, tmp_path: Path) -> No
 @given(script=scripts(SETTINGS, servers=ONE_OR_TWO, shares_memory=st.booleans()))
 def test_also_when_much_happens_at_one_instant(tmp_path_factory: pytest.TempPathFactory, script: Timings) -> None:
     # That a block is read is a sign of life, before the next heartbeat, and the simulator does not know.
-    assume(rule_of(ServerRule, script.sync).scope == "job" or not any(isinstance(one, Freeze) for one in script.cluster.script.faults))
+    silent = any(isinstance(one, Freeze | Vanish) for one in script.cluster.script.faults)
+    assume(rule_of(ServerRule, script.sync).scope == "job" or not silent)
     assume(script.work in works(script.sync))
     both(script, tmp_path_factory.mktemp("both"))
 
