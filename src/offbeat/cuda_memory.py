@@ -1,7 +1,7 @@
 """Make and map memory of a GPU that several processes share, through CUDA's driver. No torch, and no context unless memory is mapped.
 
-CUDA's virtual memory management gives memory a file descriptor. Whoever holds the descriptor keeps the bytes, also a process that never
-uses CUDA, whatever happens to the processes that have written them; the driver frees the memory with the last descriptor and mapping.
+CUDA's virtual memory management gives memory a file descriptor. A process that holds the descriptor keeps the bytes, even if this process
+never uses CUDA and the ones that have written the bytes are dead; the driver frees the memory with the last descriptor and mapping.
 
 Mapped memory is a memoryview: an address and a length, of which slices can be taken and named. **The host cannot read or write it**: a
 process that tries is killed. ``tensors/gpu.py`` makes tensors of it.
@@ -29,7 +29,6 @@ class OnDevice:
 
     ordinal: int
     """The GPU's number in this process, which ``CUDA_VISIBLE_DEVICES`` decides."""
-    address: int
 
 
 def ordinal_of(memory: object) -> int | None:
@@ -88,7 +87,7 @@ def mapped(uuid: str, descriptor: int, nbytes: int) -> memoryview:
         address = _map(handle, _rounded(nbytes, ordinal), ordinal)
     finally:
         _call("cuMemRelease", handle)
-    kind: Any = type("DeviceBytes", (OnDevice, ctypes.c_ubyte * nbytes), {"ordinal": ordinal, "address": address})
+    kind: Any = type("DeviceBytes", (OnDevice, ctypes.c_ubyte * nbytes), {"ordinal": ordinal})
     place = kind.from_address(address)
     end = weakref.finalize(place, _unmap, _driver(), address, _rounded(nbytes, ordinal))
     end.atexit = False  # what is in use then ends with the process

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.policy import Policy, ServerRule
 from offbeat.errors import ConfigurationError
 from offbeat.types import PLANES, WIRE_FORMATS, PlaneChoice, WireFormat
+
+T = TypeVar("T", bound=str)
 
 
 def wire_format(name: str) -> WireFormat:
@@ -17,18 +21,19 @@ def wire_format(name: str) -> WireFormat:
     >>> wire_format("bf16")
     'bf16'
     """
-    for known in WIRE_FORMATS:
-        if name == known:
-            return known
-    raise ConfigurationError(f"wire={name!r}: must be one of {', '.join(WIRE_FORMATS)}")
+    return _known(name, WIRE_FORMATS, f"wire={name!r}")
 
 
 def plane_choice(name: str) -> PlaneChoice:
     """Return the choice of ``--plane`` of this name. Raises `ConfigurationError` if there is none."""
-    for known in PLANES:
+    return _known(name, PLANES, f"--plane {name}")
+
+
+def _known(name: str, values: tuple[T, ...], given: str) -> T:
+    for known in values:
         if name == known:
             return known
-    raise ConfigurationError(f"--plane {name}: must be one of {', '.join(PLANES)}")
+    raise ConfigurationError(f"{given}: must be one of {', '.join(values)}")
 
 
 def check_plane(policy: Policy, plane: PlaneChoice) -> None:

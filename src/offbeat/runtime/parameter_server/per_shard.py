@@ -73,6 +73,7 @@ def shard_of(
             if settings.plane == "device":
                 raise
             warn(f"server {number} keeps the parameters in the host's memory: {error}")
+            survival.give_up("a next process of the server might find room on the GPU, where the parameters are not", lack=False)
     if not survival.follows and memory is not None and memory.nbytes == layout.nbytes:
         survival.give_up("server 0 had no memory for a second half of the parameters")
     if survival.given_up is None:

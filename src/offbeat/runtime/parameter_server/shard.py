@@ -278,7 +278,10 @@ class LiveShard:
         start, stop = self.span
         pull: memoryview | None
         if connection.shares_memory:
-            used = message.memory[:2] if unusable_in(message) is None else message.memory[2:]
+            used = message.memory[:2]
+            if unusable_in(message) is not None:
+                used = message.memory[2:]
+                self._survival.give_up(f"a next process might use the GPU's memory, which worker {worker} does not", lack=False)
             push, pull = (block.view[start:stop] for block in used)
         else:
             push = PrivateBlock.allocate(stop - start, f"gradients of worker {worker}").view
