@@ -184,3 +184,25 @@ def test_a_rule_that_does_not_exist() -> None:
     model = nn.Linear(2, 1)
     with pytest.raises(ConfigurationError, match="asp"):
         offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, sync="asap")
+
+
+@pytest.mark.parametrize("sync, job", [*on(["shm", "mixed, 2 servers"], "bsp", "psp(c=2)"), *on(["shm"], "full", "dpsgd", "adacomm(steps=2)")])
+def test_a_backward_pass_through_a_graph_from_before_a_step_is_refused(sync: str, job: str) -> None:
+    """As in plain PyTorch, where the step writes to the parameters of the graph: it would compute with the new ones."""
+
+    def twice(worker: Worker) -> str:
+        with seeded(worker.number):
+            model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).to(DEVICE)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.05), model, sync)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.randn(3, 6, device=DEVICE)).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward(retain_graph=True)  # no step between the two
+            optimizer.step(samples=3)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation") as refused:
+            loss.backward()
+        return str(refused.value)
+
+    with Job(2, **JOBS[job]) as running:
+        assert all(running.run(twice))

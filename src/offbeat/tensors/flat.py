@@ -16,6 +16,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.core.gradient_contents import GradientContents
@@ -282,6 +283,15 @@ class FlatModel:
                 else:
                     elsewhere.append(i)
             self._copy(self._pull_memory, [self.parameters[i] for i in elsewhere], [self._datas[i] for i in elsewhere])
+
+    def renewed(self) -> None:
+        """Tell autograd that parameters with a gradient have new values, which other processes have written, as a step in place would.
+
+        A backward pass through a graph from before then raises, as in plain PyTorch; else it would compute with the new values.
+        """
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                increment_version(parameter)
 
     def store(self) -> None:
         """Copy the parameters into the pull memory if they are elsewhere, or ``p.data`` was replaced."""

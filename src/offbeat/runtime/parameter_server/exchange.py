@@ -270,6 +270,7 @@ class Exchange:
             self.copy(common)
         else:
             self.flat.repoint(self._half(common))
+        self.flat.renewed()
         self._early.begin()
 
     def initialise(self, state: dict[str, Any] | None = None, *, provided: bool) -> None:
