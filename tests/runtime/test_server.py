@@ -111,8 +111,8 @@ class Listening(Coordinator):
         self.lost.append(reason)
 
 
-@pytest.mark.parametrize(("killed", "heard"), [(True, ["hello"]), (False, ["hello", "heartbeat"])])
-def test_what_a_killed_process_has_sent_before_is_no_sign_of_life(killed: bool, heard: list[str]) -> None:
+@pytest.mark.parametrize(("ended", "heard"), [(True, ["hello"]), (False, ["hello", "heartbeat"])])
+def test_what_a_process_has_sent_before_its_end_is_no_sign_of_life(ended: bool, heard: list[str]) -> None:
     """The supervisor's word may overtake it. A process whose machine was cut off lives, and is heard: it must join again."""
     server, peers, address = begun(coordinator := Listening())
     line = peers.connect(address)
@@ -120,10 +120,10 @@ def test_what_a_killed_process_has_sent_before_is_no_sign_of_life(killed: bool, 
     server.hear(0.0)
     line.send({"kind": "heartbeat"})
     line.close()
-    lost = {"kind": "lost", "worker": 1, "reason": "it was killed", "killed": killed}
+    lost = {"kind": "lost", "worker": 1, "reason": "it has ended", "ended": ended}
     server.service.handle(0.0, server.service.supervisor, Message(lost, memoryview(b""), ()))
     server.hear(0.0)
-    assert coordinator.heard == heard and coordinator.lost == ["it was killed"]
+    assert coordinator.heard == heard and coordinator.lost == ["it has ended"]
     assert coordinator.closed == 1, "its connection ends as any other"
 
 
@@ -138,7 +138,7 @@ def test_the_end_of_a_process_that_comes_after_its_successors_hello_is_no_news(k
     second.join(1.0)
     job = host.first.driver.core
     for pid, state in ((7, WorkerState.ALIVE), (8, WorkerState.DEAD if kind == "lost" else WorkerState.FINISHED)):
-        reason = {"reason": "it was killed", "killed": True} if kind == "lost" else {}
+        reason = {"reason": "it was killed", "ended": True} if kind == "lost" else {}
         host.first.returned = True
         service.handle(2.0, service.supervisor, Message({"kind": kind, "worker": 0, "pid": pid, **reason}, memoryview(b""), ()))
         assert job.membership[0].state is state
