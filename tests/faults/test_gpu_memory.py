@@ -88,3 +88,18 @@ def test_a_job_goes_on_from_a_checkpoint_in_other_memory(jobs: Start, tmp_path: 
     assert jobs("second", *saves, script=("--result", str(end))).ended().status == 0
     assert jobs("whole", script=("--result", str(whole))).ended().status == 0
     assert same(result(end), result(whole)), "bit for bit"
+
+
+def test_a_server_that_found_no_room_is_not_continued_by_one_that_finds_some(start: Start, tmp_path: Path, enough: Path) -> None:
+    """Its parameters are in the host's memory, where the next process would not look for them."""
+    full = tmp_path / "full"
+    full.touch()
+    words = ("--workers", "2", "--plane", "auto", "--slow", "any=0.02")
+    job = start(*words, TRAIN, "--until", str(enough), environment={**FAKE_GPU, "OFFBEAT_GPU_FULL": str(full)})
+    job.goes_on()
+    full.unlink()
+    signalled(job.servers()[0], signal.SIGKILL)
+    ended = job.ended()
+    assert ended.status != 0
+    assert "server 0 keeps the parameters in the host's memory: cannot have" in ended.out + ended.err
+    assert "a next process of the server might find room on the GPU, where the parameters are not" in ended.out + ended.err

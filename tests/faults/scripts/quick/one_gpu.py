@@ -1,6 +1,7 @@
 """Gives each process of a test's job the fake GPU of ``tests/support``, if OFFBEAT_FAKE_GPU has the folder that ``tests`` is in.
 
-A server's process meets an error of the GPU, once, when the file is there that OFFBEAT_GPU_FAULT names.
+A server's process meets an error of the GPU, once, when the file is there that OFFBEAT_GPU_FAULT names; and finds no room on the GPU while the
+file is there that OFFBEAT_GPU_FULL names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from soon_written import Changed  # type: ignore[import-not-found]
 
@@ -34,14 +36,19 @@ def have_gpu(module: ModuleType) -> None:
     sys.path.append(os.environ["OFFBEAT_FAKE_GPU"])
     from tests.support import fake_cuda
 
-    fake_cuda.install()
-    order = Path(os.environ.get("OFFBEAT_GPU_FAULT", "/nowhere"))
+    driver = fake_cuda.install()
+    create, order, full = driver.cuMemCreate, *(Path(os.environ.get(f"OFFBEAT_GPU_{name}", "/nowhere")) for name in ("FAULT", "FULL"))
+
+    def create_if_there_is_room(*arguments: Any) -> Any:
+        no_room = "OFFBEAT_SERVER" in os.environ and full.exists()
+        return (fake_cuda.Result.CUDA_ERROR_OUT_OF_MEMORY, None) if no_room else create(*arguments)
 
     def synchronize(ordinal: int) -> None:
         if "OFFBEAT_SERVER" in os.environ and order.exists():
             order.unlink()
             raise RuntimeError("CUDA error: unspecified launch failure")
 
+    driver.cuMemCreate = create_if_there_is_room  # type: ignore[method-assign]
     module.synchronize = synchronize  # type: ignore[attr-defined]
 
 
