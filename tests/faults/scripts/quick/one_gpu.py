@@ -1,7 +1,7 @@
 """Gives each process of a test's job the fake GPU of ``tests/support``, if OFFBEAT_FAKE_GPU has the folder that ``tests`` is in.
 
-A server's process meets an error of the GPU, once, when the file is there that OFFBEAT_GPU_FAULT names; and finds no room on the GPU while the
-file is there that OFFBEAT_GPU_FULL names.
+A server's process meets an error of the GPU, once, when the file is there that OFFBEAT_GPU_FAULT names; and finds no room on the GPU
+while the file is there that OFFBEAT_GPU_FULL names.
 """
 
 from __future__ import annotations
