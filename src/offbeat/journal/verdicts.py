@@ -365,7 +365,7 @@ def _oversubscribed(costs: Costs) -> Verdict | None:
                 round(share, 6),
                 f"Oversubscribed: {len(numbers)} workers{where} share {cores:g} core{'s' * (cores != 1)}",
                 f"they are ready to run and have no core for {percent(share)} of their time",
-                f"start at most {max(1, int(cores))} workers here, or set OMP_NUM_THREADS=1 if it is not set",
+                f"start at most {max(1, int(cores))} workers here",
                 round(share, 6),
                 "high",
             )
