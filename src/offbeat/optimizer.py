@@ -402,7 +402,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise `ConfigurationError` once the servers have the parameters: add groups to the optimizer before wrapping it."""
         if "_session" in self.__dict__:
-            raise ConfigurationError("parameter groups cannot be added to a running job: add them to the optimizer before wrapping it")
+            raise ConfigurationError(
+                "parameter groups cannot be added to a wrapped optimizer: add them before wrapping it; give a group that is to train later "
+                "lr=0, and set its lr when its training begins"
+            )
         super().add_param_group(param_group)
 
     def _first_nonfinite(self) -> str | None:

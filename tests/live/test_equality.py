@@ -348,6 +348,32 @@ def test_a_parameter_without_gradient_has_one_of_zero() -> None:
     check(decayed, decayed.averaged())
 
 
+@pytest.mark.filterwarnings("error:no gradient for")
+@pytest.mark.parametrize("rule", ["bsp", "full", "adacomm(steps=2)"])
+def test_a_layer_that_is_trained_later_is_frozen_in_a_group_without_a_rate(rule: str) -> None:
+    """Nothing is said of its missing gradients, and the others' steps are those without it."""
+
+    def train(wrap: Callable[[torch.optim.Optimizer, nn.Module], torch.optim.Optimizer]) -> list[Tensor]:
+        with seeded(0):
+            model = mlp().to(DEVICE)
+        groups: list[dict[str, Any]] = [{"params": model[2].parameters()}, {"params": model[0].parameters(), "lr": 0.0}]
+        optimizer = wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model)
+        model[0].requires_grad_(False)
+        for step in range(6):
+            if step == 3:
+                model[0].requires_grad_(True)
+                optimizer.param_groups[1]["lr"] = 0.05
+            optimizer.zero_grad()
+            x = torch.randn(5, 8, generator=torch.Generator().manual_seed(step)).to(DEVICE)
+            model(x).square().mean().backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    with Job(1) as job:
+        (live,) = job.run(lambda worker: train(lambda optimizer, model: worker.distribute(optimizer, model, rule)))
+    assert all(error(one, other) < CLOSE for one, other in zip(live, train(lambda optimizer, model: optimizer), strict=True))
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

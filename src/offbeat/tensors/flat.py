@@ -9,7 +9,7 @@ another device than the memories stay there, and `FlatModel.collect` and `FlatMo
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -104,6 +104,8 @@ class FlatModel:
         self._gathered_nbytes = 0
         self.computed: Callable[[int], None] = lambda _: None
         """Called when a backward pass has written a gradient into the push memory, with the tensor's index in the layout."""
+        self.resting: Callable[[], Collection[int]] = set
+        """Returns the ids of the parameters that need no gradient: no step changes them at present."""
         self.accumulating = False
         """True if there was a backward pass since the last step."""
         self.watch = GradientWatch(GradientContents())
@@ -444,12 +446,15 @@ class FlatModel:
 
     def _warn(self, missing: list[int]) -> None:
         fresh = [i for i in missing if i not in self._warned]
+        if fresh and (resting := self.resting()):
+            fresh = [i for i in fresh if id(self.parameters[i]) not in resting]
         if fresh:
             self._warned.update(fresh)
             names = ", ".join(self._layout.tensors[i].name for i in fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
             warn(
                 f"no gradient for {names}: zeros are pushed instead, and the optimizer still applies momentum and weight decay; "
-                "leave unused parameters out of the optimizer, or freeze them before wrapping it"
+                "leave unused parameters out of the optimizer, or freeze them before wrapping it; while the script does not train a part "
+                "of the model, let the parameter group of that part have lr=0"
             )
 
     def _check_there(self, elsewhere: list[int]) -> None:

@@ -130,6 +130,16 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> list[Hyperparameters]:
     return groups
 
 
+def resting(optimizer: torch.optim.Optimizer) -> set[int]:
+    """Return the ids of the parameters whose learning rate is 0, which no step changes.
+
+    >>> body, head = torch.zeros(2), torch.zeros(2)
+    >>> resting(torch.optim.SGD([{"params": [body], "lr": 0.0}, {"params": [head]}], lr=0.1)) == {id(body)}
+    True
+    """
+    return {id(parameter) for group in optimizer.param_groups if not group.get("lr", 1.0) for parameter in group["params"]}
+
+
 def checked(name: str, groups: Any) -> list[Hyperparameters]:
     """Return settings that a peer sent for optimizer ``name``, after torch has accepted them.
 

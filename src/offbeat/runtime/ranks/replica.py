@@ -7,6 +7,7 @@ wider dtype on the way. The parameters are in memory of this process, or of the 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from offbeat.runtime.job.packing import pack, unpack
 from offbeat.runtime.ranks.hyperparameters import SCHEDULED, PiggybackedHyperparameters
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import DTYPES, Layout, Memory, elements, view
-from offbeat.tensors.optimizers import supported, weighted_decay
+from offbeat.tensors.optimizers import resting, supported, weighted_decay
 from offbeat.transport.base import Buffer, SharedMemory
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import WorkerId
@@ -89,6 +90,7 @@ class Replica:
 
     def _attach(self, push: Memory) -> None:
         self._flat = FlatModel(self._layout, self._model, push, self._pull.view)
+        self._flat.resting = partial(resting, self._optimizer)
         self._flat.attach()
 
     # Gradients.
