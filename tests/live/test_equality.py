@@ -356,6 +356,7 @@ def test_a_layer_that_is_trained_later_is_frozen_in_a_group_without_a_rate(rule:
     def train(wrap: Callable[[torch.optim.Optimizer, nn.Module], torch.optim.Optimizer]) -> list[Tensor]:
         with seeded(0):
             model = mlp().to(DEVICE)
+        assert isinstance(model, nn.Sequential)
         groups: list[dict[str, Any]] = [{"params": model[2].parameters()}, {"params": model[0].parameters(), "lr": 0.0}]
         optimizer = wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model)
         model[0].requires_grad_(False)

@@ -48,7 +48,7 @@ def have_gpu(module: ModuleType) -> None:
             order.unlink()
             raise RuntimeError("CUDA error: unspecified launch failure")
 
-    driver.cuMemCreate = create_if_there_is_room  # type: ignore[method-assign]
+    driver.cuMemCreate = create_if_there_is_room  # type: ignore[assignment, method-assign]
     module.synchronize = synchronize  # type: ignore[attr-defined]
 
 
