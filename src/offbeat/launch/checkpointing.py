@@ -36,12 +36,12 @@ class Results:
     made: int = 0
     failed: int = 0
     ended: bool = False
-    """True once server 0 has reported the result of the checkpoint at the job's end."""
+    """True once server 0 has reported the result of the checkpoint after which the job ends."""
     reason: str | None = None
     """The reason for which the last checkpoint failed; None: it was made."""
 
     def add(self, version: int, failed: str | None, *, last: bool = False) -> None:
-        """Add a checkpoint's result. ``failed``: the reason if it failed; ``last``: it is the checkpoint at the job's end."""
+        """Add a checkpoint's result. ``failed``: the reason if it failed; ``last``: it is the one after which the job ends."""
         self.ended = self.ended or last
         if last and failed is None and version <= self.tried:
             return  # nothing has been folded since the checkpoint before
