@@ -101,7 +101,7 @@ class Listening(Coordinator):
         self.heard.append(message.header["kind"])
         self.connection = connection
 
-    def connections_of(self, worker: int) -> list[Any]:
+    def on_killed(self, worker: int) -> list[Any]:
         return [self.connection]
 
     def has_replaced(self, worker: int, pid: int) -> bool:
@@ -125,6 +125,23 @@ def test_what_a_killed_process_has_sent_before_is_no_sign_of_life(killed: bool, 
     server.hear(0.0)
     assert coordinator.heard == heard and coordinator.lost == ["it was killed"]
     assert coordinator.closed == 1, "its connection ends as any other"
+
+
+def test_the_last_bytes_of_a_killed_process_revive_nobody() -> None:
+    """They may have come since the tick before; the processes of its DataLoader keep its connection open meanwhile."""
+    host = coordinator(JobSettings(workers=1))
+    service = begun(host)[0].service
+    worker = Worker(host, 0)
+    worker.join(0.0)
+    worker.provide(0.0)
+    worker.line.bytes_received += 100
+    lost = {"kind": "lost", "worker": 0, "reason": "its process killed by SIGKILL", "killed": True}
+    service.handle(1.0, service.supervisor, Message(lost, memoryview(b""), ()))
+    for now in (1.1, 100.0):  # the second one comes late, as of a server that stood still
+        host.tick(now)
+        assert host.first.driver.core.membership[0].state is WorkerState.DEAD
+    host.close(True, "enough", 101.0)
+    host.release_memory()
 
 
 @pytest.mark.parametrize("kind", ["lost", "ended"])
