@@ -295,8 +295,8 @@ class Service:
             case "lost" | "ended" if job.has_replaced(header["worker"], header.get("pid", 0)):
                 pass  # the process that has taken its place was heard first, as may happen while this server is away
             case "lost":
-                if header.get("killed", False):
-                    self.refused.update(job.on_killed(header["worker"]))
+                if header.get("dead", False):
+                    self.refused.update(job.on_dead(header["worker"]))
                 job.on_lost(header["worker"], header["reason"], self.now())
             case "ended":
                 job.on_ended(header["worker"], self.now())

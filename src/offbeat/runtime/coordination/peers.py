@@ -22,8 +22,8 @@ class Peer:
     former_pid: int = 0
     """That of the worker's process before; 0: this is the first."""
     incarnation: Incarnation = NOT_JOINED
-    killed: bool = False
-    """True once it was killed; its connection may be open for longer, in the processes of its DataLoader."""
+    dead: bool = False
+    """True once it has ended; its connection may be open for longer, in the processes of its DataLoader."""
     serial: int = 0
     """Number of its releases so far; every shard's ``parameters`` message carries it."""
     bytes_received: int = 0
@@ -54,8 +54,8 @@ class Peer:
 
     @property
     def takes_part(self) -> bool:
-        """Return True if it has joined, and was not killed since: what a killed process has sent before is no sign of life."""
-        return self.incarnation > 0 and not self.killed
+        """Return True if it has joined, and has not ended since: what an ended process has sent before is no sign of life."""
+        return self.incarnation > 0 and not self.dead
 
 
 REASON_MAX: Final = 500
