@@ -204,7 +204,8 @@ def _place(saved: Checkpoint) -> str:
     if not epoch:
         return ""
     over = "epoch 0 is over: it gets" if epoch == 1 else f"epochs 0 to {epoch - 1} are over: they get"
-    return f", in epoch {epoch}; {over} no batches, and what the script does after them, such as an evaluation, is done again"
+    again = "what the script does after them, such as an evaluation, is done again, unless it counts with offbeat.epochs"
+    return f", in epoch {epoch}; {over} no batches, and {again}"
 
 
 def _set_aside(damaged: Damaged, order: CheckpointOrder | None) -> str:
