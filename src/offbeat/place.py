@@ -88,8 +88,8 @@ def epochs(number: int, loader: Any) -> Iterator[int]:
 
     A restarted worker begins with the first epoch that is not over: what the script does for the epochs before it (an evaluation, a save,
     a warm-up, a mean over the batches) is not done again. The schedulers of the optimizer are advanced as if each of those epochs had
-    made one step of them. After `load` the first epoch is that of the file. The loop ends early where the job has ended before this
-    worker's script.
+    made one step of them. After `load` the first epoch is that of the file, after ``--resume`` that of the checkpoint. The loop ends early
+    where the job has ended before this worker's script.
 
     Args:
         number: of epochs of the whole training; at least 0.
@@ -128,6 +128,10 @@ def _epochs(session: Session, number: int, source: Passes) -> Iterator[int]:
             at += 1
         if session.over is None:
             _bring_schedulers(session, at)
+    elif session.resumed and (place := session.place(source.pool)) is not None:
+        # The schedulers are those of the checkpoint from the first batch on. To look at that one would restore random generators too early.
+        at = max(at, place["epoch"])
+        source.set_epoch(at)
     for epoch in range(at, number):
         if session.over is not None:
             return

@@ -178,6 +178,8 @@ class Session(ABC):
         """Steps of this worker's script before this process: of its earlier processes, or before the checkpoint that it has loaded."""
         self.restarted = False
         """Whether this process takes the place of an earlier one, or has joined a job that has made steps before."""
+        self.resumed = False
+        """Whether this process begins where a worker of an earlier job was, according to the checkpoint from which the job is resumed."""
         self.counts = False
         """Whether the script counts with `offbeat.steps`, or with `offbeat.epochs`."""
         self._iteration: tuple[int, int] | None = None

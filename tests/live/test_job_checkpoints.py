@@ -14,6 +14,7 @@ from tests.tiers import NIGHT, marked
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import offbeat
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, manifest_of
 from offbeat.runtime.job.settings import CheckpointOrder
 
@@ -25,7 +26,7 @@ SIZE, BATCH, EPOCHS = 80, 10, 3
 class Script:
     """A user's script, which is started from its top each time. With one worker each batch has random numbers of its own."""
 
-    def __init__(self, worker: Worker, sync: str) -> None:
+    def __init__(self, worker: Worker, sync: str, *, counts: bool = False) -> None:
         job, alone = worker.job, worker.job.settings.workers == 1
         awaits = sync in ("bsp", "full") and job.settings.checkpoint is not None and job.settings.checkpoint.every_versions == 1
         generator = torch.Generator().manual_seed(1)
@@ -39,7 +40,9 @@ class Script:
         self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [3, 7, 8], 0.5)
         self.used: list[list[int]] = []
         loader = DataLoader(data, batch_sampler=self.optimizer.batch_sampler(data, batch_size=BATCH))
-        for _ in range(EPOCHS):
+        self.epochs: list[int] = []
+        for epoch in offbeat.epochs(EPOCHS, loader) if counts else range(EPOCHS):
+            self.epochs.append(epoch)
             self.used.append([])
             for x, y, index in loader:
                 if awaits and self.optimizer.version > 0:
@@ -58,9 +61,9 @@ def network(dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
 
 
-def run(sync: str, *, workers: int = 2, **job: Any) -> list[Script]:
+def run(sync: str, *, workers: int = 2, counts: bool = False, **job: Any) -> list[Script]:
     with Job(workers, **job) as running:
-        scripts = running.run(lambda worker: Script(worker, sync))
+        scripts = running.run(lambda worker: Script(worker, sync, counts=counts))
     assert not [told for told in running.checkpoints if told["failed"] or told["missing"]]
     return scripts
 
@@ -134,6 +137,19 @@ def middle(folder: Path) -> Checkpoint:
         if inside := [one for one in found if epochs[one.version] in wanted]:
             return inside[len(inside) // 2]
     raise AssertionError(f"no checkpoint in {folder}")
+
+
+@pytest.mark.parametrize(("sync", "workers"), [("bsp", 1), ("full", 2)])
+def test_a_script_that_counts_its_epochs_begins_with_that_of_the_checkpoint(tmp_path: Path, sync: str, workers: int) -> None:
+    """And goes on bit for bit as well: random generators are set when its first batch is dealt out, not before."""
+    order = CheckpointOrder(folder=str(tmp_path / "job"), every_versions=1, keep=100)
+    steps = SIZE // BATCH // workers
+    whole = run(sync, workers=workers, checkpoint=order)
+    for version, first in ((steps - 1, 0), (steps + 2, 1), (2 * steps + 1, 2)):
+        rest = run(sync, workers=workers, counts=True, resume=str(tmp_path / "job" / f"version-{version:08d}"))
+        for before, after in zip(whole, rest, strict=True):
+            assert after.epochs == list(range(first, EPOCHS))
+            assert same(dict(before.model.named_parameters()), dict(after.model.named_parameters())), version
 
 
 @pytest.mark.parametrize("sync", marked(RULES + RANKS, "bsp", "majority"))

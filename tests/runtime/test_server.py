@@ -101,7 +101,7 @@ class Listening(Coordinator):
         self.heard.append(message.header["kind"])
         self.connection = connection
 
-    def connections_of(self, worker: int) -> list[Any]:
+    def on_dead(self, worker: int) -> list[Any]:
         return [self.connection]
 
     def has_replaced(self, worker: int, pid: int) -> bool:
@@ -111,8 +111,8 @@ class Listening(Coordinator):
         self.lost.append(reason)
 
 
-@pytest.mark.parametrize(("ended", "heard"), [(True, ["hello"]), (False, ["hello", "heartbeat"])])
-def test_what_a_process_has_sent_before_its_end_is_no_sign_of_life(ended: bool, heard: list[str]) -> None:
+@pytest.mark.parametrize(("dead", "heard"), [(True, ["hello"]), (False, ["hello", "heartbeat"])])
+def test_what_an_ended_process_has_sent_before_is_no_sign_of_life(dead: bool, heard: list[str]) -> None:
     """The supervisor's word may overtake it. A process whose machine was cut off lives, and is heard: it must join again."""
     server, peers, address = begun(coordinator := Listening())
     line = peers.connect(address)
@@ -120,11 +120,28 @@ def test_what_a_process_has_sent_before_its_end_is_no_sign_of_life(ended: bool, 
     server.hear(0.0)
     line.send({"kind": "heartbeat"})
     line.close()
-    lost = {"kind": "lost", "worker": 1, "reason": "it has ended", "ended": ended}
+    lost = {"kind": "lost", "worker": 1, "reason": "it was killed", "dead": dead}
     server.service.handle(0.0, server.service.supervisor, Message(lost, memoryview(b""), ()))
     server.hear(0.0)
-    assert coordinator.heard == heard and coordinator.lost == ["it has ended"]
+    assert coordinator.heard == heard and coordinator.lost == ["it was killed"]
     assert coordinator.closed == 1, "its connection ends as any other"
+
+
+def test_the_last_bytes_of_an_ended_process_revive_nobody() -> None:
+    """They may have come since the tick before; the processes of its DataLoader keep its connection open meanwhile."""
+    host = coordinator(JobSettings(workers=1))
+    service = begun(host)[0].service
+    worker = Worker(host, 0)
+    worker.join(0.0)
+    worker.provide(0.0)
+    worker.line.bytes_received += 100
+    lost = {"kind": "lost", "worker": 0, "reason": "its process killed by SIGKILL", "dead": True}
+    service.handle(1.0, service.supervisor, Message(lost, memoryview(b""), ()))
+    for now in (1.1, 100.0):  # the second one comes late, as of a server that stood still
+        host.tick(now)
+        assert host.first.driver.core.membership[0].state is WorkerState.DEAD
+    host.close(True, "enough", 101.0)
+    host.release_memory()
 
 
 @pytest.mark.parametrize("kind", ["lost", "ended"])
@@ -138,7 +155,7 @@ def test_the_end_of_a_process_that_comes_after_its_successors_hello_is_no_news(k
     second.join(1.0)
     job = host.first.driver.core
     for pid, state in ((7, WorkerState.ALIVE), (8, WorkerState.DEAD if kind == "lost" else WorkerState.FINISHED)):
-        reason = {"reason": "it was killed", "ended": True} if kind == "lost" else {}
+        reason = {"reason": "it was killed", "dead": True} if kind == "lost" else {}
         host.first.returned = True
         service.handle(2.0, service.supervisor, Message({"kind": kind, "worker": 0, "pid": pid, **reason}, memoryview(b""), ()))
         assert job.membership[0].state is state

@@ -36,12 +36,12 @@ class Results:
     made: int = 0
     failed: int = 0
     ended: bool = False
-    """True once server 0 has reported the result of the checkpoint at the job's end."""
+    """True once server 0 has reported the result of the checkpoint after which the job ends."""
     reason: str | None = None
     """The reason for which the last checkpoint failed; None: it was made."""
 
     def add(self, version: int, failed: str | None, *, last: bool = False) -> None:
-        """Add a checkpoint's result. ``failed``: the reason if it failed; ``last``: it is the checkpoint at the job's end."""
+        """Add a checkpoint's result. ``failed``: the reason if it failed; ``last``: it is the one after which the job ends."""
         self.ended = self.ended or last
         if last and failed is None and version <= self.tried:
             return  # nothing has been folded since the checkpoint before
@@ -204,7 +204,8 @@ def _place(saved: Checkpoint) -> str:
     if not epoch:
         return ""
     over = "epoch 0 is over: it gets" if epoch == 1 else f"epochs 0 to {epoch - 1} are over: they get"
-    return f", in epoch {epoch}; {over} no batches, and what the script does after them, such as an evaluation, is done again"
+    again = "what the script does after them, such as an evaluation, is done again, unless it counts with offbeat.epochs"
+    return f", in epoch {epoch}; {over} no batches, and {again}"
 
 
 def _set_aside(damaged: Damaged, order: CheckpointOrder | None) -> str:

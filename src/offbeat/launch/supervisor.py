@@ -410,7 +410,6 @@ class Supervisor:
         """Have a last checkpoint made, if the job makes any, before the workers leave. Returns the seconds that it took."""
         if self._settings.checkpoint is None or not self._joined():
             return 0.0
-        wanted = 0 if self._snapshot is None else self._snapshot["version"]
         began, limit_s = time.monotonic(), CHECKPOINT_SHARE * self._grace_s
         self._display.note(f"{name}: making a last checkpoint, for at most {limit_s:g} s")
         self._send("checkpoint", within_s=limit_s)
@@ -418,10 +417,10 @@ class Supervisor:
         def over() -> bool:
             self._servers.check(self._listens)
             interrupted = self._failure is not None or self._told.insists
-            return self.checkpoints.tried >= wanted or interrupted or self._workers.all_have_ended()
+            return self.checkpoints.ended or interrupted or self._workers.all_have_ended()
 
         self._serve_until(over, limit_s)
-        if self.checkpoints.tried < wanted:
+        if not self.checkpoints.ended:
             self._missing.report("there is no last checkpoint", f"it was not complete within {time.monotonic() - began:.1f} s")
         return time.monotonic() - began
 

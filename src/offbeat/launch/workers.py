@@ -189,7 +189,7 @@ class Workers:
                 if status != 0 or state.too_late or state.over:
                     self._note(f"worker {worker} {how}")
                 continue
-            self._tell("lost", worker=worker, reason=f"its process {how}", ended=True, pid=state.child.pid)
+            self._tell("lost", worker=worker, reason=f"its process {how}", dead=True, pid=state.child.pid)
             if script_failed(status) and state.failure is not None and (bug := self._bugs.note(worker, state.failure)) is not None:
                 state.status, self.bug = status, bug
                 self._output.drain()
@@ -372,7 +372,7 @@ class Workers:
             state.status = status
             self._learn_reason(worker, state, status)
             self._record("worker", worker, "exited", state.describe(status))
-            self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}", ended=True)
+            self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}", dead=True)
 
     def ends(self) -> dict[WorkerId, End]:
         """Return how each worker has ended for good, as far as it has."""

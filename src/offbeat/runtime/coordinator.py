@@ -153,7 +153,7 @@ class LiveCoordinator:
         stalled = now - self._ticked_at > max(self.driver.settings.timeout_s / 2, STALLED_S)
         self._ticked_at = now
         for peer in self.driver.peers:
-            if peer.stirred() or (stalled and peer.incarnation > 0):
+            if peer.stirred() or (stalled and peer.takes_part):
                 self.driver.feed(Heard(peer.worker, peer.incarnation), now)
         for worker, reason in self.driver.standings.silent(now):
             self.on_lost(worker, reason, now)

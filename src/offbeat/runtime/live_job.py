@@ -144,6 +144,15 @@ class LiveJob:
         found = [live.driver.peers.predecessor(worker) for live in self._live]
         return [connection for connection in found if connection is not None]
 
+    def on_dead(self, worker: WorkerId) -> list[Connection]:
+        """Note that a worker's process has ended. Returns its connections: what is still on its way over them is no sign of life."""
+        connections = self.connections_of(worker)
+        for live in self._live:
+            for connection in connections:
+                if (peer := live.driver.peers.at(connection)) is not None:
+                    peer.dead = True
+        return connections
+
     def on_last_words(self, connection: Connection, failure: Mapping[str, Any], now: Seconds) -> WorkerId | None:
         """Keep the exception with which a worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises.
 

@@ -295,8 +295,8 @@ class Service:
             case "lost" | "ended" if job.has_replaced(header["worker"], header.get("pid", 0)):
                 pass  # the process that has taken its place was heard first, as may happen while this server is away
             case "lost":
-                if header.get("ended", False):  # what is still on its way from the process is no sign of life
-                    self.refused.update(job.connections_of(header["worker"]))
+                if header.get("dead", False):
+                    self.refused.update(job.on_dead(header["worker"]))
                 job.on_lost(header["worker"], header["reason"], self.now())
             case "ended":
                 job.on_ended(header["worker"], self.now())

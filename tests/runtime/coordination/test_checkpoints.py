@@ -191,6 +191,35 @@ def test_one_that_is_asked_for_comes_with_the_next_fold_and_waits_less(tmp_path:
     job.close()
 
 
+def test_one_that_was_due_is_not_taken_for_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    """A job that a signal ends waits for the last one: folds after it lack the gradients of workers that have left."""
+    job = Saving(tmp_path, every_versions=2)
+    for now in (1.0, 2.0):
+        job.workers[0].push(now)
+    job.host.ask_for_checkpoint(8.0)
+    job.workers[0].push(3.0)
+    for now, last in ((3.1, False), (4.1, True)):
+        job.hand_in(0, now)
+        job.hand_in(1, now)
+        assert [told.get("last", False) for told in job.written(now)][-1:] == [last]
+        job.workers[0].push(now)
+    assert [path.name for path in sorted(tmp_path.iterdir()) if path.name[0] != "."] == ["version-00000002", "version-00000004"]
+    job.close()
+
+
+def test_one_that_is_asked_for_is_there_if_nothing_was_folded_since(tmp_path: Path) -> None:
+    job = Saving(tmp_path, every_versions=1)
+    job.host.ask_for_checkpoint(8.0)
+    assert [(told["version"], told["last"]) for told in job.written(0.5)] == [(0, True)], "there is nothing to save yet"
+    job.workers[0].push(1.0)
+    job.host.ask_for_checkpoint(8.0)
+    job.hand_in(0, 1.1)
+    job.hand_in(1, 1.1)
+    told = job.written(1.2) and job.written(1.3)
+    assert [(one["version"], one.get("last", False)) for one in told[1:]] == [(1, False), (1, True)]
+    job.close()
+
+
 def test_other_servers_write_their_part(tmp_path: Path) -> None:
     shard = Line("server 1")
     job = Saving(tmp_path, {1: shard}, every_versions=1)

@@ -41,6 +41,12 @@ def test_a_changed_setting_is_named_with_both_values(changed: dict[str, Any], wo
     assert line.startswith(words)
 
 
+def test_a_script_that_has_the_settings_of_its_place_hears_nothing() -> None:
+    """It computes its rate from `offbeat.steps`, and so comes to its first batch with another one than the job's first script."""
+    later = {"groups": [{**GROUP, "lr": 0.04}], "schedulers": [{**STEP, "state": {**STEP["state"], "step_size": 5}}]}
+    assert said(later, used=later) == []
+
+
 def test_groups_and_schedulers_that_differ_are_named() -> None:
     two = {"groups": [GROUP, {**GROUP, "lr": 0.2}], "schedulers": [STEP]}
     assert said(two) == ["the settings of 1 parameter groups are used (script: 2 groups, checkpoint: 1)"]

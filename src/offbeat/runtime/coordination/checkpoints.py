@@ -76,7 +76,7 @@ class _Making:
 
     version: Version
     began: Seconds
-    last: tuple[Seconds, Version] | None
+    former: tuple[Seconds, Version] | None
     """When the one before was begun, and of which version."""
     within_s: Seconds | None
     """Within how many seconds it was asked for; None: it was due."""
@@ -101,6 +101,11 @@ class _Making:
     """True if the process that has begun it has died, and what it had copied is lost."""
     of_end: bool = False
     """True for the checkpoint of the job's end: every worker has left."""
+
+    @property
+    def last(self) -> bool:
+        """Return True if the supervisor waits for this one before it ends the job."""
+        return self.of_end or self.within_s is not None
 
 
 class CheckpointKeeper:
@@ -153,7 +158,7 @@ class CheckpointKeeper:
     def ask(self, within_s: Seconds) -> None:
         """Make a checkpoint at the next fold, whatever the interval, and wait for parts for half of ``within_s`` seconds at most.
 
-        One in the making is finished first.
+        One in the making is finished first. If nothing is folded after that, it is the one that was asked for.
         """
         self._asked = within_s
 
@@ -181,10 +186,10 @@ class CheckpointKeeper:
             self._last = now, version - folds
         if self._asked is None and not self._due(now, version):
             return False
-        last, self._last = self._last, (now, version)
+        former, self._last = self._last, (now, version)
         within_s, self._asked = self._asked, None
         patience_s = PARTS_S if within_s is None else min(PARTS_S, within_s / 2)
-        making = self._making = _Making(version, now, last, within_s, patience_s=patience_s)
+        making = self._making = _Making(version, now, former, within_s, patience_s=patience_s)
         # A further optimizer of the script of which there is nothing yet is left out.
         begun = {one.number for one in self._jobs if one.coordinator is not None and one.spec is not None and one.coordinator.start.begun}
         making.to_come = {number for number in begun if self._folds[number] < self._folds[0]}
@@ -253,7 +258,7 @@ class CheckpointKeeper:
         self._ends = False
         begun = [job for job in self._jobs if job.coordinator is not None and job.spec is not None and job.coordinator.start.begun]
         version = begun[0].version if begun else 0
-        if self._last is None or version == self._made:  # nothing was folded, or not since
+        if self._nothing_new(version):
             self._tell(version, None, [], last=True)
             return
         self._making = making = _Making(version, now, self._last, None, patience_s=0.0, of_end=True)
@@ -263,6 +268,10 @@ class CheckpointKeeper:
             making.asked.update(self._left.get(job.number, {}))
         making.taken = list(making.contents)
         self.after()
+
+    def _nothing_new(self, version: Version) -> bool:
+        """Return True if nothing was folded, or nothing since the newest checkpoint that this job has made."""
+        return self._last is None or version == self._made
 
     def after(self) -> None:
         """Have the shards copied, when the effects of the fold have been carried out."""
@@ -325,6 +334,9 @@ class CheckpointKeeper:
         """Begin to write the checkpoint in the making if it has everything."""
         if self._making is None and self._ends:
             self._begin_last(now)
+        elif self._making is None and self._asked is not None and self._nothing_new(version := self._jobs[0].version if self._jobs else 0):
+            self._asked = None
+            self._tell(version, None, [], last=True)
         making = self._making
         if making is None or making.writing:
             return
@@ -422,11 +434,11 @@ class CheckpointKeeper:
         missing, version = self._missing(making), making.contents[0].place["version"]
         self._journal.write(checkpoint_record(now, version, now - making.began, missing))
         self._made = version
-        self._tell(version, None, missing, last=making.of_end)
+        self._tell(version, None, missing, last=making.last)
 
     def _give_up(self, making: _Making, reason: str) -> None:
         self._abandon(making)
-        self._tell(making.version, reason[:1000], [], last=making.of_end)
+        self._tell(making.version, reason[:1000], [], last=making.last)
 
     def _tell(self, version: Version, failed: str | None, missing: list[WorkerId], *, last: bool) -> None:
         header = {"kind": "checkpoint", "version": version, "failed": failed, "missing": missing}
@@ -438,7 +450,7 @@ class CheckpointKeeper:
         if making.of_end:
             self._ends = True
             return
-        self._last = making.last
+        self._last = making.former
         self._asked = making.within_s if self._asked is None else self._asked
 
     def _abandon(self, making: _Making) -> None:

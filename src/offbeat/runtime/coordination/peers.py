@@ -22,6 +22,8 @@ class Peer:
     former_pid: int = 0
     """That of the worker's process before; 0: this is the first."""
     incarnation: Incarnation = NOT_JOINED
+    dead: bool = False
+    """True once it has ended; its connection may be open for longer, in the processes of its DataLoader."""
     serial: int = 0
     """Number of its releases so far; every shard's ``parameters`` message carries it."""
     bytes_received: int = 0
@@ -48,7 +50,12 @@ class Peer:
     def stirred(self) -> bool:
         """Return True if bytes have come since the last call, even of an unfinished message."""
         before, self.bytes_received = self.bytes_received, self.connection.bytes_received
-        return self.incarnation > 0 and self.bytes_received != before
+        return self.takes_part and self.bytes_received != before
+
+    @property
+    def takes_part(self) -> bool:
+        """Return True if it has joined, and has not ended since: what an ended process has sent before is no sign of life."""
+        return self.incarnation > 0 and not self.dead
 
 
 REASON_MAX: Final = 500

@@ -11,7 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from offbeat.errors import NOT_OWN, ConfigurationError, OffbeatError
 from offbeat.runtime.job.settings import WorkerSettings
@@ -20,6 +20,7 @@ from offbeat.transport.hub import SocketHub
 from offbeat.transport.link import Link
 from offbeat.types import Seconds
 
+TRACEBACK: Final = "Traceback (most recent call last):"
 PATIENCE_S: Seconds = 2.0
 """Seconds to wait for ``noted``; after that the receiver is dead or too busy."""
 
@@ -87,10 +88,22 @@ def in_words(error: BaseException) -> str:
     >>> in_words(OffbeatError("use fewer workers")), in_words(KeyError("x"))
     ('use fewer workers', "KeyError: 'x'")
     """
-    text = " ".join(str(error).split())[:1000]
+    text = " ".join(_without_traceback(str(error)).split())[:1000]
     if isinstance(error, OffbeatError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _without_traceback(text: str) -> str:
+    """Leave a traceback out of an exception's text, to which PyTorch adds that of the DataLoader's process; what was raised there stays.
+
+    >>> traced = "Traceback (most recent call last):\\n  File 'train.py', line 3, in read\\n    return a[i]\\nIndexError: 7"
+    >>> _without_traceback("Caught IndexError in DataLoader worker process 0.\\nOriginal " + traced).splitlines()
+    ['Caught IndexError in DataLoader worker process 0.', 'IndexError: 7']
+    """
+    if TRACEBACK not in text:
+        return text
+    return "\n".join(line for line in text.splitlines() if TRACEBACK not in line and not line.startswith("  "))
 
 
 def from_outside(error: OffbeatError) -> None:

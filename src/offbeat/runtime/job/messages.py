@@ -307,7 +307,7 @@ FROM_SUPERVISOR: Final = Kinds(
         "kept": MessageSchema(fields({"name": text(300)}), memory=1),
         "finish": MessageSchema(fields({"ok": flag, "reason": _words})),
         "process": MessageSchema(fields({"fields": fields({"role": text(), "number": whole(), "what": text(), "detail": _words})})),
-        "lost": MessageSchema(fields({"worker": _worker, "reason": _words}, {"ended": flag, "pid": whole()})),
+        "lost": MessageSchema(fields({"worker": _worker, "reason": _words}, {"dead": flag, "pid": whole()})),
         "ended": MessageSchema(fields({"worker": _worker}, {"pid": whole()})),
         "checkpoint": MessageSchema(fields({"within_s": _seconds}, {"last": flag})),
         "noted": MessageSchema(),

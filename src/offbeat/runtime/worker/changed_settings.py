@@ -36,7 +36,7 @@ def _groups(now: Sequence[Any], before: Sequence[Any], used: Sequence[Any]) -> I
         yield f"the settings of {min(len(now), len(used))} parameter groups are used (script: {len(now)} groups, checkpoint: {len(used)})"
     for number, (new, old, taken) in enumerate(zip(now, before, used, strict=False)):
         of = f" of parameter group {number}" if len(now) > 1 else ""
-        for name in _changed(new, old):
+        for name in _changed(new, old, taken):
             script = f'script: {_shown(new[name])}; set optimizer.param_groups[{number}]["{name}"] after the first batch'
             yield f"{name} = {_shown(taken.get(name))}{of} is used ({script})"
 
@@ -47,13 +47,15 @@ def _schedulers(now: Sequence[Any], before: Sequence[Any], used: Mapping[str, An
         yield f"schedulers are {', '.join(names) or 'none'} in the script, and were {', '.join(olds) or 'none'}: a new one begins anew"
         return
     for new, old, taken in zip(now, before, used["schedulers"], strict=False):
-        for name in _changed(new["state"], old["state"]):
+        for name in _changed(new["state"], old["state"], taken["state"]):
             script = f"script: {_shown(new['state'][name])}; set it on the scheduler after the first batch"
             yield f"{name} = {_shown(taken['state'].get(name))} of {new['class']} is used ({script})"
 
 
-def _changed(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
-    return [name for name in new if name in old and name not in FOLLOWS and name[0] != "_" and not _alike(new[name], old[name])]
+def _changed(new: Mapping[str, Any], old: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
+    """Return the settings that are new, and not in use: a script that computes them from `offbeat.steps` has those of its place already."""
+    names = [name for name in new if name in old and name not in FOLLOWS and name[0] != "_"]
+    return [name for name in names if not _alike(new[name], old[name]) and not _alike(new[name], used.get(name))]
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -642,6 +642,7 @@ class JobSession(Session):
         self.checkpoints.wanted(message)
 
     def _on_resume(self, message: Message) -> None:
+        self.resumed = True
         self.checkpoints.resume(message)
 
     def schedulers(self) -> list[LRScheduler]:
