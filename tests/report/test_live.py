@@ -76,6 +76,19 @@ def test_plain_output_is_a_line_now_and_then(run_job: RunJob) -> None:
     assert any(line == "worker 2: [bold] is not markup here" for line in lines)
 
 
+def test_the_last_line_is_that_of_the_whole_job_and_no_time_goes_back(run_job: RunJob) -> None:
+    records = run_job(SSP(staleness=2), [0.1, 0.1])
+    progress, file = display()
+    progress.update(snapshots(records, 10)[0], now=1000.0)
+    progress.event("worker 1 is back", now=1007.5)
+    progress.update(Tally.of(records).summary(), now=1007.5)
+    progress.close()
+    lines = file.getvalue().splitlines()
+    times = [float(line.split(" s  ")[0]) for line in lines]
+    assert times == sorted(times) and times[-1] >= 7.5
+    assert lines[-1].endswith("2 of 2 finished") and sum("samples/s" in line for line in lines) == 2
+
+
 def test_the_last_line_is_not_said_twice() -> None:
     progress, file = display()
     progress.update(Tally().summary(), now=1000.0)  # and that is all: the job ends while its workers start

@@ -307,6 +307,7 @@ class Supervisor:
                 self._display.note(f"the journal cannot be written any more, and training goes on without it: {header['reason']}")
             case "summary":
                 self._summary = header["summary"]
+                self._display.update(header["summary"], time.monotonic())
                 self._followers.on_status(header["summary"], last=True)
             case "failed":
                 self._failure = self._failure or (header["reason"], header["mistake"])

@@ -74,7 +74,7 @@ class LiveProgress:
         rate = self._rated = self._rate(snapshot, now)
         if self._console.is_terminal:
             self._draw(snapshot, elapsed_s, headline(snapshot, rate, now=True))
-        elif self._printed is None or now - self._printed >= PLAIN_EVERY_S:
+        elif snapshot["ok"] is None and (self._printed is None or now - self._printed >= PLAIN_EVERY_S):  # `close` prints the last one
             self._printed = now
             self._say(elapsed_s, headline(snapshot, rate, now=True))
 
@@ -84,7 +84,9 @@ class LiveProgress:
 
     def event(self, text: str, now: Seconds) -> None:
         """Print what has happened, with the job's time once that is known."""
-        self.note(text if self._before is None else f"{max(self._elapsed_s, now - self._began):8.1f} s  {text}")
+        if self._before is not None:
+            self._elapsed_s = max(self._elapsed_s, now - self._began)
+        self.note(text if self._before is None else f"{self._elapsed_s:8.1f} s  {text}")
 
     def lines(self, lines: Sequence[str], *, error: bool) -> None:
         """Print lines that stay: to stderr, or to the console."""
