@@ -349,16 +349,17 @@ def test_a_parameter_without_gradient_has_one_of_zero() -> None:
 
 
 @pytest.mark.filterwarnings("error:no gradient for")
-@pytest.mark.parametrize("rule", ["bsp", "full", "adacomm(steps=2)"])
-def test_a_layer_that_is_trained_later_is_frozen_in_a_group_without_a_rate(rule: str) -> None:
-    """Nothing is said of its missing gradients, and the others' steps are those without it."""
+@pytest.mark.parametrize(("rule", "servers"), [("bsp", 1), ("bsp", 2), ("psp(c=1)", 1), ("full", 1), ("adacomm(steps=2)", 1)])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_layer_that_is_trained_later_is_frozen_in_a_group_without_a_rate(rule: str, servers: int, kind: Any) -> None:
+    """Nothing is said of its missing gradients, and Adam counts its steps from the first that it makes."""
 
     def train(wrap: Callable[[torch.optim.Optimizer, nn.Module], torch.optim.Optimizer]) -> list[Tensor]:
         with seeded(0):
             model = mlp().to(DEVICE)
         assert isinstance(model, nn.Sequential)
         groups: list[dict[str, Any]] = [{"params": model[2].parameters()}, {"params": model[0].parameters(), "lr": 0.0}]
-        optimizer = wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model)
+        optimizer = wrap(kind(groups, lr=0.1, weight_decay=0.01), model)
         model[0].requires_grad_(False)
         for step in range(6):
             if step == 3:
@@ -370,7 +371,7 @@ def test_a_layer_that_is_trained_later_is_frozen_in_a_group_without_a_rate(rule:
             optimizer.step()
         return [p.detach().clone() for p in model.parameters()]
 
-    with Job(1) as job:
+    with Job(1, servers=servers) as job:
         (live,) = job.run(lambda worker: train(lambda optimizer, model: worker.distribute(optimizer, model, rule)))
     assert all(error(one, other) < CLOSE for one, other in zip(live, train(lambda optimizer, model: optimizer), strict=True))
 

@@ -195,6 +195,31 @@ def test_a_fold_into_the_other_half_gives_the_same_bits_and_leaves_the_half_that
             two.load(one.state_dict())
 
 
+@pytest.mark.few(20)
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
+@pytest.mark.parametrize("halves", [1, 2])
+def test_a_group_that_rests_keeps_its_parameters_and_its_state(name: str, settings: dict[str, Any], halves: int) -> None:
+    """Before it has made a step and after, as the plain optimizer does with parameters that have no gradient."""
+    model = make_model(name)
+    optimizer = make_optimizer(name, settings, model)
+    job = Job(model, optimizer, 2, halves=halves)
+    resting = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+    for seed, rests in enumerate((True, True, False, True, False)):
+        gradients = random_gradients(model, seed)
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            at_rest = rests and id(parameter) in resting
+            parameter.grad = None if at_rest else torch.empty_like(parameter).copy_(gradient)
+            gradient.mul_(not at_rest)
+        groups: list[Any] = hyperparameters(optimizer)
+        job.fold([(job.flat(model, gradients), 1.0)], hyperparameters=[None, *groups[1:]] if rests else groups)
+        optimizer.step()
+    for span, now in zip(job.spans, job.halves, strict=True):
+        memoryview(job.memory)[span.start : span.stop] = bytes(now.now)
+    job.check(model, rtol=1e-3, atol=1e-3)
+    if name != "Muon":
+        states_match(job.state_dict(), optimizer.state_dict())
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad"])
 def test_a_checkpoint_in_which_tensors_differ_in_age(name: str) -> None:
     model = make_model(name)

@@ -116,7 +116,7 @@ class Shard:
     def fold(
         self,
         gradients: Sequence[tuple[Memory, float]],
-        hyperparameters: Sequence[Hyperparameters] | None = None,
+        hyperparameters: Sequence[Hyperparameters | None] | None = None,
         *,
         scale: float = 1.0,
         measures: Measures = "nothing",
@@ -129,7 +129,8 @@ class Shard:
 
         Args:
             gradients: for each contribution the ``span.nbytes`` bytes of its push memory that belong to this span, and its weight.
-            hyperparameters: each parameter group's settings from now on (see `optimizers.hyperparameters`); None: as before.
+            hyperparameters: each parameter group's settings from now on (see `optimizers.hyperparameters`), None for one that rests and is
+                not stepped; None: all as before.
             scale: the factor of every learning rate in this one step.
             measures: also return the squared norms of the gradients and of g, and for ``differences`` that of g minus the g before, for
                 which one more copy of g is kept from then on. They are summed in float64 over blocks, each block's in float32 (float64 for
@@ -150,7 +151,7 @@ class Shard:
     def begin_fold(
         self,
         gradients: Sequence[tuple[Memory, float]],
-        hyperparameters: Sequence[Hyperparameters] | None = None,
+        hyperparameters: Sequence[Hyperparameters | None] | None = None,
         *,
         scale: float = 1.0,
         measures: Measures = "nothing",
@@ -162,7 +163,11 @@ class Shard:
         for memory, _ in gradients:
             if memory.nbytes != self.span.nbytes:
                 raise ProtocolError(f"a gradient of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
-        before = self._groups, self._scale
+        before, rest = (self._groups, self._scale), frozenset[int]()
+        if isinstance(hyperparameters, list | tuple):  # `checked` refuses what else a peer may have sent
+            rest = frozenset(number for number, group in enumerate(hyperparameters) if group is None)
+            known = dict(enumerate(self._groups))
+            hyperparameters = [known.get(number, {}) if group is None else group for number, group in enumerate(hyperparameters)]
         if hyperparameters is not None and hyperparameters != self._groups:
             self._configure(checked(self.spec.name, hyperparameters), scale)
         elif scale != self._scale:
@@ -171,7 +176,7 @@ class Shard:
         norms, compares = measures != "nothing", self._last is not None
         last = self._lasts() if measures == "differences" else None
         sums_at = None if total is None else {dtype: self._typed(total, dtype) for dtype in self._dtypes()}
-        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._halves.half, last, sums_at)
+        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._halves.half, last, sums_at, rest)
         return Folding(self._run, work, self._batches(at_once), compares, lambda: self._configure(*before))
 
     def _batches(self, at_once: bool) -> Iterator[list[_Unit]]:
@@ -308,6 +313,8 @@ class _Work(NamedTuple):
     """The sum of the previous fold in each half, to be compared and replaced; None: differences are not measured."""
     total: dict[torch.dtype, torch.Tensor] | None
     """Where the sum is written to; None: nowhere."""
+    rest: frozenset[int]
+    """Parameter groups that are not stepped."""
 
 
 class Folding:
@@ -418,12 +425,16 @@ class _Lane:
                 change = torch.sub(total, before)
                 norms[-1] += float(torch.dot(change, change))
                 now.copy_(total)
-            self._step((number, blocks), work.half, total)
+            if block.group not in work.rest:
+                self._step((number, blocks), work.half, total)
+            elif len(blocks) > 1:
+                self._leave((number, blocks), work.half)
+                self._adopt((number, blocks), work.half)
         return norms
 
     def _step(self, unit: _Unit, half: int, total: torch.Tensor) -> None:
         """Write one block of the new version, and its optimizer's state, into a half."""
-        number, blocks = unit
+        _, blocks = unit
         block, before = blocks[half], blocks[-1 - half]
         parameter, optimizer = block.parameter, self._optimizers[block.group]
         grad = torch.as_strided(total, parameter.shape, parameter.stride()) if block.whole else total
@@ -431,16 +442,26 @@ class _Lane:
             states = self._state_of(unit, 1 - half), self._state_of(unit, half)
             if step_across(self._name, optimizer.param_groups[0], (before.parameter, parameter), states, grad):
                 return
-            parameter.copy_(before.parameter)
-            self._carry_over(unit, half)
+            self._leave(unit, half)
         parameter.grad = grad
         optimizer.param_groups[0]["params"] = [parameter]
         if self._early and not self._state.get(parameter):
             self._state[parameter] = build(self._name, self._groups[block.group], [parameter]).state[parameter]
         optimizer.step()
         parameter.grad = None
+        self._adopt(unit, half)
+
+    def _adopt(self, unit: _Unit, half: int) -> None:
+        """Let what a block's state has got outlive this process, if the shard does."""
         if self._kept is not None:
-            self._kept.adopt(number, half, self._state.get(parameter, {}))
+            number, blocks = unit
+            self._kept.adopt(number, half, self._state.get(blocks[half].parameter, {}))
+
+    def _leave(self, unit: _Unit, half: int) -> None:
+        """Let a block, and its state, be in a half what they are in the other one."""
+        _, blocks = unit
+        blocks[half].parameter.copy_(blocks[1 - half].parameter)
+        self._carry_over(unit, half)
 
     def _carry_over(self, unit: _Unit, half: int) -> None:
         """Let a block's state in a half be the state in the other one."""

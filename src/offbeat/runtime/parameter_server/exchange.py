@@ -27,7 +27,7 @@ from offbeat.runtime.worker.connection import Pair, WorkerConnection
 from offbeat.tensors import gpu
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
-from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters, resting
+from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, hyperparameters, resting, rests
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
 from offbeat.transport.base import Connection, SharedMemory
 from offbeat.transport.copy_on_write import OwnCopy, OwnView, own_view
@@ -218,7 +218,7 @@ class Exchange:
         if self.averaging is not None:
             self.flat.offer()
             self.settle()
-        hyper = hyperparameters(self._optimizer)
+        hyper = self._hyperparameters()
         changed = {"hyper": hyper} if hyper != self._sent_hyper else {}
         self._sent_hyper = hyper
         header = {"kind": "push", "number": next(self._numbers), "steps": steps, **changed, **news, "push": push}
@@ -234,6 +234,13 @@ class Exchange:
         for server in self._link.servers[1:]:
             server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]}, carry=_whole(server))
         self._link.coordinator.send(header, carry=_whole(self._link.coordinator))
+
+    def _hyperparameters(self) -> list[Hyperparameters | None]:
+        """Return the settings of each parameter group, None for one that rests: servers do not step it."""
+        groups = hyperparameters(self._optimizer)
+        if self.averaging is not None:
+            return list(groups)
+        return [None if rests(own) else group for own, group in zip(self._optimizer.param_groups, groups, strict=True)]
 
     def keep_blocks(self, machine: Worker) -> None:
         """Keep the blocks that come until ``machine`` begins an iteration with them."""

@@ -141,7 +141,10 @@ class Replica:
                 grad = grad * ranks  # the result is read by other ranks, too
             parameter.grad = grad if grad.device == parameter.device else grad.to(parameter.device)
         try:
-            with self.riders.leading(), weighted_decay(self._optimizer, self.riders.weight(riders)), self.phases.within(Phase.UPDATE):
+            decayed = weighted_decay(self._optimizer, self.riders.weight(riders))
+            with self.riders.leading() as resting, decayed, self.phases.within(Phase.UPDATE):
+                for one in resting:
+                    one.grad = None
                 self._optimizer.step()
         finally:
             for parameter, grad_of_its_own in zip(self._parameters, own, strict=True):
@@ -212,19 +215,18 @@ class Replica:
         if number == 0:
             return [parameter.detach() for parameter in self._parameters]
         key = self._averages()[number - 1]
-        return [self._optimizer.state[parameter][key] for parameter in self._parameters]
+        state = self._optimizer.state
+        return [state[parameter][key] if state.get(parameter) else torch.zeros_like(parameter) for parameter in self._parameters]
 
     def _averages(self) -> list[str]:
         """Return the names of the optimizer's state that has one element per parameter: momenta, Adam's moments."""
-        states = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
+        # Groups that have rested from the beginning have no state yet.
+        states = [(state, parameter) for parameter in self._parameters if (state := self._optimizer.state.get(parameter))]
         return sorted(
             key
-            for key in states[0]
-            if all(
-                isinstance(v := state.get(key), torch.Tensor) and v.shape == p.shape
-                for state, p in zip(states, self._parameters, strict=True)
-            )
-            and states[0][key].is_floating_point()
+            for key, value in (states[0][0] if states else {}).items()
+            if all(isinstance(one := state.get(key), torch.Tensor) and one.shape == p.shape for state, p in states)
+            and value.is_floating_point()
         )
 
     def _cut(self, vector: torch.Tensor) -> list[torch.Tensor]:
