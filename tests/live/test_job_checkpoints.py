@@ -34,7 +34,7 @@ class Script:
         data = TensorDataset(x, x.sum(1, keepdim=True).sin(), torch.arange(SIZE))
         self.model = network(0.2 if alone else 0.0)
         with torch.no_grad():
-            for p in self.model.parameters():
+            for p in filter(lambda one: one.requires_grad, self.model.parameters()):
                 p.copy_(torch.randn(p.shape, generator=generator) * 0.3)
         self.optimizer = worker.distribute(torch.optim.AdamW(self.model.parameters(), lr=0.01), self.model, sync)
         self.schedule = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [3, 7, 8], 0.5)
@@ -58,7 +58,10 @@ class Script:
 
 
 def network(dropout: float = 0.0) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 1))
+    model.register_buffer("rotations", torch.polar(torch.ones(4), torch.arange(4.0)))  # as many transformers have
+    model.register_parameter("quantized", nn.Parameter(torch.ones(4, dtype=torch.uint8), requires_grad=False))
+    return model
 
 
 def run(sync: str, *, workers: int = 2, counts: bool = False, **job: Any) -> list[Script]:
@@ -96,7 +99,7 @@ def test_the_model_of_a_checkpoint_is_loaded_by_plain_torch(tmp_path: Path) -> N
     assert str(model.load_state_dict(torch.load(newest.path / "model.pt", weights_only=True))) == "<All keys matched successfully>"
     plain = torch.optim.AdamW(model.parameters())
     plain.load_state_dict(torch.load(newest.path / "optimizer.pt", weights_only=True))
-    assert float(plain.state[next(model.parameters())]["step"]) == newest.version
+    assert float(plain.state[model.get_parameter("0.weight")]["step"]) == newest.version
 
 
 RULES = (
@@ -188,7 +191,7 @@ def test_what_a_resumed_script_loads_by_itself_is_overwritten(tmp_path: Path) ->
         assert optimizer.version == taken.version
         assert all(torch.equal(value, saved[name]) for name, value in model.named_parameters()), "at once"
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in filter(lambda one: one.requires_grad, model.parameters()):
                 parameter.fill_(float(worker.number))
         sampler = optimizer.batch_sampler(range(SIZE), batch_size=BATCH)
         for _ in range(EPOCHS):

@@ -265,7 +265,8 @@ def _dtype_name(name: str, parameter: torch.Tensor) -> str:
     if parameter.device.type == "meta":
         raise ConfigurationError(f"{name} is on the meta device and has no values: call model.to_empty(...) and initialise it first")
     if parameter.dtype not in _NAMES:
-        raise ConfigurationError(f"{name} is {parameter.dtype}; trainable parameters must be one of {', '.join(DTYPES)}")
+        way_out = "; keep torch.view_as_real(w), and compute with torch.view_as_complex of it" if parameter.is_complex() else ""
+        raise ConfigurationError(f"{name} is {parameter.dtype}; trainable parameters must be one of {', '.join(DTYPES)}{way_out}")
     return _NAMES[parameter.dtype]
 
 

@@ -13,9 +13,9 @@ import torch
 
 from offbeat.errors import ConfigurationError, ProtocolError
 
-DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name) for name in ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
-}
+_FLOATS = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex128", "complex64")
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool")
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in (*_FLOATS, *_INTEGERS)}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -56,7 +56,7 @@ class _Packer:
     def _tensor(self, value: torch.Tensor, where: str) -> Any:
         if value.dtype not in _NAMES or value.layout is not torch.strided:
             raise ConfigurationError(f"{where} is a tensor of {value.dtype}, {value.layout} (expected a dense one of {', '.join(DTYPES)})")
-        dense = value.detach().to("cpu").contiguous()
+        dense = value.detach().to("cpu").resolve_conj().contiguous()
         data: memoryview = dense.reshape(-1).view(torch.uint8).numpy().data if dense.numel() else memoryview(b"")
         self.payload.append(data)
         start, self._nbytes = self._nbytes, self._nbytes + len(data)

@@ -6,13 +6,16 @@ worker's parameters; an earlier copy has those of its own worker, which differ u
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
 import torch
 from torch import nn
 
 from offbeat.runtime.worker.process_state import instances_of
 
 LOOKED_AT = 8
-"""Number of parameters, from the first, of which a sample is kept."""
+"""Number of trainable parameters, from the first, of which a sample is kept. Frozen ones do not change, and may have any dtype."""
 SAMPLE = 16
 """Most elements in a sample."""
 
@@ -44,7 +47,7 @@ class EarlyCopies:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._samples = [_samples(part) for part in _parts(model)]
+        self._samples = [_samples(part, _names(part)) for part in _parts(model)]
 
     def found(self, model: nn.Module) -> bool:
         """Return True if a copy of it, or of a part, has the earlier parameters while the model itself has others now."""
@@ -56,17 +59,24 @@ def _parts(model: nn.Module) -> list[nn.Module]:
     return [model, *model.children()] if isinstance(model, nn.ModuleList | nn.ModuleDict) else [model]
 
 
-def _copied(part: nn.Module, samples: list[torch.Tensor]) -> bool:
-    if not any(sample.unique().numel() > 1 for sample in samples) or _same(part, samples):  # of a norm all instances begin with ones
+def _names(part: nn.Module) -> list[str]:
+    trained = (name for name, parameter in part.named_parameters() if parameter.requires_grad)
+    return list(islice(trained, LOOKED_AT))
+
+
+def _copied(part: nn.Module, samples: Mapping[str, torch.Tensor]) -> bool:
+    # Of a norm all instances begin with ones.
+    if not any(sample.unique().numel() > 1 for sample in samples.values()) or _same(part, samples):
         return False
     return any(type(one) is type(part) and one is not part and _same(one, samples) for one in instances_of(type(part)))
 
 
-def _same(model: nn.Module, samples: list[torch.Tensor]) -> bool:
-    present = _samples(model)
-    return len(present) == len(samples) and all(map(torch.equal, present, samples))
+def _same(model: nn.Module, samples: Mapping[str, torch.Tensor]) -> bool:
+    present = _samples(model, samples)
+    return present.keys() == samples.keys() and all(torch.equal(present[name], sample) for name, sample in samples.items())
 
 
-def _samples(model: nn.Module) -> list[torch.Tensor]:
-    first = [parameter for parameter, _ in zip(model.parameters(), range(LOOKED_AT), strict=False)]
-    return [one.detach().reshape(-1)[:SAMPLE].cpu().clone() for one in first]
+def _samples(model: nn.Module, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Return samples of the parameters of these names; of a copy they may be frozen."""
+    known = dict(model.named_parameters())
+    return {name: known[name].detach().reshape(-1)[:SAMPLE].cpu().clone() for name in names if name in known}
