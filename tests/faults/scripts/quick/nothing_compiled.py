@@ -29,7 +29,7 @@ class NothingCompiled(MetaPathFinder, Loader):
         def disable(function: Any = None, *_: object, **__: object) -> Any:
             return disable if function is None else function
 
-        vars(module).update(disable=disable, graph_break=lambda **_: None)
+        vars(module).update(disable=disable, graph_break=lambda **_: None, ExportedProgram=object)  # the last is asked for by torch 2.6
         if module.__name__ == "torch._meta_registrations":
             make_generators_possible()
 
