@@ -102,6 +102,48 @@ def test_the_model_of_a_checkpoint_is_loaded_by_plain_torch(tmp_path: Path) -> N
     assert float(plain.state[model.get_parameter("0.weight")]["step"]) == newest.version
 
 
+class Quantized(torch.Tensor):
+    """A tensor made of others, as those of torchao are: it knows the few operations that its model needs."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor) -> Quantized:
+        made: Quantized = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+        made.codes, made.scale = codes, scale
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].codes, args[0].scale)
+        raise NotImplementedError(f"Quantized does not know {func}")
+
+
+def test_a_model_with_quantized_weights_is_trained_and_saved_without_them(tmp_path: Path) -> None:
+    def script(worker: Worker) -> None:
+        model = network()
+        model.register_parameter("base", nn.Parameter(Quantized(torch.ones(4, dtype=torch.int8), torch.ones(1)), requires_grad=False))
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = worker.distribute(torch.optim.SGD(trained, lr=0.01), model, "bsp")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step(samples=4)
+        worker.job.await_checkpoint(1)
+
+    order = CheckpointOrder(folder=str(tmp_path), every_versions=1)
+    with pytest.warns(UserWarning, match=r"checkpoints lack base \(\w+\), which are no plain tensors"), Job(2, checkpoint=order) as job:
+        job.run(script)
+    newest = CheckpointFolder(tmp_path).newest()
+    assert newest is not None
+    assert torch.load(newest.path / "model.pt", weights_only=True).keys() == network().state_dict().keys()
+
+
 RULES = (
     *(
         "bsp",

@@ -51,8 +51,15 @@ def frozen(model: torch.nn.Module, trained: Iterable[torch.Tensor]) -> int | Non
     (None, False)
     """
     known = set(map(id, trained))
-    samples = [one.detach().reshape(-1)[:SAMPLE] for one in model.parameters() if id(one) not in known]
+    samples = [part.reshape(-1)[:SAMPLE] for one in model.parameters() if id(one) not in known for part in _plain_parts(one.detach())]
     return checksum(samples, {"state": {}}) if samples else None
+
+
+def _plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors of which one is made, such as the numbers and the scales of a quantized one; itself, if it is a plain one."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    return [part for name in tensor.__tensor_flatten__()[0] for part in _plain_parts(getattr(tensor, name))]
 
 
 def _bytes(value: torch.Tensor) -> memoryview:

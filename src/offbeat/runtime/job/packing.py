@@ -33,6 +33,11 @@ def pack(value: Any, where: str = "") -> tuple[Any, list[memoryview]]:
     return packer.pack(value, where), packer.payload
 
 
+def packs(value: torch.Tensor) -> bool:
+    """Return True for a tensor that `pack` accepts: a dense one of `DTYPES`, and not one that is made of others, as quantized ones are."""
+    return value.dtype in _NAMES and value.layout is torch.strided and not hasattr(value, "__tensor_flatten__")
+
+
 class _Packer:
     def __init__(self) -> None:
         self.payload: list[memoryview] = []
@@ -54,8 +59,9 @@ class _Packer:
         )
 
     def _tensor(self, value: torch.Tensor, where: str) -> Any:
-        if value.dtype not in _NAMES or value.layout is not torch.strided:
-            raise ConfigurationError(f"{where} is a tensor of {value.dtype}, {value.layout} (expected a dense one of {', '.join(DTYPES)})")
+        if not packs(value):
+            kind = f"{type(value).__name__} of {value.dtype}, {value.layout}"
+            raise ConfigurationError(f"{where} is a {kind} (expected a dense tensor of {', '.join(DTYPES)})")
         dense = value.detach().to("cpu").resolve_conj().contiguous()
         data: memoryview = dense.reshape(-1).view(torch.uint8).numpy().data if dense.numel() else memoryview(b"")
         self.payload.append(data)

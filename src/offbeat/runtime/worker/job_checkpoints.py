@@ -182,12 +182,17 @@ class JobCheckpoints:
         """
         trained = {tensor.name for tensor in self._layout.tensors}
         held = {id(parameter): name for name, parameter in self.model.named_parameters() if name in trained}
-        names, rest = {}, {}
+        names, rest, left_out = {}, {}, []
         for key, value in self.model.state_dict(keep_vars=True).items():
             if id(value) in held:
                 names[key] = held[id(value)]
-            elif is_plain(value) and (frozen or not isinstance(value, nn.Parameter)):
+            elif not is_plain(value):
+                left_out.append(f"{key} ({type(value).__name__})")
+            elif frozen or not isinstance(value, nn.Parameter):
                 rest[key] = value
+        if frozen and left_out:
+            more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+            warn(f"checkpoints lack {', '.join(left_out[:3])}{more}, which are no plain tensors: a script that resumes makes them anew")
         return {"names": names, "rest": rest}
 
     def _restore(self) -> None:

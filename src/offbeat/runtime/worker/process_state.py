@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from offbeat.runtime.job.packing import packs
+
 One = TypeVar("One")
 _schedulers: list[ref[LRScheduler]] | None = None
 """All schedulers, in the order in which they were made; None: they are not watched yet."""
@@ -45,8 +47,8 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def buffers_of(models: Iterable[torch.nn.Module]) -> list[dict[str, torch.Tensor]]:
-    """Return a copy of each model's buffers, by name."""
-    return [{name: buffer.detach().clone() for name, buffer in model.named_buffers()} for model in models]
+    """Return a copy of each model's buffers, by name; those that cannot be sent are left out."""
+    return [{name: buffer.detach().clone() for name, buffer in model.named_buffers() if packs(buffer)} for model in models]
 
 
 def load_buffers(models: Iterable[torch.nn.Module], saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -102,12 +104,12 @@ def scheduler_states(schedulers: Iterable[LRScheduler]) -> list[dict[str, Any]]:
 
 
 def is_plain(value: Any) -> bool:
-    """Return True for None, numbers, strings and tensors, and for lists, tuples and dicts of these."""
+    """Return True for None, numbers, strings and tensors that can be sent, and for lists, tuples and dicts of these."""
     if isinstance(value, dict):
         return all(map(is_plain, value)) and all(map(is_plain, value.values()))
     if isinstance(value, list | tuple):
         return all(map(is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | torch.Tensor)
+    return packs(value) if isinstance(value, torch.Tensor) else value is None or isinstance(value, bool | int | float | str)
 
 
 def load_schedulers(schedulers: Sequence[LRScheduler], saved: Sequence[Mapping[str, Any]]) -> list[str]:
