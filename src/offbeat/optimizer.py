@@ -324,8 +324,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn(f"the gradient of {name} is not finite: this step is skipped")
             self._session.reject(f"gradient not finite in {name}")
         else:
+            self._call_hooks("_optimizer_step_pre_hooks")
             with own_mode():
                 self._session.step(samples)
+            self._call_hooks("_optimizer_step_post_hooks")
         self.wrapped._opt_called = True  # type: ignore[attr-defined] # a scheduler made before the wrapping looks there for a first step
         return loss
 
@@ -398,6 +400,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._session.load_state_dict(by_position(state_dict))
         self._begin()
         self.param_groups = self.wrapped.param_groups  # loading has replaced those of the wrapped optimizer; schedulers use these
+
+    def _call_hooks(self, kind: str) -> None:
+        """Call the hooks of the wrapped optimizer's step, which it does not make where servers do; one may clip the gradients."""
+        for hook in list(vars(self.wrapped)[kind].values()) if self._session.servers_step else ():
+            if hook != self._refuse_own_step:
+                hook(self.wrapped, (), {})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raise `ConfigurationError` once the servers have the parameters: add groups to the optimizer before wrapping it."""

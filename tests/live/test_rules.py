@@ -209,3 +209,27 @@ def test_a_backward_pass_through_a_graph_from_before_a_step_is_refused(sync: str
 
     with Job(2, **JOBS[job]) as running:
         assert all(running.run(twice))
+
+
+@pytest.mark.parametrize("sync", ["bsp", "psp(c=1)", "full", "adacomm(steps=1)"])
+def test_hooks_of_the_wrapped_optimizers_step_are_called_whoever_steps(sync: str) -> None:
+    def clipped(worker: Worker) -> None:
+        with seeded(0):
+            model = nn.Linear(6, 1).to(DEVICE)
+        wrapped, calls = torch.optim.SGD(model.parameters(), lr=1.0), list[str]()
+
+        def clip(*_: Any) -> None:
+            calls.append("before")
+            nn.utils.clip_grad_value_(model.parameters(), 0.25)
+
+        wrapped.register_step_pre_hook(clip)
+        wrapped.register_step_post_hook(lambda *_: calls.append("after"))
+        optimizer = worker.distribute(wrapped, model, sync)
+        before = model.weight.detach().clone()
+        model(torch.ones(2, 6, device=DEVICE)).sum().backward()
+        optimizer.step(samples=2)
+        assert calls == ["before", "after"]
+        assert torch.equal(model.weight, before - 0.25)
+
+    with Job(1) as running:
+        running.run(clipped)
