@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import runpy
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, seeded
+from tests.live.harness import DEADLINE_S, Job, Worker, seeded
 from tests.live.samples import audited
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -208,6 +210,47 @@ def test_all_sessions_are_in_a_call_while_one_joins(monkeypatch: pytest.MonkeyPa
     with Job(1) as job:
         job.run(train)
     assert found == [[True], [True, True]]
+
+
+@pytest.mark.parametrize("rule", ["full", "dpsgd"])
+def test_a_rank_that_trains_with_one_optimizer_gives_another_its_replica(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two trainings, one after the other: the last living rank waits for nobody in the second one, and would hear of nothing but that."""
+    back = threading.Event()
+
+    def stay(worker: Worker) -> None:
+        gan = Gan()
+        optimizer = worker.distribute(gan.of_discriminator, gan.discriminator, rule)
+        gan.discriminator(points()).mean().backward()
+        optimizer.step()
+        other = worker.distribute(gan.of_generator, gan.generator, rule)
+        if worker.number == 1:
+            worker.die()
+        until = time.monotonic() + DEADLINE_S / 2
+        while not back.wait(0.005):
+            assert time.monotonic() < until, "nobody has come back"
+            gan.generator.zero_grad()
+            gan.generator(points()).mean().backward()
+            other.step()
+
+    def come(worker: Worker) -> None:
+        gan = Gan()
+        try:
+            assert worker.distribute(gan.of_discriminator, gan.discriminator, rule).version
+            other = worker.distribute(gan.of_generator, gan.generator, rule)
+            assert other.version
+            for _ in range(2):
+                gan.generator.zero_grad()
+                gan.generator(points()).mean().backward()
+                other.step()
+        finally:
+            back.set()
+
+    with Job(2) as job:
+        job.start_all(stay)
+        job.await_state(1, "dead")
+        job.start(1, come)
+        job.join()
+    assert capsys.readouterr().err.count("worker 1 begins its script after") == 1, "though the first optimizer makes no step any more"
 
 
 @pytest.mark.parametrize(("sync", "when"), [("full", "before"), ("bsp", "before"), ("bsp", "after")])

@@ -556,9 +556,10 @@ class JobSession(Session):
         self.over, self.ended = message.header["reason"], True
 
     def _say_anew(self) -> None:
-        """Warn that the script has begun at its top in a job that goes on. Prints once, before the first step."""
+        """Warn that the script has begun at its top in a job that goes on. Prints once, before the first step of any session."""
+        said = any(session.steps or session.keeps_place for session in self._siblings)
         self.keeps_place = True
-        if self._siblings.first_is(self):
+        if not said:
             with suppress(OSError, ValueError):
                 print(ANEW.format(worker=self.worker, before=self.before), file=sys.stderr, flush=True)
 
