@@ -164,6 +164,27 @@ def test_a_loader_of_an_optimizer_that_steps_rarely_is_told(rarely: bool) -> Non
     assert any("the job of one optimizer, which makes no step with some of them" in str(one.message) for one in given) == rarely
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loader_of_an_optimizer_that_steps_no_more_is_told(own: bool) -> None:
+    """A second training whose loader is not said to be its own: the first optimizer, to which it belongs then, makes no step."""
+
+    def train(worker: Worker) -> None:
+        gan = Gan()
+        first = worker.distribute(gan.of_discriminator, gan.discriminator, "bsp")
+        second = worker.distribute(gan.of_generator, gan.generator, "bsp")
+        loader = offbeat.elastic(points(), batch_size=BATCH, optimizer=second if own else first)
+        for _ in range(2):
+            for real in loader:
+                gan.generator.zero_grad()
+                gan.generator(real).square().mean().backward()
+                second.step()
+
+    with Job(2) as job, warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        job.run(train)
+    assert any("the next pass has the same batches again" in str(one.message) for one in given) != own
+
+
 def test_the_example_trains_without_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     example = Path(__file__).parents[2] / "examples" / "gan.py"
     monkeypatch.setattr(sys, "argv", [str(example), "--epochs", "4", "--generator", "ssp(staleness=3)"])
