@@ -41,6 +41,12 @@ def test_a_changed_setting_is_named_with_both_values(changed: dict[str, Any], wo
     assert line.startswith(words)
 
 
+def test_a_script_that_has_stepped_its_schedule_to_the_checkpoint_s_place_hears_nothing() -> None:
+    """It has passed over the epochs that are over, with a step of its scheduler for each."""
+    at = {"groups": [{**GROUP, "lr": 0.01}], "schedulers": [{**STEP, "state": {**STEP["state"], "last_epoch": 7}}]}
+    assert said(at, used=at) == []
+
+
 def test_groups_and_schedulers_that_differ_are_named() -> None:
     two = {"groups": [GROUP, {**GROUP, "lr": 0.2}], "schedulers": [STEP]}
     assert said(two) == ["the settings of 1 parameter groups are used (script: 2 groups, checkpoint: 1)"]

@@ -2,7 +2,8 @@
 
 A resumed job goes on with the checkpoint's settings: learning rates are in the middle of a schedule, of which the script's own values are
 the beginning. So the script's settings at its first batch are compared with those that the earlier script had at its first batch. The user
-has changed the settings that differ, and expects the new values to be used.
+has changed the settings that differ, and expects the new values to be used. Or the script has passed over epochs that are over, and so has
+stepped its schedulers to the values of the checkpoint: those need no word.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _groups(now: Sequence[Any], before: Sequence[Any], used: Sequence[Any]) -> I
         yield f"the settings of {min(len(now), len(used))} parameter groups are used (script: {len(now)} groups, checkpoint: {len(used)})"
     for number, (new, old, taken) in enumerate(zip(now, before, used, strict=False)):
         of = f" of parameter group {number}" if len(now) > 1 else ""
-        for name in _changed(new, old):
+        for name in _changed(new, old, taken):
             script = f'script: {_shown(new[name])}; set optimizer.param_groups[{number}]["{name}"] after the first batch'
             yield f"{name} = {_shown(taken.get(name))}{of} is used ({script})"
 
@@ -47,13 +48,14 @@ def _schedulers(now: Sequence[Any], before: Sequence[Any], used: Mapping[str, An
         yield f"schedulers are {', '.join(names) or 'none'} in the script, and were {', '.join(olds) or 'none'}: a new one begins anew"
         return
     for new, old, taken in zip(now, before, used["schedulers"], strict=False):
-        for name in _changed(new["state"], old["state"]):
+        for name in _changed(new["state"], old["state"], taken["state"]):
             script = f"script: {_shown(new['state'][name])}; set it on the scheduler after the first batch"
             yield f"{name} = {_shown(taken['state'].get(name))} of {new['class']} is used ({script})"
 
 
-def _changed(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
-    return [name for name in new if name in old and name not in FOLLOWS and name[0] != "_" and not _alike(new[name], old[name])]
+def _changed(new: Mapping[str, Any], old: Mapping[str, Any], used: Mapping[str, Any]) -> list[str]:
+    compared = [name for name in new if name in old and name not in FOLLOWS and name[0] != "_"]
+    return [name for name in compared if not _alike(new[name], old[name]) and not _alike(new[name], used.get(name))]
 
 
 def _alike(one: Any, other: Any) -> bool:
