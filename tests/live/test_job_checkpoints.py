@@ -324,3 +324,35 @@ def test_frozen_and_tied_parameters_are_in_the_model_of_each_checkpoint(tmp_path
     assert model.frozen.tolist() == [7.0, 7.0]
     with Job(1, resume=str(taken.path)) as job:
         job.run(lambda worker: script(worker, saves=False))
+
+
+def test_an_average_that_the_model_has_is_in_each_checkpoint_as_it_is_then(tmp_path: Path) -> None:
+    """As BYOL's target encoder: parameters that are not trained, and that the script changes after each step."""
+
+    class WithTarget(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.online, self.target = nn.Linear(3, 1), nn.Linear(3, 1).requires_grad_(False)
+
+    def script(worker: Worker) -> dict[int, list[torch.Tensor]]:
+        with seeded(0):
+            model = WithTarget()
+        optimizer = worker.distribute(torch.optim.SGD(model.online.parameters(), lr=0.01), model)
+        averages = {}
+        for batch in optimizer.batch_sampler(range(SIZE), batch_size=BATCH):
+            optimizer.zero_grad()
+            model.online(torch.tensor(batch, dtype=torch.float32)[:, None].expand(-1, 3) / SIZE).square().mean().backward()
+            optimizer.step()
+            for average, one in zip(model.target.parameters(), model.online.parameters(), strict=True):
+                average.data.lerp_(one.data, 0.5)
+            averages[optimizer.version] = [average.detach().clone() for average in model.target.parameters()]
+        return averages
+
+    with Job(1, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=3, keep=9)) as job:
+        [averages] = job.run(script)
+        job.ask_for_last_checkpoint()
+    versions = CheckpointFolder(tmp_path).versions()
+    assert len(versions) > 1
+    for version, path in versions:
+        model = torch.load(path / "model.pt", weights_only=True)
+        assert same([model["target.weight"], model["target.bias"]], averages[version]), version
