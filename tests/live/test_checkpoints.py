@@ -390,17 +390,17 @@ def test_a_restarted_worker_takes_what_the_job_does_not_train_from_the_file(tmp_
     """A target network in the wrapped model, which is in the optimizer's group, too, as where that got all parameters of the model."""
     over, path = threading.Event(), tmp_path / "file.pt"
 
-    def parts(worker: Worker) -> tuple[nn.Sequential, dict[str, Any]]:
-        model = nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1))
-        model[1].requires_grad_(False)
-        nn.init.zeros_(model[1].weight)
-        return model, {"model": model, "optimizer": worker.distribute(torch.optim.Adam(model.parameters()), model, sync)}
+    def parts(worker: Worker) -> tuple[nn.Linear, nn.Linear, dict[str, Any]]:
+        online, target = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
+        nn.init.zeros_(target.weight)
+        model = nn.Sequential(online, target)
+        return online, target, {"model": model, "optimizer": worker.distribute(torch.optim.Adam(model.parameters()), model, sync)}
 
     def first(worker: Worker) -> None:
-        model, saved = parts(worker)
-        model[0](torch.ones(1, 2)).sum().backward()
+        online, target, saved = parts(worker)
+        online(torch.ones(1, 2)).sum().backward()
         saved["optimizer"].step()
-        nn.init.ones_(model[1].weight)
+        nn.init.ones_(target.weight)
         offbeat.save(path, **saved)
         if worker.number == 1:
             worker.die()
@@ -409,10 +409,10 @@ def test_a_restarted_worker_takes_what_the_job_does_not_train_from_the_file(tmp_
 
     def again(worker: Worker) -> None:
         try:
-            model, loaded = parts(worker)
-            trained = model[0].weight.clone()
+            online, target, loaded = parts(worker)
+            trained = online.weight.clone()
             assert offbeat.load(path, **loaded) == {}
-            assert torch.equal(model[0].weight, trained) and model[1].weight.tolist() == [[1.0, 1.0]]
+            assert torch.equal(online.weight, trained) and target.weight.tolist() == [[1.0, 1.0]]
         finally:
             over.set()
 
