@@ -198,6 +198,8 @@ class Session(ABC):
         self.reported = 0
         """The number of reports so far."""
         self._pools = 0
+        self.chosen: list[int] = []
+        """Of samplers of a part of a data set: checksums of its indices."""
         self.deals: dict[int, Deal] = {}
         """Of samplers that are not dealt out from one pool in batches of one size: how they are."""
         self._rests: dict[int, tuple[Epoch, Sequence[Sequence[int]]]] = {}

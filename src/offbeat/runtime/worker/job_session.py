@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -428,6 +429,7 @@ class JobSession(Session):
             return news
         kept = frozen(self.checkpoints.model, chain(self.flat.parameters, *(one.flat.parameters for one in self._siblings)))
         news |= {"frozen": kept} if kept is not None else {}
+        news |= {"chosen": zlib.crc32(repr(self.chosen).encode())} if self.chosen else {}
         return {**news, "loaded": loaded, **({"before": self.before} if self.before else {})}
 
     # The end.
