@@ -127,8 +127,8 @@ def load(
 
     Call it on every worker, after wrapping the optimizer and before the first step. Only the objects given are loaded. A restarted worker,
     which joins a running job, keeps the job's parameters, optimizer state and place in the epoch; it takes from the file the sampler's
-    epoch number, the schedulers, models that the optimizer does not train (an average of the weights, for example), and the script's own
-    values.
+    epoch number, the schedulers, models and parameters that the optimizer does not train (an average of the weights, for example), and the
+    script's own values.
 
     Args:
         path: the path of the file.
@@ -155,7 +155,7 @@ def load(
         _load_each("model", model, content["model"], lambda one, state: one.load_state_dict(state))
         _load_each("optimizer", optimizer, content["optimizer"], lambda one, state: one.load_state_dict(state))
     else:
-        trained = {id(parameter) for one in wrapped for group in one.param_groups for parameter in group["params"]}
+        trained = set[int]().union(*(one._known.trained for one in wrapped))
         _load_each("model", model, content["model"], lambda one, state: _load_own(one, state, trained))
         # Learning rates and other settings of the groups, from which schedulers continue.
         _load_each("optimizer", optimizer, content["optimizer"], lambda one, state: load_settings(one, state["param_groups"]))
@@ -172,9 +172,14 @@ def load(
 
 
 def _load_own(model: torch.nn.Module, state: dict[str, Any], trained: Collection[int]) -> None:
-    """Load a model of the script's own, such as an average of the weights; the job has the state of the others."""
+    """Load a model of the script's own, such as an average of the weights; of one that the job trains, what it does not train: the job has
+    the rest."""
     if not any(id(parameter) in trained for parameter in model.parameters()):
         model.load_state_dict(state)
+        return
+    for key, value in model.state_dict(keep_vars=True).items():
+        if isinstance(value, torch.nn.Parameter) and id(value) not in trained and key in state:
+            value.data.copy_(state[key])
 
 
 # One object, or several.

@@ -19,7 +19,7 @@ from offbeat.core.batch_sizes import VARIABLE, Auto, size_and_auto
 from offbeat.deliveries import asked_by_next
 from offbeat.errors import ConfigurationError, warn
 from offbeat.optimizer import DistributedOptimizer
-from offbeat.orders import Order, batches_of
+from offbeat.orders import Order, batches_of, checksum_of_part
 from offbeat.sampler import ElasticBatchSampler, Passes, ordered_sizes, unit_of
 from offbeat.session import LeasedRange, Place, Session
 from offbeat.types import Epoch
@@ -96,11 +96,19 @@ def elastic(
         raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= sets the whole order; leave shuffle= out")
     size, auto = size_and_auto("elastic", batch_size)
     chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False)
-    return DataLoader(data, batch_sampler=_sampler(chosen, size, drop_last, seed, session, deal, auto), **options)
+    batch_sampler = _sampler(chosen, size, drop_last, seed, session, deal, auto, checksum_of_part(data))
+    return DataLoader(data, batch_sampler=batch_sampler, **options)
 
 
 def _sampler(
-    order: Order, batch_size: int, drop_last: bool, seed: int | None, session: Session | None, deal: str, auto: Auto | None
+    order: Order,
+    batch_size: int,
+    drop_last: bool,
+    seed: int | None,
+    session: Session | None,
+    deal: str,
+    auto: Auto | None,
+    part: int | None,
 ) -> ElasticBatchSampler:
     batch = batch_size * Place.of_process().size
     unit = unit_of(deal, batch, whole=drop_last)
@@ -108,7 +116,7 @@ def _sampler(
         sizes, follows = ordered_sizes(batch_size, auto)
         together = unit or follows is not None or len(set(sizes)) > 1
         order = order.whole_batches(sum(sizes) * Place.of_process().size if together else sizes[0] * Place.of_process().size)
-    return ElasticBatchSampler(session, order, batch_size, seed=seed, unit=unit, auto=auto)
+    return ElasticBatchSampler(session, order, batch_size, seed=seed, unit=unit, auto=auto, part=part)
 
 
 def _check_deal(deal: str) -> None:
@@ -132,7 +140,8 @@ def _of_loader(
     if loader.batch_sampler is None:
         raise ConfigurationError("elastic(DataLoader) deals out batches, but this DataLoader has batch_size=None: give it a batch size")
     sampler, batch_size, drop_last = batches_of(loader.batch_sampler)
-    batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal, auto)
+    part = checksum_of_part(loader.dataset, sampler)
+    batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal, auto, part)
     return DataLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
 
 

@@ -5,9 +5,11 @@ An order is a list of indices; workers lease positions in it. It need not be a p
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -15,6 +17,7 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -155,6 +158,26 @@ class DrawnOrder:
             parts.append(self._newest[offset : offset + positions.stop - at])
             at += len(parts[-1])
         return torch.cat(parts)
+
+
+def checksum_of_part(data: object, sampler: object = None) -> int | None:
+    """Return a checksum of the indices of a part of a data set, which workers should have alike; None: it is no part, or its indices are no
+    numbers.
+
+    >>> checksum_of_part(range(3)), checksum_of_part(Subset(range(3), [0, 2])) == checksum_of_part(range(3), SubsetRandomSampler([0, 2]))
+    (None, True)
+    """
+    parts = [sampler.indices] if isinstance(sampler, SubsetRandomSampler) else []
+    while isinstance(data, Subset):
+        parts.append(data.indices)
+        data = data.dataset
+    crc = 0
+    try:
+        for indices in parts:
+            crc = zlib.crc32(np.asarray(indices, dtype=np.int64).tobytes(), crc)
+    except (TypeError, ValueError):
+        return None
+    return crc if parts else None
 
 
 def batches_of(batch_sampler: Sampler[list[int]] | object) -> tuple[object, int, bool]:

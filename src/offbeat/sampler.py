@@ -24,7 +24,7 @@ from offbeat.core.partitions import Parts, Splits, shares, size_of
 from offbeat.deliveries import asked_by_next, asked_to_show, fetch_when_asked, follow_loader, raised_later
 from offbeat.errors import ConfigurationError, JobEnded, warn
 from offbeat.gradient_watch import life_of
-from offbeat.orders import DrawnOrder, Order
+from offbeat.orders import DrawnOrder, Order, checksum_of_part
 from offbeat.session import LeasedRange, Place, Session, SplitProgress, rank, world_size
 from offbeat.types import Epoch, worker_ids
 
@@ -318,13 +318,23 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         seed: the seed of the orders; None: the job's seed.
         unit: more than 0: each worker has a share of the epoch, in units of so many samples, and `len` holds; 0: workers take as many
             batches as they can.
+        part: see `orders.checksum_of_part`.
     """
 
     _size: int
 
     def __init__(
-        self, session: Session | None, order: Order, batch_size: int, *, seed: int | None, unit: int = 0, auto: Auto | None = None
+        self,
+        session: Session | None,
+        order: Order,
+        batch_size: int,
+        *,
+        seed: int | None,
+        unit: int = 0,
+        auto: Auto | None = None,
+        part: int | None = None,
     ) -> None:
+        self._part = part
         self._order, self._size, self._seed, self._unit = order, order.size, seed, unit
         self._told: int | None = None
         """The number of batches that `len` has told the script for the present pass."""
@@ -339,6 +349,8 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 f"the data set has {self._size} samples for {session.workers} workers: each needs at least one; use fewer workers"
             )
         super()._join(session)
+        if self._part is not None:
+            session.chosen.append(self._part)
 
     @property
     def _batch(self) -> int:
@@ -498,4 +510,5 @@ def elastic_batch_sampler(
             "use offbeat.elastic(dataset, batch_size=...) for an iterable data set"
         ) from None
     unit = unit_of(deal, batch_size, whole=False)
-    return ElasticBatchSampler(session, Order.plain(size, shuffle=shuffle), batch_size, seed=seed, unit=unit, auto=auto)
+    order, part = Order.plain(size, shuffle=shuffle), checksum_of_part(dataset)
+    return ElasticBatchSampler(session, order, batch_size, seed=seed, unit=unit, auto=auto, part=part)

@@ -200,6 +200,8 @@ class Session(ABC):
         self.reported = 0
         """The number of reports so far."""
         self._pools = 0
+        self.chosen: list[int] = []
+        """Of samplers of a part of a data set: checksums of its indices."""
         self.deals: dict[int, Deal] = {}
         """Of samplers that are not dealt out from one pool in batches of one size: how they are."""
         self._rests: dict[int, tuple[Epoch, Sequence[Sequence[int]]]] = {}
@@ -279,14 +281,17 @@ class Session(ABC):
         """Give up the batches that the script has left out since the last call, and tell the job."""
         if (left_out := self.contents.left_out()) and (held := {grant.lease for grant in self._outstanding}.intersection(left_out)):
             self._outstanding = [grant for grant in self._outstanding if grant.lease not in held]
-            if self._used_by_others and held & self._used_by_others:
-                self._used_by_others = None
-                warn(
-                    "this loader's batches are dealt out in the job of one optimizer, which makes no step with some of them, and another "
-                    "one does: they are reported as skipped. Name the optimizer that steps with each batch: "
-                    "offbeat.elastic(..., optimizer=...), or its batch_sampler"
-                )
+            self._warn_of_others(held, "they are reported as skipped")
             self._leave_out(tuple(lease for lease in left_out if lease in held))
+
+    def _warn_of_others(self, leases: set[LeaseId], so: str) -> None:
+        """Warn once if another optimizer has made a step with one of these batches, and this one none."""
+        if self._used_by_others and leases & self._used_by_others:
+            self._used_by_others = None
+            warn(
+                "this loader's batches are dealt out in the job of one optimizer, which makes no step with some of them, and another "
+                f"one does: {so}. Name the optimizer that steps with each batch: offbeat.elastic(..., optimizer=...), or its batch_sampler"
+            )
 
     @abstractmethod
     def _leave_out(self, leases: tuple[LeaseId, ...]) -> None:
@@ -325,6 +330,7 @@ class Session(ABC):
 
     def take_back(self, pool: int) -> None:
         """Mark a sampler's delivered batches as not delivered: the next pass delivers them again."""
+        self._warn_of_others({grant.lease for grant in self.held(pool)}, "the next pass has the same batches again")
         self.contents.take_back(pool)
 
     def cleared(self) -> None:

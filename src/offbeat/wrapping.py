@@ -121,9 +121,14 @@ class KnownParameters:
         self._shared: WeakKeyDictionary[KnownParameters, tuple[str, int]] = WeakKeyDictionary()
         """The wrapped optimizers that have some of these parameters too: the name of one, and how many steps each had made before this."""
 
+    @property
+    def trained(self) -> set[int]:
+        """The `id` of each parameter that the job trains."""
+        return {id(one) for _, one in self._trained}
+
     def share(self, other: KnownParameters) -> bool:
         """Note that another optimizer was wrapped before this one; return whether the two have a parameter in common."""
-        theirs = {id(one) for _, one in other._trained}
+        theirs = other.trained
         name = next((name for name, one in self._trained if id(one) in theirs), None)
         if name is not None:
             self._shared[other], other._shared[self] = (name, other._steps), (name, 0)

@@ -327,6 +327,11 @@ class Job:
         with self.told:
             assert self.told.wait_for(lambda: any(told["version"] == version for told in self.checkpoints), DEADLINE_S), version
 
+    def ask_for_last_checkpoint(self) -> None:
+        """Have the job's end saved, as the supervisor does once every script has ended, and wait for that."""
+        self._links[0].send({"kind": "checkpoint", "within_s": DEADLINE_S, "last": True})
+        self.until(lambda: any(told.get("last") for told in self.checkpoints), "the last checkpoint")
+
     def join(self, *threads: threading.Thread) -> None:
         """Wait for these workers' scripts to end, or for all."""
         waited = threads or [thread for thread in self._threads if thread not in self._servers]

@@ -383,3 +383,41 @@ def test_a_restarted_worker_trains_no_epoch_alone_and_takes_no_old_parameters(tm
         job.join(job.start(1, again), one)
         assert job.results(1)[0][0] == []
         assert job.results(0)[0] <= 2 * SIZE
+
+
+@pytest.mark.parametrize("sync", ["bsp", "full"])
+def test_a_restarted_worker_takes_what_the_job_does_not_train_from_the_file(tmp_path: Path, sync: str) -> None:
+    """A target network in the wrapped model, which is in the optimizer's group, too, as where that got all parameters of the model."""
+    over, path = threading.Event(), tmp_path / "file.pt"
+
+    def parts(worker: Worker) -> tuple[nn.Linear, nn.Linear, dict[str, Any]]:
+        online, target = nn.Linear(2, 1), nn.Linear(2, 1).requires_grad_(False)
+        nn.init.zeros_(target.weight)
+        model = nn.Sequential(online, target)
+        return online, target, {"model": model, "optimizer": worker.distribute(torch.optim.Adam(model.parameters()), model, sync)}
+
+    def first(worker: Worker) -> None:
+        online, target, saved = parts(worker)
+        online(torch.ones(1, 2)).sum().backward()
+        saved["optimizer"].step()
+        nn.init.ones_(target.weight)
+        offbeat.save(path, **saved)
+        if worker.number == 1:
+            worker.die()
+        while not over.wait(0.01):
+            saved["optimizer"].pull()
+
+    def again(worker: Worker) -> None:
+        try:
+            online, target, loaded = parts(worker)
+            trained = online.weight.clone()
+            assert offbeat.load(path, **loaded) == {}
+            assert torch.equal(online.weight, trained) and target.weight.tolist() == [[1.0, 1.0]]
+        finally:
+            over.set()
+
+    with Job(2) as job:
+        one, two = job.start(0, first), job.start(1, first)
+        job.join(two)
+        job.await_state(1, "dead")
+        job.join(job.start(1, again), one)

@@ -10,7 +10,9 @@ import torch
 from tests.live.harness import Job, Worker
 from tests.live.samples import Trainer
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
+import offbeat
 from offbeat.journal.file import read
 from offbeat.report.remarks import remarks
 
@@ -71,6 +73,34 @@ def test_frozen_parameters_that_differ(tmp_path: Path, sync: str, seeded: bool) 
     with Job(2, journal=str(tmp_path / "journal")) as job:
         job.run(script)
     assert warned(job, tmp_path / "journal") == ([] if seeded else ["frozen_differ"])
+
+
+@pytest.mark.parametrize("sync", ["bsp", "majority"])
+@pytest.mark.parametrize("seeded", [True, False])
+@pytest.mark.parametrize("given", ["sampler", "subset", "batch_sampler"])
+def test_parts_of_the_data_that_differ(tmp_path: Path, sync: str, seeded: bool, given: str) -> None:
+    """A random split without a seed, as KFold(shuffle=True) makes it: what one worker trains on, another may keep for validation."""
+
+    def script(worker: Worker) -> None:
+        model = nn.Linear(1, 1)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model, sync)
+        data = TensorDataset(torch.ones(48, 1))
+        part = torch.randperm(48, generator=torch.Generator().manual_seed(0 if seeded else worker.number))[:32].tolist()
+        loader: Any
+        if given == "sampler":
+            loader = offbeat.elastic(DataLoader(data, 4, sampler=SubsetRandomSampler(part)), optimizer=optimizer)
+        elif given == "subset":
+            loader = offbeat.elastic(Subset(data, part), batch_size=4, optimizer=optimizer)
+        else:
+            loader = DataLoader(Subset(data, part), batch_sampler=optimizer.batch_sampler(Subset(data, part), batch_size=4))
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.run(script)
+    assert warned(job, tmp_path / "journal") == ([] if seeded else ["data_differ"])
 
 
 @pytest.mark.parametrize("sync", ["bsp", "majority"])

@@ -286,6 +286,56 @@ def test_two_optimizers_of_a_script_resume_together(tmp_path: Path) -> None:
         assert same(last, end), "bit for bit"
 
 
+def one_after_the_other(worker: Worker, sync: str) -> list[tuple[int, list[torch.Tensor]]]:
+    """Train three models, with an optimizer each; the version at the beginning of each training, and the parameters at its end."""
+    trained = []
+    for number in range(3):
+        with seeded(number):
+            model = nn.Linear(3, 1)
+        optimizer = worker.distribute(torch.optim.AdamW(model.parameters(), lr=0.01), model, sync)
+        begun = optimizer.version
+        for batch in optimizer.batch_sampler(range(SIZE), batch_size=BATCH):
+            optimizer.zero_grad()
+            model(torch.tensor(batch, dtype=torch.float32)[:, None].expand(-1, 3)).square().mean().backward()
+            optimizer.step()
+        optimizer.pull()
+        trained.append((begun, [parameter.detach().clone() for parameter in model.parameters()]))
+    return trained
+
+
+@pytest.mark.parametrize(("sync", "servers"), [("bsp", 1), ("bsp", 2), ("full", 1)])
+def test_a_training_that_has_yet_to_begin_begins_in_the_resumed_job(
+    tmp_path: Path, sync: str, servers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first training's folds begin the checkpoints, which a warning says in time."""
+
+    def script(worker: Worker) -> list[tuple[int, list[torch.Tensor]]]:
+        return one_after_the_other(worker, sync)
+
+    with Job(2, servers=servers, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=3, keep=9)) as job:
+        whole = job.run(script)
+        job.until(lambda: bool(job.checkpoints), "the checkpoint of the first training")
+    assert sum("which has made none for" in record.message for record in caplog.records) == 1
+    taken = CheckpointFolder(tmp_path).newest()
+    assert taken is not None and len(taken.manifest["optimizers"]) == 1
+    with Job(2, servers=servers, resume=str(taken.path)) as job:
+        results = job.run(script)
+    assert sum("is not in the checkpoint" in record.message for record in caplog.records) == 2
+    for trained, before in zip(results, whole, strict=True):
+        assert [begun for begun, _ in trained] == [taken.version if sync == "bsp" else 0, 0, 0]
+        assert all(same(now, then) for (_, now), (_, then) in zip(trained, before, strict=True)), "bit for bit"
+
+
+def test_the_end_is_saved_where_the_first_training_s_end_has_been(tmp_path: Path) -> None:
+    last = SIZE // BATCH // 2
+    with Job(2, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=last)) as job:
+        job.run(lambda worker: one_after_the_other(worker, "bsp"))
+        job.until(lambda: bool(job.checkpoints), "the checkpoint of the first training's end")
+        job.ask_for_last_checkpoint()
+    newest = CheckpointFolder(tmp_path).newest()
+    assert newest is not None and [one["version"] for one in newest.manifest["optimizers"]] == [last] * 3
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_the_checkpoint_of_the_last_version_has_each_workers_part(tmp_path: Path, number: int) -> None:
     """The script asks for no batch and makes no step after it, of either optimizer."""
@@ -335,3 +385,35 @@ def test_frozen_and_tied_parameters_are_in_the_model_of_each_checkpoint(tmp_path
     assert model.frozen.tolist() == [7.0, 7.0]
     with Job(1, resume=str(taken.path)) as job:
         job.run(lambda worker: script(worker, saves=False))
+
+
+def test_an_average_that_the_model_has_is_in_each_checkpoint_as_it_is_then(tmp_path: Path) -> None:
+    """As BYOL's target encoder: parameters that are not trained, and that the script changes after each step."""
+
+    class WithTarget(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.online, self.target = nn.Linear(3, 1), nn.Linear(3, 1).requires_grad_(False)
+
+    def script(worker: Worker) -> dict[int, list[torch.Tensor]]:
+        with seeded(0):
+            model = WithTarget()
+        optimizer = worker.distribute(torch.optim.SGD(model.online.parameters(), lr=0.01), model)
+        averages = {}
+        for batch in optimizer.batch_sampler(range(SIZE), batch_size=BATCH):
+            optimizer.zero_grad()
+            model.online(torch.tensor(batch, dtype=torch.float32)[:, None].expand(-1, 3) / SIZE).square().mean().backward()
+            optimizer.step()
+            for average, one in zip(model.target.parameters(), model.online.parameters(), strict=True):
+                average.data.lerp_(one.data, 0.5)
+            averages[optimizer.version] = [average.detach().clone() for average in model.target.parameters()]
+        return averages
+
+    with Job(1, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=3, keep=9)) as job:
+        [averages] = job.run(script)
+        job.ask_for_last_checkpoint()
+    versions = CheckpointFolder(tmp_path).versions()
+    assert len(versions) > 1
+    for version, path in versions:
+        model = torch.load(path / "model.pt", weights_only=True)
+        assert same([model["target.weight"], model["target.bias"]], averages[version]), version

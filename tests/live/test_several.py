@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import runpy
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.live.harness import Job, Worker, seeded
+from tests.live.harness import DEADLINE_S, Job, Worker, seeded
 from tests.live.samples import audited
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -162,6 +164,27 @@ def test_a_loader_of_an_optimizer_that_steps_rarely_is_told(rarely: bool) -> Non
     assert any("the job of one optimizer, which makes no step with some of them" in str(one.message) for one in given) == rarely
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loader_of_an_optimizer_that_steps_no_more_is_told(own: bool) -> None:
+    """A second training whose loader is not said to be its own: the first optimizer, to which it belongs then, makes no step."""
+
+    def train(worker: Worker) -> None:
+        gan = Gan()
+        first = worker.distribute(gan.of_discriminator, gan.discriminator, "bsp")
+        second = worker.distribute(gan.of_generator, gan.generator, "bsp")
+        loader = offbeat.elastic(points(), batch_size=BATCH, optimizer=second if own else first)
+        for _ in range(2):
+            for real in loader:
+                gan.generator.zero_grad()
+                gan.generator(real).square().mean().backward()
+                second.step()
+
+    with Job(2) as job, warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        job.run(train)
+    assert any("the next pass has the same batches again" in str(one.message) for one in given) != own
+
+
 def test_the_example_trains_without_a_launcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     example = Path(__file__).parents[2] / "examples" / "gan.py"
     monkeypatch.setattr(sys, "argv", [str(example), "--epochs", "4", "--generator", "ssp(staleness=3)"])
@@ -208,6 +231,47 @@ def test_all_sessions_are_in_a_call_while_one_joins(monkeypatch: pytest.MonkeyPa
     with Job(1) as job:
         job.run(train)
     assert found == [[True], [True, True]]
+
+
+@pytest.mark.parametrize("rule", ["full", "dpsgd"])
+def test_a_rank_that_trains_with_one_optimizer_gives_another_its_replica(rule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two trainings, one after the other: the last living rank waits for nobody in the second one, and would hear of nothing but that."""
+    back = threading.Event()
+
+    def stay(worker: Worker) -> None:
+        gan = Gan()
+        optimizer = worker.distribute(gan.of_discriminator, gan.discriminator, rule)
+        gan.discriminator(points()).mean().backward()
+        optimizer.step()
+        other = worker.distribute(gan.of_generator, gan.generator, rule)
+        if worker.number == 1:
+            worker.die()
+        until = time.monotonic() + DEADLINE_S / 2
+        while not back.wait(0.005):
+            assert time.monotonic() < until, "nobody has come back"
+            gan.generator.zero_grad()
+            gan.generator(points()).mean().backward()
+            other.step()
+
+    def come(worker: Worker) -> None:
+        gan = Gan()
+        try:
+            assert worker.distribute(gan.of_discriminator, gan.discriminator, rule).version
+            other = worker.distribute(gan.of_generator, gan.generator, rule)
+            assert other.version
+            for _ in range(2):
+                gan.generator.zero_grad()
+                gan.generator(points()).mean().backward()
+                other.step()
+        finally:
+            back.set()
+
+    with Job(2) as job:
+        job.start_all(stay)
+        job.await_state(1, "dead")
+        job.start(1, come)
+        job.join()
+    assert capsys.readouterr().err.count("worker 1 begins its script after") == 1, "though the first optimizer makes no step any more"
 
 
 @pytest.mark.parametrize(("sync", "when"), [("full", "before"), ("bsp", "before"), ("bsp", "after")])

@@ -71,7 +71,7 @@ class WorkerProcess:
     failure: FailureReport | None = None
     """Failure report of the newest process; None: it has sent none."""
     over: bool = False
-    """True if the newest process has ended before its script because the job has ended: no failure."""
+    """True if the job had ended before the newest process, whose script may have been cut short: no failure."""
     too_late: bool = False
     """True if the newest process came after all others had finished, and so had nothing to do: no failure, even if its script fails."""
     standing: ProcessStanding = field(default_factory=lambda: ProcessStanding(0.0))
@@ -99,7 +99,7 @@ class WorkerProcess:
             then = "" if self.failure is None else f"; its script failed after its training loop: {self.failure.reason}"
             return f"came back too late: the others had finished, and there was nothing left to do{then}"
         if self.over and status == 0:
-            return "ended with the job, before its own script: the scripts of the others had ended"
+            return "ended with the job: the scripts of the others had ended"
         if self.standing.kill_reason is not None:
             return f"{self.standing.kill_reason}, and was killed"
         if self.standing.was_done(status):

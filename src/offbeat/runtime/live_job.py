@@ -7,6 +7,7 @@ coordinators, and `core.job.several_optimizers` decides what one coordinator has
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +31,8 @@ from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.transport.base import Connection, Hub, Message
 from offbeat.types import Seconds, WorkerId
+
+log = logging.getLogger(__name__)
 
 OPTIMIZERS_MAX = 64
 """Most optimizers in one job."""
@@ -117,7 +120,13 @@ class LiveJob:
         return self._live[number]
 
     def _new_coordinator(self, number: int, shards: Mapping[int, Connection], journal: Journal | PartOfJournal) -> LiveCoordinator:
-        driver = Driver(self._settings, self._supervisor, journal, self._started, number, self.checkpoints, self._resumed)
+        resumed = self._resumed
+        if resumed is not None and not resumed.has(number):
+            log.warning(
+                "optimizer %d of the script is not in the checkpoint: it begins with the parameters that the script gives it", number
+            )
+            resumed = None
+        driver = Driver(self._settings, self._supervisor, journal, self._started, number, self.checkpoints, resumed)
         return LiveCoordinator(driver, shards, *self._parts)
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:

@@ -422,8 +422,7 @@ class Service:
         rule = rule_of(ServerRule, header["sync"])
         shard = shard_of(self.number, layout, spec, rule, self.settings, self.now, memory, self._survival, header.get("gpu"))
         number = header.get("number_of_optimizer", 0)
-        if self.settings.resume is not None:
-            resumed = Resumed(self.settings.resume)
+        if self.settings.resume is not None and (resumed := Resumed(self.settings.resume)).has(number):
             saved = partial(resumed.copy_for, number, layout, shard.span, spec)
             shard.restore(saved, resumed.version_at(number, self.number, self.settings))
         if self.settings.checkpoint is not None:

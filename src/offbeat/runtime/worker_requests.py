@@ -19,7 +19,7 @@ from offbeat.runtime.coordination.peers import Peer
 from offbeat.runtime.coordination.save_points import Checkpoints
 from offbeat.runtime.coordination.schedule_watch import ScheduleWatch
 from offbeat.runtime.driver import Driver
-from offbeat.runtime.job.first_steps import FirstStepsWatch, Warned
+from offbeat.runtime.job.first_steps import ALIKE, FirstStepsWatch, Warned
 from offbeat.runtime.job.loading import Loaded
 from offbeat.runtime.job.packing import pack
 from offbeat.transport.base import Connection, Message
@@ -156,8 +156,9 @@ class WorkerRequests:
             self._driver.feed(Resumed(peer.worker, peer.incarnation, before), now)
         self._checkpoints.pushed(peer.worker, peer.incarnation, message.header["push"]["version"])
         warnings: list[Warned] = []
-        if "first" in message.header or "frozen" in message.header:
-            warnings += self._first_steps.note(peer.worker, message.header.get("first", ()), message.header.get("frozen"))
+        if "first" in message.header or loaded is not None:
+            alike = {what: message.header.get(what) for what in ALIKE}
+            warnings += self._first_steps.note(peer.worker, message.header.get("first", ()), alike)
         if self._driver.servers_step:
             warnings += self._groups.note(peer.worker, message.header)
             warnings += self._schedules.note(peer.worker, message.header, self._driver.peers.gone)

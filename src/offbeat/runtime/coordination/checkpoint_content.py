@@ -257,6 +257,10 @@ class Resumed:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.checkpoint, self._workers = Checkpoint(Path(state["path"]), state["manifest"]), None
 
+    def has(self, number: int) -> bool:
+        """Return True if the script had made this optimizer when the checkpoint was made: it makes several, maybe one after the other."""
+        return number < len(self.checkpoint.manifest["optimizers"])
+
     def check(self, number: int, policy: Policy, layout: Layout, spec: OptimizerSpec) -> None:
         """Compare an optimizer of the job with that of the checkpoint.
 
@@ -353,12 +357,8 @@ class Resumed:
         return {key: value for key, value in others[0].items() if key != "random"} if others else None
 
     def _of(self, number: int) -> Mapping[str, Any]:
-        optimizers: Sequence[Mapping[str, Any]] = self.checkpoint.manifest["optimizers"]
-        if number >= len(optimizers):
-            raise ConfigurationError(
-                f"--resume {self.checkpoint.path}: the checkpoint is of a script with {len(optimizers)} optimizers, this one has more"
-            )
-        return optimizers[number]
+        of: Mapping[str, Any] = self.checkpoint.manifest["optimizers"][number]
+        return of
 
     def _load(self, name: str) -> Any:
         """Read one of the files that the manifest lists, whose bytes the command line has compared with their digests."""

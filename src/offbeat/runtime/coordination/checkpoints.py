@@ -14,6 +14,8 @@ the making up, unless all of it is on the disk, and makes another one at the nex
 from __future__ import annotations
 
 import datetime
+import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +38,8 @@ from offbeat.runtime.job.settings import CheckpointOrder, JobSettings
 from offbeat.tensors.whole import ShardCopy
 from offbeat.transport.base import Connection, Message
 from offbeat.types import Incarnation, Seconds, Version, WorkerId, WorkerState
+
+log = logging.getLogger(__name__)
 
 PARTS_S: Final[Seconds] = 30.0
 """Longest wait for the workers' parts, in seconds: a script may evaluate for longer between two calls of the library."""
@@ -141,8 +145,10 @@ class CheckpointKeeper:
         """By optimizer: the parts of workers that have left, each as it was then."""
         self._ends = False
         """True once the job's end is wanted as a checkpoint, until there is one."""
-        self._made: Version | None = None
-        """The version of the newest complete one that this job has made."""
+        self._made: list[Version] | None = None
+        """The versions of the optimizers in the newest complete one that this job has made."""
+        self._idle: tuple[Seconds, int] | None = None
+        """When the first optimizer folded last, and how many folds others have made since; None: not known, or a warning has said it."""
         self._asked: Seconds | None = None
         """Within how many seconds a checkpoint is wanted now; None: it is not."""
 
@@ -177,6 +183,7 @@ class CheckpointKeeper:
         if job.spec is not None and not isinstance(job.spec.policy, ServerRule):
             self._remember(job, now)
         self._folds[job.number] += folds
+        self._watch_first(job, folds, now)
         if self._making is not None:
             return self._take(self._making, {job.number} & self._making.to_come if job.number else self._making.to_come, now)
         if job.number:
@@ -210,6 +217,22 @@ class CheckpointKeeper:
         places[job.coordinator.version] = self._place(job, now)
         if len(places) > PLACES_KEPT:
             del places[min(places)]
+
+    def _watch_first(self, job: Saves, folds: int, now: Seconds) -> None:
+        """Warn once where a checkpoint would be due, and only other optimizers than the first one make steps."""
+        if not job.number:
+            self._idle = now, 0
+        elif self._idle is not None:
+            since, others = self._idle[0], self._idle[1] + folds
+            self._idle = since, others
+            if now - since >= (self._order.every_s or math.inf) or others >= (self._order.every_versions or math.inf):
+                self._idle = None
+                log.warning(
+                    "checkpoints begin with a step of the script's first optimizer, which has made none for %.0f s, while another one has "
+                    "made %d: what is trained after it is in the checkpoint of the job's end only; for one before that call offbeat.save",
+                    now - since,
+                    others,
+                )
 
     def _due(self, now: Seconds, version: Version) -> bool:
         assert self._last is not None
@@ -256,9 +279,9 @@ class CheckpointKeeper:
     def _begin_last(self, now: Seconds) -> None:
         """Begin the checkpoint of the job's end, from what the servers hold and what the workers have left behind."""
         self._ends = False
-        begun = [job for job in self._jobs if job.coordinator is not None and job.spec is not None and job.coordinator.start.begun]
+        begun = self._begun()
         version = begun[0].version if begun else 0
-        if self._nothing_new(version):
+        if self._nothing_new():
             self._tell(version, None, [], last=True)
             return
         self._making = making = _Making(version, now, self._last, None, patience_s=0.0, of_end=True)
@@ -269,9 +292,13 @@ class CheckpointKeeper:
         making.taken = list(making.contents)
         self.after()
 
-    def _nothing_new(self, version: Version) -> bool:
+    def _begun(self) -> list[Saves]:
+        """Return the optimizers that have begun to train."""
+        return [job for job in self._jobs if job.coordinator is not None and job.spec is not None and job.coordinator.start.begun]
+
+    def _nothing_new(self) -> bool:
         """Return True if nothing was folded, or nothing since the newest checkpoint that this job has made."""
-        return self._last is None or version == self._made
+        return self._last is None or self._made == [job.version for job in self._begun()]
 
     def after(self) -> None:
         """Have the shards copied, when the effects of the fold have been carried out."""
@@ -334,9 +361,9 @@ class CheckpointKeeper:
         """Begin to write the checkpoint in the making if it has everything."""
         if self._making is None and self._ends:
             self._begin_last(now)
-        elif self._making is None and self._asked is not None and self._nothing_new(version := self._jobs[0].version if self._jobs else 0):
+        elif self._making is None and self._asked is not None and self._nothing_new():
             self._asked = None
-            self._tell(version, None, [], last=True)
+            self._tell(self._jobs[0].version if self._jobs else 0, None, [], last=True)
         making = self._making
         if making is None or making.writing:
             return
@@ -433,7 +460,7 @@ class CheckpointKeeper:
             self._known.add(number)
         missing, version = self._missing(making), making.contents[0].place["version"]
         self._journal.write(checkpoint_record(now, version, now - making.began, missing))
-        self._made = version
+        self._made = [content.place["version"] for _, content in sorted(making.contents.items())]
         self._tell(version, None, missing, last=making.last)
 
     def _give_up(self, making: _Making, reason: str) -> None:

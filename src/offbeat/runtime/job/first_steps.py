@@ -2,13 +2,14 @@
 
 A seeded script that draws its own batches draws the same ones on every worker: n workers then compute one worker's gradient n times, and
 nothing fails. So each worker sends a checksum of its gradient with its first steps, unless a sampler has dealt its samples, and the
-coordinator compares the checksums. Later steps cost nothing.
+coordinator compares the checksums. Later steps cost nothing. With its first push a worker also sends checksums of what all should have
+alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from offbeat.types import WorkerId
 
@@ -62,21 +63,22 @@ class FirstStepsWatch:
         self._workers = workers
         self._digests: dict[int, dict[WorkerId, int | None]] = {}
         self._given: set[str] = set()
-        self._frozen: tuple[WorkerId, int] | None = None
-        """The first worker that has sent a checksum of its frozen parameters, and the checksum."""
+        self._alike: dict[str, tuple[WorkerId, int]] = {}
+        """By what it is of: the first worker that has sent a checksum, and the checksum."""
 
-    def note(self, worker: WorkerId, first: Iterable[Sequence[Any]], frozen: int | None = None) -> list[Warned]:
+    def note(self, worker: WorkerId, first: Iterable[Sequence[Any]], alike: Mapping[str, int | None] | None = None) -> list[Warned]:
         """Take what a worker has sent with a push. Returns new warnings.
 
         Args:
             worker: has sent it.
             first: its first steps.
-            frozen: a checksum of its parameters that are not trained; None: it has none, or has sent it before.
+            alike: checksums of what workers should have alike, see `ALIKE`; None: it has none, or has sent it before.
         """
         found: list[Warned | None] = []
-        if frozen is not None:
-            self._frozen = self._frozen or (worker, frozen)
-            found.append(_unlike(self._frozen[0], worker) if frozen != self._frozen[1] else None)
+        for what, checksum in (alike or {}).items():
+            if checksum is not None:
+                other, theirs = self._alike.setdefault(what, (worker, checksum))
+                found.append(_unlike(what, other, worker) if checksum != theirs else None)
         for step, digest, known in first:
             self._digests.setdefault(step, {})[worker] = digest
             found.append(self._equal())
@@ -112,15 +114,26 @@ def _same_gradients(workers: tuple[WorkerId, ...], step: int) -> Warned:
     )
 
 
-def _unlike(worker: WorkerId, other: WorkerId) -> Warned:
-    return Warned(
+ALIKE: Final = {
+    "frozen": (
         "frozen_differ",
-        (worker, other),
-        1,
-        f"parameters that are not trained (requires_grad=False, or in no group of the optimizer) differ between workers {worker} and "
-        f"{other}: the job shares only what it trains, so that each worker trains with a model of its own. Load them from the same file, "
-        "or call torch.manual_seed with the same seed on every worker before the model is made",
-    )
+        "parameters that are not trained (requires_grad=False, or in no group of the optimizer) differ between workers {} and {}: the job "
+        "shares only what it trains, so that each worker trains with a model of its own. Load them from the same file, or call "
+        "torch.manual_seed with the same seed on every worker before the model is made",
+    ),
+    "chosen": (
+        "data_differ",
+        "the indices of a data set's part (Subset, SubsetRandomSampler) differ between workers {} and {}: each trains on a part of its "
+        "own, maybe on samples that another keeps for validation. Split with the same seed on every worker: "
+        "random_split(data, sizes, generator), KFold(shuffle=True, random_state=...)",
+    ),
+}
+"""By the field of a worker's first push: what a warning is about, and what it says, if the checksums of two workers differ."""
+
+
+def _unlike(what: str, worker: WorkerId, other: WorkerId) -> Warned:
+    about, says = ALIKE[what]
+    return Warned(about, (worker, other), 1, says.format(worker, other))
 
 
 def _unknown(worker: WorkerId, step: int) -> Warned:

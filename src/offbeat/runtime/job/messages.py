@@ -101,6 +101,7 @@ _NEWS: Final = {
     "first": many(row(whole(0, 100), maybe(whole(0, (1 << 64) - 1)), flag), 100),
     "given": flag,
     "frozen": whole(0, 1 << 33),
+    "chosen": whole(0, 1 << 33),
 }
 """Fields that come only with a worker's first pushes; ``given``: with those whose number of samples the script has passed to step()."""
 _VECTOR: Final = fields({"dtype": text(20), "numel": whole(0, 1 << 50), "size": whole(0, 1 << 50)})

@@ -336,6 +336,7 @@ class RankSession(JobSession):
         with self.phases.within(Phase.OWN):
             self.link.linger(lateness(self._settings, self.before + self.steps, self.version), unless=lambda: False)
         self.link.glance()
+        self._siblings.tend_others(self)  # a rank that comes back may need their replicas, and this rank may wait for nobody
         leases, counted, loss = self._use_gradient(samples, nonfinite)
         self._mine.restore()
         with self._back_if_fenced():

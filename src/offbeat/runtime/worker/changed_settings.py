@@ -2,7 +2,8 @@
 
 A resumed job goes on with the checkpoint's settings: learning rates are in the middle of a schedule, of which the script's own values are
 the beginning. So the script's settings at its first batch are compared with those that the earlier script had at its first batch. The user
-has changed the settings that differ, and expects the new values to be used.
+has changed the settings that differ, and expects the new values to be used. Or the script has passed over epochs that are over, and so has
+stepped its schedulers to the values of the checkpoint: those need no word.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from offbeat.errors import warn
+from offbeat.runtime.job.loading import frozen
 from offbeat.runtime.job.packing import pack, unpack
 from offbeat.runtime.worker.changed_settings import differences
 from offbeat.runtime.worker.connection import WorkerConnection
@@ -74,7 +75,9 @@ class JobCheckpoints:
         self.asking = False
         """True while the script waits for a batch, or for an epoch's end, and has no step under way."""
         self._described = False
-        """True once this worker has sent the model's untrained parameters, which do not change."""
+        """True once this worker has sent the model's untrained parameters, as they were at the script's first batch."""
+        self._untrained: int | None = None
+        """Their checksum then. Few scripts change them: one that keeps an average of the weights in the model, say."""
         self._wanted: Message | None = None
         """Newest request to which this worker has not sent a final part; None: no request is open."""
         self._held: dict[str, Any] | None = None
@@ -178,10 +181,10 @@ class JobCheckpoints:
         """Return the model's untrained ``state_dict`` entries (``rest``), and the layout's name for each entry that is trained (``names``).
 
         Args:
-            frozen: True: ``rest`` includes parameters that are not trained.
+            frozen: True: ``rest`` includes parameters that are not trained; it does so too where the script has changed them.
         """
-        trained = {tensor.name for tensor in self._layout.tensors}
-        held = {id(parameter): name for name, parameter in self.model.named_parameters() if name in trained}
+        held = self._trained()
+        frozen = frozen or self._checksum() != self._untrained
         names, rest, left_out = {}, {}, []
         for key, value in self.model.state_dict(keep_vars=True).items():
             if id(value) in held:
@@ -195,11 +198,21 @@ class JobCheckpoints:
             warn(f"checkpoints lack {', '.join(left_out[:3])}{more}, which are no plain tensors: a script that resumes makes them anew")
         return {"names": names, "rest": rest}
 
+    def _checksum(self) -> int | None:
+        trained = self._trained()
+        return frozen(self.model, (one for one in self.model.parameters() if id(one) in trained))
+
+    def _trained(self) -> dict[int, str]:
+        """Return the layout's name for each parameter that is trained, by its `id`."""
+        trained = {tensor.name for tensor in self._layout.tensors}
+        return {id(parameter): name for name, parameter in self.model.named_parameters() if name in trained}
+
     def _restore(self) -> None:
         """Set the state of the part from which this worker resumes, the first time that it is called."""
         part, self._resumes = self._resumes, None
         if self._script is None:
             self._script = self._settings()
+            self._untrained = self._checksum() if self._link.checkpoints else None
         if part is None:
             return
         self._compare(part)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -428,6 +429,7 @@ class JobSession(Session):
             return news
         kept = frozen(self.checkpoints.model, chain(self.flat.parameters, *(one.flat.parameters for one in self._siblings)))
         news |= {"frozen": kept} if kept is not None else {}
+        news |= {"chosen": zlib.crc32(repr(self.chosen).encode())} if self.chosen else {}
         return {**news, "loaded": loaded, **({"before": self.before} if self.before else {})}
 
     # The end.
@@ -556,9 +558,10 @@ class JobSession(Session):
         self.over, self.ended = message.header["reason"], True
 
     def _say_anew(self) -> None:
-        """Warn that the script has begun at its top in a job that goes on. Prints once, before the first step."""
+        """Warn that the script has begun at its top in a job that goes on. Prints once, before the first step of any session."""
+        said = any(session.steps or session.keeps_place for session in self._siblings)
         self.keeps_place = True
-        if self._siblings.first_is(self):
+        if not said:
             with suppress(OSError, ValueError):
                 print(ANEW.format(worker=self.worker, before=self.before), file=sys.stderr, flush=True)
 

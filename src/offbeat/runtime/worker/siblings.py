@@ -35,10 +35,6 @@ class Siblings:
     def __iter__(self) -> Iterator[JobSession]:
         return iter(self._sessions)
 
-    def first_is(self, session: JobSession) -> bool:
-        """Return True for the session of the process's first optimizer."""
-        return self._sessions[0] is session
-
     def add(self, session: JobSession) -> int:
         """Add a session and return its number. All sessions share one count of calls: a call of any session is progress of the script."""
         self._sessions.append(session)
