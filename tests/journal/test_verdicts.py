@@ -196,6 +196,17 @@ def test_a_link_is_what_neither_phases_nor_a_queue_for_a_core_explain(queued_s: 
     assert (verdict.workers, verdict.cause) == ((1,), cause)
 
 
+@pytest.mark.parametrize("hosts", [(), ("here", "here"), ("here", "there")])
+def test_a_slow_push_has_no_network_to_blame_on_one_host(hosts: tuple[str, ...]) -> None:
+    records = barrier([[STEP, with_more(push=0.1)]] * 30)
+    starts = [
+        {"kind": "process", "t": 0.4, "role": "worker", "number": number, "what": "started", "detail": f"pid {number} on {host}"}
+        for number, host in enumerate(hosts)
+    ]
+    (verdict,) = found([records[0], *starts, *records[1:]])
+    assert verdict.cause == "push" and ("--wire" in verdict.remedy) == (len(set(hosts)) == 2)
+
+
 def test_where_nobody_waits_a_slow_worker_does_less() -> None:
     records: list[Record] = [{"kind": "job", "t": 0.0, "workers": 2}]
     pushes = sorted(

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from tests.launch.waiting import ended, until
 
 from offbeat.launch.engine import Child
@@ -37,6 +38,15 @@ class Screen:
 
     def bar(self, text: str | None) -> None:
         self.bars.append(text)
+
+
+class Speaking:
+    """A process that says on stderr what the test lets it say."""
+
+    says, pid, drained = "", 1, False
+
+    def read(self) -> list[tuple[bool, bytes]]:
+        return [(True, self.says.encode())]
 
 
 def python(program: str) -> Child:
@@ -72,6 +82,22 @@ def test_lines_are_whole_and_labelled_and_tracebacks_together(tmp_path: Path) ->
     assert changes == 2, "the lines of each traceback stand together"
     log = (tmp_path / "worker-1.log").read_text()
     assert log.startswith("=== worker 1, start 1, pid ") and "line 299 end\nlast" in log and "ZeroDivisionError" in log
+
+
+def test_a_script_that_logs_all_the_time_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a traceback is waited for, to its last line."""
+    clock, screen, child = [0.0], Screen(), Speaking()
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    output = Output(screen, None, Missing())  # type: ignore[arg-type]
+    output.attach("worker", 0, child)  # type: ignore[arg-type]
+    shown = []
+    for step, line in enumerate(
+        ["INFO step", "INFO step", "INFO step", "Traceback (most recent call last):", "  File", "    f()", "OSError: no"]
+    ):
+        child.says, clock[0] = line + "\n", 0.06 * step
+        output.drain()
+        shown.append(len(screen.said))
+    assert shown == [0, 0, 3, 3, 3, 3, 7]
 
 
 def test_a_restart_is_appended(tmp_path: Path) -> None:

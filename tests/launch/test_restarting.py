@@ -245,6 +245,20 @@ def test_a_script_that_fails_when_nothing_was_left_to_do_is_no_failure_of_the_jo
         assert job.notes[-1].endswith("nothing left to do; its script failed after its training loop: ValueError: no mean")
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_so_it_is_where_it_has_left_the_job_before_and_sends_no_report(late: bool) -> None:
+    job = Job()
+    job.ends(1, -9, joined=True)
+    if late:
+        job.ends(0, 0, joined=True)
+    job.workers.on_standing({"worker": 1, "pid": 7, "standing": "hello"})
+    if not late:
+        job.ends(0, 0, joined=True)
+    job.ends(1, 1, joined=True)
+    assert ((1, True) in job.machines.gone) == late
+    assert not late or job.notes[-1].endswith("the others had finished, and there was nothing left to do")
+
+
 def test_another_worker_takes_the_seat_of_one_that_has_ended_for_good_and_none_that_of_one_that_has_finished() -> None:
     job = Job(3, max_restarts=1)
     job.ends(1, -9, joined=True)

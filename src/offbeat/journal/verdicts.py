@@ -111,6 +111,8 @@ ADVICE: Final = {
         "move it to another machine",
     ),
 }
+ON_ONE_HOST: Final = "no network is between these processes: look at what else uses the cores and the memory of this machine (offbeat top)"
+"""The remedy for a slow exchange where all workers share a host, on which ``--wire`` changes nothing."""
 OUTSIDE: Final = {"memory": "memory_stalled_s", "throttled": "throttled_s", "stolen": "stolen_s"}
 """Causes outside of a process, and the reading that tells of them."""
 
@@ -284,7 +286,7 @@ def _verdict(costs: Costs, cause: str, by_worker: dict[int, Seconds]) -> Verdict
         what = f"{named(workers, capital=True)} cost{'' if many else 's'} this job {percent(share)} of its time"
     else:
         what = f"{named(workers, capital=True)} {'are' if many else 'is'} slow, which costs this job {percent(share)} of what it could do"
-    remedy = advice.remedy
+    remedy = ON_ONE_HOST if cause in (LINK, Phase.PUSH.label, Phase.PULL.label) and len(_sharing(costs)) == 1 else advice.remedy
     why = _why(costs, workers, cause)
     confidence: Literal["high", "medium", "low"] = "high" if costs.folds >= SURE_FOLDS else "medium"
     if cause == Phase.COMPUTE.label or (cause in ("forward", "backward") and _busy(first, cause) < BUSY):

@@ -16,9 +16,9 @@ from offbeat.launch.outcome import Display
 from offbeat.types import Seconds
 
 QUIET_S: Seconds = 0.1
-"""Seconds without a new line of stderr after which a process's held lines are printed."""
+"""Seconds for which a process's lines of stderr are held, so that those of one message stand together."""
 TRACEBACK_S: Seconds = 1.0
-"""Seconds in place of `QUIET_S` while a traceback lacks its last line."""
+"""Seconds without a new line after which a traceback is printed that lacks its last line."""
 BAR_EVERY_S: Seconds = 10.0
 """Seconds between two prints of a progress bar where no terminal can redraw it."""
 HELD_LINES_MAX = 500
@@ -113,7 +113,8 @@ class _Printer:
         self._label = label
         self._out, self._err = Lines(), Lines()
         self._held: list[str] = []
-        self._held_at: Seconds = 0.0
+        self._held_since: Seconds = 0.0
+        self._last_at: Seconds = 0.0
         self._bar_at: Seconds = time.monotonic()
         self._bar_said: str | None = None
         self._in_traceback = False
@@ -135,8 +136,9 @@ class _Printer:
         for error, data in self.child.read():
             self.write_log(data, display)
             if error and (lines := self._err.feed(data)):
+                self._held_since = self._held_since if self._held else now
+                self._last_at = now
                 self._hold(lines)
-                self._held_at = now
             elif not error:
                 said += self._out.feed(data)
         if over := self.child.drained:
@@ -174,7 +176,8 @@ class _Printer:
         """Return True if no more lines are expected to belong to the held ones."""
         traceback = max((n for n, line in enumerate(self._held) if line.startswith("Traceback (most recent")), default=None)
         unfinished = traceback is not None and all(line[:1] in (" ", "") for line in self._held[traceback + 1 :])
-        return len(self._held) >= HELD_LINES_MAX or now - self._held_at >= (TRACEBACK_S if unfinished else QUIET_S)
+        over = now - self._last_at >= TRACEBACK_S if unfinished else now - self._held_since >= QUIET_S
+        return over or len(self._held) >= HELD_LINES_MAX
 
 
 class Output:

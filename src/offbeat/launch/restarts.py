@@ -74,6 +74,8 @@ class WorkerProcess:
     """True if the job had ended before the newest process, whose script may have been cut short: no failure."""
     too_late: bool = False
     """True if the newest process came after all others had finished, and so had nothing to do: no failure, even if its script fails."""
+    late: bool = False
+    """True if the newest process has joined when all others had finished: no sample was left to it."""
     standing: ProcessStanding = field(default_factory=lambda: ProcessStanding(0.0))
     """State of the newest process."""
 
@@ -91,7 +93,7 @@ class WorkerProcess:
         if self.status is not None:
             self.status, self.restarts, self.died_at, self.told = None, 0, None, False
         self.child, self.away, self.failure, self.over, self.ordered = child, None, None, False, False
-        self.standing, self.moves = ProcessStanding(now), moves
+        self.late, self.standing, self.moves = False, ProcessStanding(now), moves
 
     def describe(self, status: int) -> str:
         """Return how the newest process ended, in words."""
@@ -120,10 +122,15 @@ class WorkerProcess:
         return f"died ({how})" if died else how
 
     def has_pushed(self, worker: WorkerId, snapshot: Mapping[str, Any] | None) -> bool:
-        """Return True if the newest process has made a step: by its failure report, else by the coordinator's last status."""
+        """Return True if the newest process has made a step: by its failure report, else by the coordinator's last status.
+
+        A process that has left the job before its script failed sends no report; Lightning's ``Trainer.fit`` leaves.
+        """
         if self.failure is not None:
             return self.failure.pushed
-        return snapshot is not None and any(row["worker"] == worker and row["pushes"] > 0 for row in snapshot["per_worker"])
+        return (
+            not self.late and snapshot is not None and any(row["worker"] == worker and row["pushes"] > 0 for row in snapshot["per_worker"])
+        )
 
 
 def told_to_leave(status: int) -> bool:

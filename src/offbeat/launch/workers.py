@@ -107,6 +107,8 @@ class Workers:
         if state is not None and state.child is not None and state.child.pid == header["pid"]:
             state.standing.heard(header, self._clock.now())
             state.over = state.over or header.get("over", False)
+            if header["standing"] == "hello":
+                state.late = self._others_finished(header["worker"])
             self._note_death(header["worker"], state, header)
             if header["standing"] == "too late":
                 state.too_late = True
@@ -178,7 +180,8 @@ class Workers:
                 self._lose(worker, state, state.child.lost)
                 continue
             self._learn_reason(worker, state, status)
-            if script_failed(status) and state.restarts and state.failure and not state.failure.pushed and self._others_finished(worker):
+            in_vain = state.restarts and not state.has_pushed(worker, self._snapshot()) and self._others_finished(worker)
+            if script_failed(status) and in_vain:
                 state.too_late = True  # no sample was left to it, and what its script does after its loop has nothing to work with
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
