@@ -241,7 +241,6 @@ WRITES_FOR_ITS_USER = {
     "checkpoint.py",
     "chaos/command.py",
     "report/chrome.py",
-    "report/perfetto.py",
     "report/tables_csv.py",
     "sim/command.py",
     "integrations/transformers.py",

@@ -1,7 +1,7 @@
 """From a journal to a picture's raw material: for each worker the spans of what it did and the marks on it, and the job's own moments.
 
-Pure: records in, spans out. What a worker does when is `report.turns`' to say; how it looks is the business of `report.timeline`,
-`report.chrome` and `report.perfetto`.
+Pure: records in, spans out. What a worker does when is `report.turns`' to say; how it looks is the business of `report.timeline`
+and `report.chrome`.
 """
 
 from __future__ import annotations
