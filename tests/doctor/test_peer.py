@@ -103,10 +103,8 @@ def test_a_wrong_token_and_other_tls_options_are_said() -> None:
 
 HOSTILE: list[dict[str, Any]] = [
     {"kind": "no such kind"},
-    {"kind": "took"},
-    {"kind": "back", "seconds": 1e9},
-    {"kind": "back"},
     {"kind": "measure", "address": ["x", 0], "seconds": 0.0},
+    {"kind": "measure", "address": ["x", 1], "seconds": 1e9},
     {"kind": "measure", "address": "x", "seconds": 0.0},
     {"kind": "block"},
     {"kind": ["visit"]},

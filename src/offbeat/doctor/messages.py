@@ -30,12 +30,11 @@ TO_PEER: Final = Kinds(
         "ping": MessageSchema(),
         "block": MessageSchema(memory=1),
         "data": MessageSchema(payload=True),
-        "back": MessageSchema(fields({"seconds": _seconds})),
-        "took": MessageSchema(),
+        "give": MessageSchema(),
         "measure": MessageSchema(fields({"address": row(text(300), whole(1, 65535)), "seconds": _seconds})),
     }
 )
-"""From the process that measures."""
+"""From the process that measures: each is a question that the other end answers with one message, and forgets."""
 
 FROM_PEER: Final = Kinds(
     {
@@ -44,7 +43,6 @@ FROM_PEER: Final = Kinds(
         "ready": MessageSchema(),
         "data": MessageSchema(payload=True),
         "took": MessageSchema(),
-        "sent": MessageSchema(),
         "measured": MessageSchema(_flow),
     }
 )
