@@ -40,7 +40,7 @@ BRANCH = procfs.BRANCH
 ROLES: dict[str, tuple[list[Process], dict[int, tuple[str, int | None]]]] = {
     "a job on one machine": (
         [
-            *(server(11), fork(12, 10), fork(17, 12, BRANCH), fork(13, 17, "ob-worker-0"), fork(14, 17, BRANCH)),
+            *(server(11), fork(12, 10), fork(17, 12, BRANCH), fork(13, 17, "ob-worker-0"), fork(14, 17, "a name of its script")),
             *(process(15, parent=10, OFFBEAT_WORKER="2"), process(16, parent=15, leads=False, OFFBEAT_WORKER="2")),
         ],
         {
@@ -61,8 +61,8 @@ ROLES: dict[str, tuple[list[Process], dict[int, tuple[str, int | None]]]] = {
         {11: ("server", 0), 20: ("forkserver", None), 21: ("standby", 0)},
     ),
     "standbys that are forks": (
-        [fork(20, 10), fork(22, 20, "ob-standby-0"), fork(21, 20, "ob-standby-0"), fork(23, 20)],
-        {20: ("forkserver", None), 21: ("server", 0), 22: ("standby", 0), 23: ("server", None)},
+        [fork(20, 10), fork(22, 20, "ob-standby-0"), fork(21, 20, "ob-standby-0")],
+        {20: ("forkserver", None), 21: ("server", 0), 22: ("standby", 0)},
     ),
     # Where a branch has imported what the script does, its first process waits for a fork, which has no session of its own.
     "the forkserver is the one that forks": (
