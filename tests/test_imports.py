@@ -24,6 +24,7 @@ BOOKS = (
     "journal/summary.py",
     "journal/epoch_reports.py",
     "journal/worker_summary.py",
+    "journal/turns.py",
     "journal/audit.py",
     "journal/arrivals.py",
     "journal/series.py",

@@ -8,12 +8,12 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from offbeat.journal.costs import LINK, QUEUED, WAIT
+from offbeat.journal.turns import ENDED_BY, NOBODY
 from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
 from offbeat.report.chosen import chosen, extent
 from offbeat.report.figures import Summary
 from offbeat.report.remarks import culprits, marked
-from offbeat.report.turns import ENDED_BY, NOBODY
 from offbeat.view.shares import KIND_OF, KINDS
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from offbeat.core.phases import Phase
 from offbeat.journal.arrivals import Record
 from offbeat.journal.costs import spent
-from offbeat.report.turns import Turn, Watcher
+from offbeat.journal.turns import Turn, Watcher
 from offbeat.types import Seconds
 from offbeat.view.shares import OWN, Shares
 
