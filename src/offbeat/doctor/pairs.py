@@ -15,7 +15,6 @@ from itertools import combinations
 from typing import Final
 
 from offbeat.doctor import network, probe
-from offbeat.doctor.messages import Visit
 from offbeat.doctor.readings import Attempt, Flow, Pair
 from offbeat.errors import ConfigurationError
 from offbeat.launch.tasks import target
@@ -107,7 +106,6 @@ def between_machines(hub: SocketHub, here: str, machines: Sequence[Target], tls:
                 name = names[second - 1]
                 attempts = tuple(_attempt(address, target[1]) for address in name.addresses) if len(name.addresses) > 1 else ()
                 flow, visit = probe.measure(own, Address("", target, ""), seconds)
-                visit = visit or Visit(target[0], (), ())
                 found[pair] = Pair(
                     here=labels[0],
                     there=labels[second],

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] = ()) -> int:
             print(error, file=sys.stderr)
             return 1
         # Nothing is ever written to it, so that only its end can be read.
-        Peer(hub, Visit(name="", versions=(), findings=())).serve(lambda: not select.select([0], [], [], 0.0)[0], also=[0])
+        Peer(hub, Visit()).serve(lambda: not select.select([0], [], [], 0.0)[0], also=[0])
     return 0
 
 

@@ -65,7 +65,7 @@ class _Asker:
         return message
 
 
-def measure(hub: Hub, address: Address, seconds: Seconds) -> tuple[Flow, Visit | None]:
+def measure(hub: Hub, address: Address, seconds: Seconds) -> tuple[Flow, Visit]:
     """Measure the way to a peer.
 
     Args:
@@ -76,11 +76,11 @@ def measure(hub: Hub, address: Address, seconds: Seconds) -> tuple[Flow, Visit |
     Returns:
         What was measured, or why nothing was; and what the peer says of its machine.
     """
-    visit = None
+    visit = Visit()
     try:
         with contextlib.closing(_Asker(hub, address)) as asker:
             said = asker.ask("visit", "welcome").header
-            visit = Visit(said["name"], tuple(said["versions"]), tuple(said["findings"]))
+            visit = Visit(tuple(said["versions"]), tuple(said["findings"]))
             trip_s, ahead_s = min(_ping(asker) for _ in range(PINGS))
             there, back = _throughput(asker, seconds) if seconds else (0.0, 0.0)
             flow = Flow(
