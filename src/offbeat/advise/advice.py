@@ -142,7 +142,7 @@ def advice(path: Path | str, question: Question, done: Callable[[float, int], No
         off=median(one.rate for one in base) / recording.rate if recording.rate else 1.0,
         rows=tuple(ordered),
         repaired=repaired,
-        sizes=_sizes(recording, question, own_spec, advised, base, part, done, seconds),
+        sizes=_sizes(recording, question, own_spec, advised, base, part, done),
         advised=tuple(advised),
         failed=tuple((ask.name, why) for ask in plan if (why := next((one for one in found[ask.name] if isinstance(one, str)), ""))),
         reached=reached,
@@ -262,7 +262,6 @@ def _sizes(
     base: Sequence[Found],
     part: Seconds,
     done: Callable[[float, int], None],
-    seconds: Seconds | None,
 ) -> tuple[Row, ...]:
     """Return the rows of other numbers of workers and servers, and of other links, with each of these numbers of servers."""
     specs = [own, *(row.name for row in advised[:1])]
