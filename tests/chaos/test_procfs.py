@@ -158,7 +158,7 @@ def test_a_process_that_is_not_the_one_that_was_found_gets_no_signal(mark: str, 
 
 
 def test_what_is_left(mark: str, sleeper: subprocess.Popen[bytes]) -> None:
-    assert procfs.remains(mark, procfs.shared_memory()) == [f"process {sleeper.pid}"]
+    assert procfs.remains(mark) == [f"process {sleeper.pid}"]
 
 
 def test_a_full_disk_is_a_limit_of_the_writer_that_is_lifted_again(mark: str, tmp_path: Path) -> None:

@@ -170,22 +170,9 @@ def state(process: Process) -> str:
     return ""
 
 
-def remains(mark: str, segments: set[str]) -> list[str]:
-    """Return what is left of a job, in words: processes, and segments in /dev/shm that were not there before.
-
-    Its sockets, which are abstract ones, are gone with its last process.
-
-    Args:
-        mark: the job's.
-        segments: what was in /dev/shm before (`shared_memory`).
-    """
-    left = [f"process {one.pid}" for one in marked(mark)]
-    return left + [f"/dev/shm/{name}" for name in sorted(shared_memory() - segments) if "offbeat" in name]
-
-
-def shared_memory() -> set[str]:
-    """Return the names in /dev/shm."""
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+def remains(mark: str) -> list[str]:
+    """Return what is left of a job, in words: its processes. Its sockets and memory, which have no names in a folder, go with the last."""
+    return [f"process {one.pid}" for one in marked(mark)]
 
 
 def holders(path: Path, processes: Sequence[Process]) -> list[int]:
