@@ -72,7 +72,6 @@ class Steps(Watcher):
         """Kinds of events that end waits."""
         self.count = 0
         """Pushes so far, and abandoned computations."""
-        self.losses = 0
         self.stride = 1
         """Every how many windows of time pushes are kept singly."""
         self.window: Seconds = 0.0
@@ -99,7 +98,6 @@ class Steps(Watcher):
         number, t, worker = self.count + 1, record["t"], record["worker"]
         abandoned = record["kind"] == "abandoned"
         loss = record.get("loss")
-        self.losses += loss is not None
         fenced = turn.incarnation != record["incarnation"] or turn.doing in ("dead", "absent")
         clock = 0 if fenced else turn.clock
         ended_by, samples = self.kinds.of(turn.ended_by), 0 if abandoned else record["samples"]
