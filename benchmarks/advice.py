@@ -28,7 +28,7 @@ import numpy as np
 from tests.cluster.hosts import Network, why_not
 
 from benchmarks.job import PYTHONPATH, save
-from offbeat.advise.trials import Found, Trial, ran
+from offbeat.advise.trials import Ask, Found, Trial, ran
 from offbeat.journal.file import Records
 from offbeat.sim.recording import recorded
 from offbeat.traces import read
@@ -149,8 +149,8 @@ def predicted(journal: Path, rule: str) -> float:
     rates = []
     for seed in range(3):
         turned = seed * max(len(one.factors) for one in recording.compute.values()) // 3
-        base = ran(recording, Trial("", "bsp", cast, seed, 0.0, recording.seconds, turned))
-        other = ran(recording, Trial("", rule, cast, seed, 0.0, recording.seconds, turned, servers_of(rule)))
+        base = ran(recording, Trial(Ask("", "own", "bsp", cast), seed, 0.0, recording.seconds, turned))
+        other = ran(recording, Trial(Ask("", "rule", rule, cast, servers_of(rule)), seed, 0.0, recording.seconds, turned))
         assert isinstance(base, Found) and isinstance(other, Found), (base, other)
         rates.append(recording.rate * other.rate / base.rate)
     return median(rates)

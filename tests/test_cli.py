@@ -166,7 +166,7 @@ def test_a_report_has_what_was_logged_and_writes_a_trace(monkeypatch: pytest.Mon
     result = CliRunner().invoke(app, ["report", "run.jsonl", "--trace", "trace.json"])
     assert result.exit_code == 0, result.output
     assert "test_accuracy: 0.96875\nloss: 0.5\n" in result.output
-    assert {event["ph"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]} == {"M", "X", "i"}
+    assert {event["ph"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]} == {"M", "X", "s", "f"}
     refused = CliRunner().invoke(app, ["report", "run.jsonl", "run.jsonl", "--trace", "trace.json"])
     assert refused.exception is not None and "--trace trace.json: a trace is of one job, but 2 journals are given" in str(refused.exception)
 

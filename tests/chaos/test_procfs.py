@@ -40,7 +40,7 @@ BRANCH = procfs.BRANCH
 ROLES: dict[str, tuple[list[Process], dict[int, tuple[str, int | None]]]] = {
     "a job on one machine": (
         [
-            *(server(11), fork(12, 10), fork(17, 12, BRANCH), fork(13, 17, "ob-worker-0"), fork(14, 17, BRANCH)),
+            *(server(11), fork(12, 10), fork(17, 12, BRANCH), fork(13, 17, "ob-worker-0"), fork(14, 17, "a name of its script")),
             *(process(15, parent=10, OFFBEAT_WORKER="2"), process(16, parent=15, leads=False, OFFBEAT_WORKER="2")),
         ],
         {
@@ -61,8 +61,8 @@ ROLES: dict[str, tuple[list[Process], dict[int, tuple[str, int | None]]]] = {
         {11: ("server", 0), 20: ("forkserver", None), 21: ("standby", 0)},
     ),
     "standbys that are forks": (
-        [fork(20, 10), fork(22, 20, "ob-standby-0"), fork(21, 20, "ob-standby-0"), fork(23, 20)],
-        {20: ("forkserver", None), 21: ("server", 0), 22: ("standby", 0), 23: ("server", None)},
+        [fork(20, 10), fork(22, 20, "ob-standby-0"), fork(21, 20, "ob-standby-0")],
+        {20: ("forkserver", None), 21: ("server", 0), 22: ("standby", 0)},
     ),
     # Where a branch has imported what the script does, its first process waits for a fork, which has no session of its own.
     "the forkserver is the one that forks": (
@@ -158,7 +158,7 @@ def test_a_process_that_is_not_the_one_that_was_found_gets_no_signal(mark: str, 
 
 
 def test_what_is_left(mark: str, sleeper: subprocess.Popen[bytes]) -> None:
-    assert procfs.remains(mark, procfs.shared_memory()) == [f"process {sleeper.pid}"]
+    assert procfs.remains(mark) == [f"process {sleeper.pid}"]
 
 
 def test_a_full_disk_is_a_limit_of_the_writer_that_is_lifted_again(mark: str, tmp_path: Path) -> None:

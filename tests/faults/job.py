@@ -114,7 +114,6 @@ class Job:
         self.journal = folder / "journal.jsonl"
         self._out, self._err = folder / "out", folder / "err"
         self.mark = secrets.token_hex(8)
-        self._shm_before = procfs.shared_memory()
         self._records: list[Record] = []
         self._read_at: tuple[int, int, int] | None = None
 
@@ -235,7 +234,7 @@ class Job:
 
     def _nothing_left(self) -> None:
         deadline = time.monotonic() + 10.0
-        while remains := procfs.remains(self.mark, self._shm_before):
+        while remains := procfs.remains(self.mark):
             assert time.monotonic() < deadline, f"the job has left behind: {remains}"
             # Processes of a supervisor killed by SIGKILL die with it, but a moment later.
             psutil.wait_procs(list(self.processes()), timeout=LOOK_S)

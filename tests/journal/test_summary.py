@@ -135,6 +135,12 @@ def test_faults_are_kept_and_unknown_kinds_are_passed_over() -> None:
     assert tally.summary()["elapsed_s"] == 2.0
 
 
+def test_a_worker_that_vanishes_neither_computes_nor_waits_until_the_job_notices() -> None:
+    vanished = {"kind": "fault", "t": 2.5, "worker": 0, "what": "vanish", "detail": ""}
+    first, _ = Tally.of([*round_of_two()[:-1], vanished, state(8.0, 0, "dead"), END]).summary()["per_worker"]
+    assert (first["busy_s"], first["wait_s"], first["doing"], first["deaths"]) == (0.75, 0.75, "absent", 1)
+
+
 def test_what_stands_still_with_the_coordinator_neither_waits_nor_is_idle() -> None:
     """Worker 0 waits from 1.5 s on, everything is stopped from 2 to 10 s, and worker 1's push releases it at 10.25 s."""
     tally, stopped = Tally(), {"kind": "stood_still", "t": 10.0, "seconds": 8.0}

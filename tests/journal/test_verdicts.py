@@ -23,7 +23,7 @@ def barrier(
     """Return the records of a job under a barrier: for each fold, the phases of each worker's push."""
     workers = len(steps[0])
     t, records = 1.0, [{"kind": "job", "t": 0.0, "workers": workers}]
-    records += [{"kind": "state_changed", "t": 0.5, "worker": worker, "state": "alive"} for worker in range(workers)]
+    records += [{"kind": "state_changed", "t": 0.5, "worker": worker, "incarnation": 1, "state": "alive"} for worker in range(workers)]
     for number, of_workers in enumerate(steps):
         records += [{"kind": "release", "t": t, "worker": worker} for worker in range(workers)]
         ends = sorted((t + sum(phases.values()), worker) for worker, phases in enumerate(of_workers))

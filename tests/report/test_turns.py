@@ -11,8 +11,8 @@ from tests.journal.test_verdicts import STEP, barrier, with_more
 from offbeat.journal.file import read
 from offbeat.journal.records import Record
 from offbeat.journal.summary import Tally
-from offbeat.report.turns import NOBODY, Waits
-from offbeat.report.waits import WaitStory
+from offbeat.journal.turns import NOBODY
+from offbeat.report.waits import Waits, WaitStory
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 from offbeat.view.job_view import total

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.advise.trials import Found, Trial, ran
+from offbeat.advise.trials import Ask, Found, Trial, ran
 from offbeat.core.batch_sizes import BatchOrder
 from offbeat.errors import ConfigurationError
 from offbeat.sim.cluster import Cluster, Work
@@ -127,7 +127,7 @@ def test_under_ensemble_who_comes_back_waits_for_the_end_of_the_runs_epoch(tmp_p
     simulate("bsp", machines, Work(time_s=SECONDS, samples=samples, batch=8), journal=path)
     recording = recorded(path)
     true = simulate("ensemble(steps=10)", machines, Work(time_s=SECONDS, samples=samples, batch=8)).summary["samples_per_s"]
-    found = ran(recording, Trial("", "ensemble(steps=10)", recording.cast(), 0, 0.0, recording.seconds, 0))
+    found = ran(recording, Trial(Ask("", "rule", "ensemble(steps=10)", recording.cast()), 0, 0.0, recording.seconds, 0))
     assert isinstance(found, Found) and found.rate == pytest.approx(true, rel=0.06)
 
 

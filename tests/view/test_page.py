@@ -22,7 +22,7 @@ from offbeat.cli import app
 from offbeat.commands.advise import SHORT
 from offbeat.journal.file import Records, read
 from offbeat.journal.summary import Tally
-from offbeat.report.turns import Turn
+from offbeat.journal.turns import Turn
 from offbeat.sim.cluster import Cluster, Work
 from offbeat.sim.run import simulate
 from offbeat.view.columns import GROWS, SIGNED, Packed

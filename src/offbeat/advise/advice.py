@@ -7,19 +7,19 @@ of a less gentle kind is named too if it gains as much again. One of *own models
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from offbeat.advise.choices import considered
 from offbeat.advise.losses import Losses, Reached
-from offbeat.advise.trials import Found, Trial, ran
+from offbeat.advise.trials import Ask, Found, Trial, ran
 from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
 from offbeat.report.figures import short
-from offbeat.sim.recording import Part, Recording, recorded
+from offbeat.sim.recording import Recording, recorded
 from offbeat.sim.side_by_side import side_by_side
 from offbeat.types import Seconds, WorkerId
 
@@ -54,18 +54,6 @@ class Question(NamedTuple):
     pushes: int = PUSHES
     """How many of the run's pushes a simulation replays, about."""
     jobs: int = 1
-
-
-class Ask(NamedTuple):
-    """What the simulations of one row have."""
-
-    name: str
-    spec: str
-    cast: tuple[Part, ...]
-    servers: int | None = None
-    """Another number of servers."""
-    link: float | None = None
-    """A link that messages share, in place of the times that they took."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +118,11 @@ def advice(path: Path | str, question: Question, done: Callable[[float, int], No
     least = LEAST_VERSIONS * len(cast)
     part = recording.seconds * min(1.0, max(question.pushes, least) / pushes)
     own = short(own_spec)
-    plan = [Ask(own, own_spec, cast)]
+    plan = [Ask(own, "own", own_spec, cast)]
     culprits = slow(recording)
     if culprits:
-        plan.append(Ask("repaired", own_spec, recording.cast(repaired=culprits)))
-    plan += [Ask(spec, spec, cast) for spec in considered(len(cast), recording.job["servers"], own_spec, question.rules)]
+        plan.append(Ask("repaired", "repaired", own_spec, recording.cast(repaired=culprits)))
+    plan += [Ask(spec, "rule", spec, cast) for spec in considered(len(cast), recording.job["servers"], own_spec, question.rules)]
     found = _simulated(recording, plan, part, question, done)
     base = [one for one in found[own] if isinstance(one, Found)]
     if len(base) < question.seeds:
@@ -143,11 +131,7 @@ def advice(path: Path | str, question: Question, done: Callable[[float, int], No
         )
     reached = losses.reached(question.target_loss)
     seconds = None if reached is None else reached.seconds - recording.began
-    rows = {
-        name: _row(name, "own" if name == own else "repaired" if name == "repaired" else "rule", spec, figures, base, recording, seconds)
-        for name, spec, *_ in plan
-        if (figures := [one for one in found[name] if isinstance(one, Found)]) and len(figures) == len(base)
-    }
+    rows = _rows(plan, found, base, recording, seconds)
     ours = rows.pop(own)
     repaired = rows.pop("repaired", None)
     advised = _advised(list(rows.values()))
@@ -158,9 +142,9 @@ def advice(path: Path | str, question: Question, done: Callable[[float, int], No
         off=median(one.rate for one in base) / recording.rate if recording.rate else 1.0,
         rows=tuple(ordered),
         repaired=repaired,
-        sizes=_sizes(recording, question, own_spec, advised, base, part, done, seconds),
+        sizes=_sizes(recording, question, own_spec, advised, base, part, done),
         advised=tuple(advised),
-        failed=tuple((name, why) for name, *_ in plan if (why := next((one for one in found[name] if isinstance(one, str)), ""))),
+        failed=tuple((ask.name, why) for ask in plan if (why := next((one for one in found[ask.name] if isinstance(one, str)), ""))),
         reached=reached,
         part=part,
     )
@@ -205,42 +189,43 @@ def _simulated(
     """Run the simulations of each row. Seed 0 is the run as it came; others begin elsewhere, or have the same noise in another order."""
     room, turns = recording.seconds - part, max(len(one.factors) for one in recording.compute.values())
     trials = []
-    for name, spec, cast, servers, link in plan:
-        fold_s = recording.fold_s * recording.job["servers"] / (servers or recording.job["servers"])
+    for ask in plan:
+        fold_s = recording.fold_s * recording.job["servers"] / (ask.servers or recording.job["servers"])
         # Where all messages came over a network, their bytes are in what the fold is taken from, and it is not known.
-        fold_s = 0.0 if link is not None and recording.apart else fold_s
-        size = None if link is None else question.model_size
+        fold_s = 0.0 if ask.link is not None and recording.apart else fold_s
+        size = None if ask.link is None else question.model_size
         for seed in range(question.seeds):
             place = seed / max(1, question.seeds - 1) if room > 0.0 else 0.0
             turned = 0 if seed == 0 else seed * turns // question.seeds
-            trials.append(Trial(name, spec, cast, seed, room * place, part, turned, servers, fold_s, link, size))
+            trials.append(Trial(ask, seed, room * place, part, turned, fold_s, size))
     figures = side_by_side(ran, recording, trials, question.jobs, lambda ended: done(ended, len(trials)))
     found: dict[str, list[Found | str]] = {}
     for trial, one in zip(trials, figures, strict=True):
-        found.setdefault(trial.name, []).append(one)
+        found.setdefault(trial.ask.name, []).append(one)
     return found
 
 
-def _row(
-    name: str,
-    what: Any,
-    spec: str,
-    figures: Sequence[Found],
-    base: Sequence[Found],
-    recording: Recording,
-    seconds: Seconds | None,
-) -> Row:
+def _rows(
+    plan: Sequence[Ask], found: Mapping[str, Sequence[Found | str]], base: Sequence[Found], recording: Recording, seconds: Seconds | None
+) -> dict[str, Row]:
+    """Return the rows, by name, of what could be simulated."""
+    figures = [[one for one in found[ask.name] if isinstance(one, Found)] for ask in plan]
+    whole = ((ask, some) for ask, some in zip(plan, figures, strict=True) if len(some) == len(base))
+    return {ask.name: _row(ask, some, base, recording, seconds) for ask, some in whole}
+
+
+def _row(ask: Ask, figures: Sequence[Found], base: Sequence[Found], recording: Recording, seconds: Seconds | None) -> Row:
     ratios = [one.rate / before.rate for one, before in zip(figures, base, strict=True)]
     ratio = median(ratios)
     middle = figures[min(range(len(ratios)), key=lambda at: abs(ratios[at] - ratio))]
-    kind = kind_of(spec, middle)
+    kind = kind_of(ask.spec, middle)
     before = base[0]
     estimated = None
-    exchange = all(_fresh(*one) for one in ((spec, middle), (recording.job["sync"], before)))
-    if seconds is not None and (exchange or what == "own"):
+    exchange = all(_fresh(*one) for one in ((ask.spec, middle), (recording.job["sync"], before)))
+    if seconds is not None and (exchange or ask.what == "own"):
         by_samples, by_versions = seconds / ratio, seconds * before.versions / middle.versions
         estimated = min(by_samples, by_versions), max(by_samples, by_versions)
-    return Row(name, what, ratio, min(ratios), max(ratios), ratio * recording.rate, middle, kind, estimated)
+    return Row(ask.name, ask.what, ratio, min(ratios), max(ratios), ratio * recording.rate, middle, kind, estimated)
 
 
 def _fresh(spec: str, found: Found) -> bool:
@@ -277,25 +262,25 @@ def _sizes(
     base: Sequence[Found],
     part: Seconds,
     done: Callable[[float, int], None],
-    seconds: Seconds | None,
 ) -> tuple[Row, ...]:
     """Return the rows of other numbers of workers and servers, and of other links, with each of these numbers of servers."""
     specs = [own, *(row.name for row in advised[:1])]
     servers = question.servers if shared_host(recording) is None else ()
-    plan = [Ask(f"{short(spec)}, {_counted(count, 'worker')}", spec, recording.cast(count)) for count in question.workers for spec in specs]
-    plan += [Ask(f"{short(spec)}, {_counted(count, 'server')}", spec, recording.cast(), count) for count in servers for spec in specs]
+    plan = [
+        Ask(f"{short(spec)}, {_counted(count, 'worker')}", "workers", spec, recording.cast(count))
+        for count in question.workers
+        for spec in specs
+    ]
+    plan += [
+        Ask(f"{short(spec)}, {_counted(count, 'server')}", "servers", spec, recording.cast(), count) for count in servers for spec in specs
+    ]
     for link in question.links:
         for count in (None, *servers):
             of = "" if count is None else f", {_counted(count, 'server')}"
-            plan += [Ask(f"{short(spec)}, {link_name(link)}{of}", spec, recording.cast(), count, link) for spec in specs]
+            plan += [Ask(f"{short(spec)}, {link_name(link)}{of}", "link", spec, recording.cast(), count, link) for spec in specs]
     if not plan:
         return ()
-    found = _simulated(recording, plan, part, question, done)
-    return tuple(
-        _row(ask.name, "link" if ask.link else "servers" if ask.servers else "workers", ask.spec, figures, base, recording, None)
-        for ask in plan
-        if (figures := [one for one in found[ask.name] if isinstance(one, Found)]) and len(figures) == len(base)
-    )
+    return tuple(_rows(plan, _simulated(recording, plan, part, question, done), base, recording, None).values())
 
 
 def _counted(count: int, what: str) -> str:

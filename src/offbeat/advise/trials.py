@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from offbeat.errors import ConfigurationError
 from offbeat.policies import rule
@@ -14,20 +14,28 @@ from offbeat.sim.side_by_side import Watch
 from offbeat.types import Seconds, WorkerId
 
 
+class Ask(NamedTuple):
+    """What the simulations of one row have."""
+
+    name: str
+    what: Literal["own", "rule", "repaired", "workers", "servers", "link"]
+    spec: str
+    cast: tuple[Part, ...]
+    servers: int | None = None
+    """Another number of servers."""
+    link: float | None = None
+    """A link that messages share, in place of the times that they took."""
+
+
 class Trial(NamedTuple):
     """One simulation to run."""
 
-    name: str
-    """The row that it belongs to."""
-    spec: str
-    cast: tuple[Part, ...]
+    ask: Ask
     seed: int
     begin: Seconds
     seconds: Seconds
     turned: int
-    servers: int | None = None
     fold_s: Seconds | None = None
-    link: float | None = None
     model_size: float | None = None
 
 
@@ -51,23 +59,24 @@ class Found(NamedTuple):
 
 def ran(recording: Recording, trial: Trial, watch: Watch = lambda part: None) -> Found | str:
     """Run a trial; return why not, if it cannot be simulated."""
+    ask = trial.ask
     try:
-        policy = rule(trial.spec)
+        policy = rule(ask.spec)
     except ConfigurationError as error:
         return str(error)
     cluster = recording.cluster(
-        trial.cast,
+        ask.cast,
         begin=trial.begin,
         seconds=trial.seconds,
         turned=trial.turned,
         seed=trial.seed,
-        servers=trial.servers,
+        servers=ask.servers,
         fold_s=trial.fold_s,
-        link=trial.link,
+        link=ask.link,
         model_size=trial.model_size,
         entry=policy.entry,
     )
-    batch, sizes = recording.sizes(trial.cast)
+    batch, sizes = recording.sizes(ask.cast)
     work = Work(time_s=trial.seconds, batch=batch, sizes=sizes)
     try:
         check_rule(policy, cluster, work)

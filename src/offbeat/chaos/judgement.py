@@ -112,7 +112,7 @@ def judge(ended: Ended, *, timeout_s: Seconds, max_restarts: int, baseline: Hist
         _none("the books", history.tally.problems(), f"{until}{pushes}; {indices}"),
         _replicas(history, _family(summary)),
         _waiting(pauses, (max(timeout_s, STANDBY_S) if history.replicated else timeout_s) + usual + SLACK_S),
-        _none("nothing left", ended.left, "no process and no segment"),
+        _none("nothing left", ended.left, "no process"),
     ]
     there_s = sum(worker[name] for worker in summary["per_worker"] for name in ("busy_s", "wait_s", "idle_s"))
     time_s = summary["wall_s"] * len(summary["per_worker"])

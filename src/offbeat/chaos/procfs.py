@@ -89,20 +89,18 @@ def _has(block: bytes, mark: str) -> bool:
 def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     """Return the role of each process by its pid, and its number: of a worker or a server; None: not known.
 
-    A fork has no number for a moment, and none if its script gives the process another name. Servers are forks of the forkserver that is
-    started, workers of its branch. A branch that has imported what the script does is a fork of the one that the forkserver has started,
-    which only waits for its end. Of the processes of a server the one leads that began as the leader; once it is gone, the oldest.
+    A fork's name says its role; one that its script has given another name is a worker without a number. A branch that has imported what
+    the script does is a fork of the one that the forkserver has started, which only waits for its end. Of the processes of a server the
+    one leads that began as the leader; once it is gone, the oldest.
 
     ``other`` are those that the launcher does not know: a script's loaders, the ranks of a group, a shell.
 
     Args:
         processes: all of one job on this machine.
     """
-    forkservers = {one.pid for one in processes if _FORKSERVER in one.command}
-    first = {one.pid for one in processes if one.pid in forkservers and one.leads and one.parent not in forkservers}
-    started = first | {one.pid for one in processes if one.pid in forkservers and one.parent in first and one.name == BRANCH}
-    waiting = {one.parent for one in processes if one.pid in forkservers and not one.leads and one.parent in started}
-    found = {one.pid: _role(one, forkservers, first, started, waiting) for one in processes}
+    forked = {one.pid for one in processes if _FORKSERVER in one.command}
+    waiting = {one.parent for one in processes if one.name == BRANCH and not one.leads}
+    found = {one.pid: _role(one, forked) if one.pid not in waiting else ("other", None) for one in processes}
     led = set()
     for one in sorted(processes, key=lambda one: (not _began_as_leader(one), one.start, one.pid)):
         role, number = found[one.pid]
@@ -117,28 +115,20 @@ def roles(processes: Sequence[Process]) -> dict[int, tuple[str, int | None]]:
     return found
 
 
-def _role(
-    one: Process, forkservers: Collection[int], first: Collection[int], started: Collection[int], waiting: Collection[int]
-) -> tuple[str, int | None]:
+def _role(one: Process, forked: Collection[int]) -> tuple[str, int | None]:
     """Return the role that a process says it has: a standby says that it is a server, and agents and most supervisors say nothing.
 
     Args:
         one: the process.
-        forkservers: the pids of all that are or were a forkserver.
-        first: those of them that are no forks.
-        started: these, and their branches.
-        waiting: those that wait for their fork.
+        forked: the pids of the forkserver, and of all that descend from it.
     """
+    if one.pid in forked and (one.name == BRANCH or (one.leads and one.parent not in forked)):
+        return "forkserver", None
     if not one.leads:
-        return ("forkserver" if one.pid in forkservers and one.parent in waiting else "other"), None
-    if one.pid in waiting:
         return "other", None
-    if one.pid in forkservers:
-        if one.pid in started:
-            return "forkserver", None
-        forked = "server" if one.parent in first else "worker"
+    if one.pid in forked:
         named = _FORK.fullmatch(one.name)
-        return forked, int(named[2]) if named is not None and (named[1] == "worker") == (forked == "worker") else None
+        return ("worker", None) if named is None else ("worker" if named[1] == "worker" else "server", int(named[2]))
     for variable, role in (("OFFBEAT_SERVER", "server"), ("OFFBEAT_WORKER", "worker"), (SUPERVISES, "supervisor")):
         if variable in one.environment:
             return role, None if role == "supervisor" else int(one.environment[variable])
@@ -180,22 +170,9 @@ def state(process: Process) -> str:
     return ""
 
 
-def remains(mark: str, segments: set[str]) -> list[str]:
-    """Return what is left of a job, in words: processes, and segments in /dev/shm that were not there before.
-
-    Its sockets, which are abstract ones, are gone with its last process.
-
-    Args:
-        mark: the job's.
-        segments: what was in /dev/shm before (`shared_memory`).
-    """
-    left = [f"process {one.pid}" for one in marked(mark)]
-    return left + [f"/dev/shm/{name}" for name in sorted(shared_memory() - segments) if "offbeat" in name]
-
-
-def shared_memory() -> set[str]:
-    """Return the names in /dev/shm."""
-    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+def remains(mark: str) -> list[str]:
+    """Return what is left of a job, in words: its processes. Its sockets and memory, which have no names in a folder, go with the last."""
+    return [f"process {one.pid}" for one in marked(mark)]
 
 
 def holders(path: Path, processes: Sequence[Process]) -> list[int]:

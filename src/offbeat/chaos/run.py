@@ -67,7 +67,6 @@ class Run:
         self._told, self._insists, self._clock, self._wait = told, insists, clock, wait
         self._mark = secrets.token_hex(8)
         self.machine = LinuxMachine(self._mark, journal)
-        self._segments = procfs.shared_memory()
         self._growing = Growing(journal)
         self._process: subprocess.Popen[bytes]
         self._injector: Injector | None = None
@@ -168,7 +167,7 @@ class Run:
 
     def _ended(self, hang: str | None) -> Ended:
         status, now = self._process.wait(), self._clock()
-        while (left := procfs.remains(self._mark, self._segments)) and self._clock() < now + REMAINS_S:
+        while (left := procfs.remains(self._mark)) and self._clock() < now + REMAINS_S:
             self._wait(LOOK_S)
         if left:
             self._kill()

@@ -58,8 +58,6 @@ def advise(
         if number < least:
             raise ConfigurationError(f"{option} {number}: must be at least {least}")
     job = next(read(journal))
-    if job["kind"] != "job":
-        raise ConfigurationError(f"{journal}: not a journal: its first record is of kind {job['kind']!r}, and not the job's")
     rules = tuple(" ".join(spec.split()) for spec in sync or ())
     for spec in rules:
         try:

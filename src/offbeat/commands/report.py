@@ -18,7 +18,7 @@ from offbeat.guarded import fail, say
 from offbeat.journal.arrivals import Record
 from offbeat.journal.file import Records
 from offbeat.journal.summary import Tally
-from offbeat.report import chrome, perfetto, tables_csv
+from offbeat.report import chrome, tables_csv
 from offbeat.report.lanes import Chart
 from offbeat.report.table import comparison, console, job_tables
 from offbeat.report.waits import WaitStory
@@ -42,7 +42,7 @@ def report(
     picture: Annotated[Path | None, typer.Option(help="Draw a timeline of the workers' states to this PNG file.")] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Write the timeline of one journal to this file: FILE.pftrace for Perfetto, with flows; else JSON, for Chrome."),
+        typer.Option(help="Write the timeline of one journal to this JSON file, for ui.perfetto.dev and chrome://tracing."),
     ] = None,
     tables: Annotated[Path | None, typer.Option("--csv", help="Write one journal as CSV tables into this folder (docs/tools.md).")] = None,
     why: Annotated[
@@ -83,10 +83,7 @@ def report(
         if len(jobs) > 1:
             screen.print(comparison([one for one, _ in jobs], screen.width))
     if trace is not None:
-        if trace.suffix == perfetto.SUFFIX:
-            perfetto.write(Records(journals[0]), trace)
-        else:
-            chrome.write(Records(journals[0]), trace)
+        chrome.write(Records(journals[0]), trace)
         screen.print(f"trace: {trace}")
     if tables is not None:
         names = tables_csv.write(Records(journals[0]), tables)

@@ -16,7 +16,7 @@ from offbeat.launch.watchers import entries
 from offbeat.options import TlsCa, TlsCert, TlsKey, UseTls
 from offbeat.report.table import console
 from offbeat.top.live import show
-from offbeat.top.reach import Link, ask_all, chosen, target
+from offbeat.top.reach import Link, ask_all, chosen
 from offbeat.top.screens import job_list
 
 
@@ -47,7 +47,7 @@ def top(
                 f"it is the one with which its agents were started (made with {MAKE_ONE.format(file='FILE')})"
             )
         encrypted = tls_of(tls, several=True, certificate=tls_cert, key=tls_key, authority=tls_ca)
-        name, link = connect, Link(target(connect), token, encrypted)
+        name, link = connect, Link.to(connect, token, encrypted)
     else:
         assert job is not None
         entry = chosen(entries(), job)

@@ -10,7 +10,7 @@ from offbeat.transport.schema import Kinds, MessageSchema, fields, many, number,
 SECONDS_MAX: Final = 10.0
 _seconds: Final = number(0.0, SECONDS_MAX)
 _finding: Final = fields({"name": text(100), "state": one_of("good", "note", "problem"), "seen": text(4000), "remedy": text(4000)})
-_visit: Final = fields({"name": text(300), "versions": many(text(200), 10), "findings": many(_finding, 100)})
+_visit: Final = fields({"versions": many(text(200), 10), "findings": many(_finding, 100)})
 _flow: Final = fields(
     {
         "way": text(100),
@@ -30,12 +30,11 @@ TO_PEER: Final = Kinds(
         "ping": MessageSchema(),
         "block": MessageSchema(memory=1),
         "data": MessageSchema(payload=True),
-        "back": MessageSchema(fields({"seconds": _seconds})),
-        "took": MessageSchema(),
+        "give": MessageSchema(),
         "measure": MessageSchema(fields({"address": row(text(300), whole(1, 65535)), "seconds": _seconds})),
     }
 )
-"""From the process that measures."""
+"""From the process that measures: each is a question that the other end answers with one message, and forgets."""
 
 FROM_PEER: Final = Kinds(
     {
@@ -44,7 +43,6 @@ FROM_PEER: Final = Kinds(
         "ready": MessageSchema(),
         "data": MessageSchema(payload=True),
         "took": MessageSchema(),
-        "sent": MessageSchema(),
         "measured": MessageSchema(_flow),
     }
 )
@@ -54,14 +52,13 @@ FROM_PEER: Final = Kinds(
 class Visit(NamedTuple):
     """What a machine says of itself to one that measures the way to it."""
 
-    name: str
-    versions: tuple[str, ...]
+    versions: tuple[str, ...] = ()
     """Of the software that all machines of a job must have alike."""
-    findings: tuple[Mapping[str, Any], ...]
+    findings: tuple[Mapping[str, Any], ...] = ()
     """What it has found about itself."""
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields of the message."""
         shown = ("name", "state", "seen", "remedy")
         findings = [{key: str(finding[key])[: 100 if key == "name" else 4000] for key in shown} for finding in self.findings[:100]]
-        return {"name": self.name, "versions": list(self.versions), "findings": findings}
+        return {"versions": list(self.versions), "findings": findings}

@@ -15,12 +15,11 @@ from itertools import combinations
 from typing import Final
 
 from offbeat.doctor import network, probe
-from offbeat.doctor.messages import Visit
 from offbeat.doctor.readings import Attempt, Flow, Pair
 from offbeat.errors import ConfigurationError
-from offbeat.launch.tasks import PORT
+from offbeat.launch.tasks import target
 from offbeat.runtime.job.settings import TOKEN, read_addresses
-from offbeat.transport.addresses import is_loopback, spelled, split_port
+from offbeat.transport.addresses import is_loopback, spelled
 from offbeat.transport.base import Address
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.tls import Tls
@@ -43,13 +42,7 @@ def targets(texts: Sequence[str]) -> list[Target]:
     >>> targets(["node1,node2:29500", "[fd88::1]:7"])
     [('node1', 29400), ('node2', 29500), ('fd88::1', 7)]
     """
-    found: list[Target] = []
-    for text in [one.strip() for texts_of_one in texts for one in texts_of_one.split(",")]:
-        host, port = split_port(text)
-        if not host or not (port == "" or (port.isdecimal() and 1 <= int(port) <= 65535)):
-            raise ConfigurationError(f"--connect {text!r}: write HOST or HOST:PORT, with a port from 1 to 65535; several with commas")
-        if (target := (host, int(port) if port else PORT)) not in found:
-            found.append(target)
+    found = list(dict.fromkeys(target(one, "; several with commas") for text in texts for one in text.split(",")))
     if len(found) > MACHINES_MAX:
         raise ConfigurationError(f"--connect names {len(found)} machines: at most {MACHINES_MAX} are measured at once")
     return found
@@ -113,7 +106,6 @@ def between_machines(hub: SocketHub, here: str, machines: Sequence[Target], tls:
                 name = names[second - 1]
                 attempts = tuple(_attempt(address, target[1]) for address in name.addresses) if len(name.addresses) > 1 else ()
                 flow, visit = probe.measure(own, Address("", target, ""), seconds)
-                visit = visit or Visit(target[0], (), ())
                 found[pair] = Pair(
                     here=labels[0],
                     there=labels[second],

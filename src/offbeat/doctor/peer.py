@@ -43,7 +43,7 @@ class Peer:
     def __init__(self, hub: SocketHub, visit: Visit, say: Callable[[str], object] = lambda line: None) -> None:
         self._hub, self._visit, self._say = hub, visit, say
         self._shared: dict[Connection, SharedMemory] = {}
-        self._sending: dict[Connection, probe.Sender] = {}
+        self._source = bytes(probe.SHARED_NBYTES)
         self._measuring = threading.Semaphore(MEASURING_MAX)
 
     def serve(self, goes_on: Callable[[], bool], also: Sequence[int] = ()) -> None:
@@ -79,16 +79,14 @@ class Peer:
                 self._shared[connection] = message.memory[0]
                 connection.send({"kind": "ready"})
             case "data":
-                probe.take(connection, message, self._shared.get(connection))
-            case "back":
-                self._sending[connection] = sender = probe.Sender(connection, header["seconds"], self._shared.get(connection))
-                sender.begin(time.monotonic())
-            case "took":
-                if connection not in self._sending:
-                    raise ProtocolError(f"{connection.peer} has taken what nobody has sent")
-                if self._sending[connection].took(time.monotonic()):
-                    del self._sending[connection]
-                    connection.send({"kind": "sent"})
+                if (block := self._shared.get(connection)) is not None:
+                    bytes(block.view)  # as a fold reads it
+                connection.recycle(message.payload)
+                connection.send({"kind": "took"})
+            case "give":
+                if (block := self._shared.get(connection)) is not None:
+                    block.view[:] = self._source
+                connection.send({"kind": "data"}, payload=[probe.ZEROS] if block is None else [], lent=True)
             case "measure":
                 if not self._measuring.acquire(blocking=False):
                     raise ProtocolError(f"{connection.peer} asks for more than {MEASURING_MAX} measurements at a time")
@@ -105,7 +103,6 @@ class Peer:
             self._measuring.release()
 
     def _forget(self, connection: Connection) -> None:
-        self._sending.pop(connection, None)
         if (block := self._shared.pop(connection, None)) is not None:
             block.close()
 
@@ -119,7 +116,7 @@ def main(arguments: Sequence[str] = ()) -> int:
             print(error, file=sys.stderr)
             return 1
         # Nothing is ever written to it, so that only its end can be read.
-        Peer(hub, Visit(name="", versions=(), findings=())).serve(lambda: not select.select([0], [], [], 0.0)[0], also=[0])
+        Peer(hub, Visit()).serve(lambda: not select.select([0], [], [], 0.0)[0], also=[0])
     return 0
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from offbeat.doctor.messages import FROM_PEER, Visit
 from offbeat.doctor.readings import Flow
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
-from offbeat.transport.base import Address, Closed, Connection, Hub, Message, SharedMemory
+from offbeat.transport.base import Address, Closed, Hub, Message, SharedMemory
 from offbeat.transport.shm import MemoryBlock
 from offbeat.transport.tcp import CONNECT_TIMEOUT_S
 from offbeat.types import Seconds
@@ -24,61 +24,7 @@ SHARED_NBYTES: Final = 16 << 20
 """Written to shared memory, and read from it, for one message."""
 SILENT_S: Final[Seconds] = 10.0
 """Seconds without an answer after which the other end counts as silent."""
-_ZEROS: Final = memoryview(bytes(PIECE_NBYTES))
-
-
-class Sender:
-    """Send pieces for some seconds, and count those that the other end has taken.
-
-    Args:
-        connection: to the other end.
-        seconds: how long; at least one piece is sent.
-        shared: memory that both ends have mapped; None: the bytes go with the messages.
-    """
-
-    def __init__(self, connection: Connection, seconds: Seconds, shared: SharedMemory | None) -> None:
-        self._connection, self._seconds, self._shared = connection, seconds, shared
-        self._began = self._last = 0.0
-        self._source = memoryview(bytes(shared.nbytes)) if shared is not None else _ZEROS
-        self.outstanding = self._taken = 0
-        """Pieces on the way."""
-
-    def begin(self, now: Seconds) -> None:
-        """Send the first pieces."""
-        self._began = self._last = now
-        for _ in range(WINDOW if self._shared is None else 1):
-            self._send()
-
-    def took(self, now: Seconds) -> bool:
-        """Note that the other end has taken a piece. Returns True once all have been taken and the time is over."""
-        self.outstanding -= 1
-        self._taken += 1
-        self._last = now
-        if now - self._began < self._seconds:
-            self._send()
-        return self.outstanding == 0
-
-    def rate(self) -> float:
-        """Return bytes per second."""
-        return self._taken * len(self._source) / max(self._last - self._began, 1e-9)
-
-    def _send(self) -> None:
-        self.outstanding += 1
-        if self._shared is None:
-            self._connection.send({"kind": "data"}, payload=[self._source], lent=True)
-        else:
-            self._shared.view[:] = self._source
-            self._connection.send({"kind": "data"})
-
-
-def take(connection: Connection, message: Message, shared: SharedMemory | None) -> int:
-    """Take a piece, and say so. Returns its number of bytes. Shared memory is read, as a fold reads it."""
-    nbytes = len(message.payload)
-    if shared is not None:
-        nbytes = len(bytes(shared.view))
-    connection.recycle(message.payload)
-    connection.send({"kind": "took"})
-    return nbytes
+ZEROS: Final = memoryview(bytes(PIECE_NBYTES))
 
 
 class _Asker:
@@ -102,7 +48,7 @@ class _Asker:
         self.connection.send({"kind": kind, **fields}, memory=memory)
         return self.next(expected)
 
-    def next(self, *expected: str) -> Message:
+    def next(self, expected: str) -> Message:
         """Return the next message. Raises `JobError` if there is none, or the other end has refused this one."""
         while not self._waiting:
             arrived = self._hub.poll(self._patience_s)
@@ -114,12 +60,12 @@ class _Asker:
                 raise JobError(f"no answer of {self.connection.peer} within {self._patience_s:g} s")
         message = self._waiting.pop(0)
         kind = FROM_PEER.check(message.header, self.connection.peer, len(message.payload), len(message.memory))
-        if kind not in expected:
-            raise ProtocolError(f"{self.connection.peer} sent {kind!r} (expected {' or '.join(expected)})")
+        if kind != expected:
+            raise ProtocolError(f"{self.connection.peer} sent {kind!r} (expected {expected!r})")
         return message
 
 
-def measure(hub: Hub, address: Address, seconds: Seconds) -> tuple[Flow, Visit | None]:
+def measure(hub: Hub, address: Address, seconds: Seconds) -> tuple[Flow, Visit]:
     """Measure the way to a peer.
 
     Args:
@@ -130,11 +76,11 @@ def measure(hub: Hub, address: Address, seconds: Seconds) -> tuple[Flow, Visit |
     Returns:
         What was measured, or why nothing was; and what the peer says of its machine.
     """
-    visit = None
+    visit = Visit()
     try:
         with contextlib.closing(_Asker(hub, address)) as asker:
             said = asker.ask("visit", "welcome").header
-            visit = Visit(said["name"], tuple(said["versions"]), tuple(said["findings"]))
+            visit = Visit(tuple(said["versions"]), tuple(said["findings"]))
             trip_s, ahead_s = min(_ping(asker) for _ in range(PINGS))
             there, back = _throughput(asker, seconds) if seconds else (0.0, 0.0)
             flow = Flow(
@@ -171,21 +117,44 @@ def _ping(asker: _Asker) -> tuple[Seconds, Seconds]:
 
 def _throughput(asker: _Asker, seconds: Seconds) -> tuple[float, float]:
     """Return the bytes per second to the other end and back."""
-    with contextlib.ExitStack() as stack:
-        shared = None
-        if asker.connection.shares_memory:
-            shared = stack.enter_context(contextlib.closing(MemoryBlock.allocate(SHARED_NBYTES, "doctor")))
-            asker.ask("block", "ready", memory=[shared])
-        sender = Sender(asker.connection, seconds / 2, shared)
-        sender.begin(time.monotonic())
-        asker.next("took")
-        while not sender.took(time.monotonic()):
-            asker.next("took")
-        began = time.monotonic()
-        message = asker.ask("back", "data", seconds=seconds / 2)
-        nbytes, last = 0, began
-        while message.header["kind"] == "data":
-            nbytes += take(asker.connection, message, shared)
-            last = time.monotonic()
-            message = asker.next("data", "sent")
-        return sender.rate(), nbytes / max(last - began, 1e-9)
+    connection = asker.connection
+    if not connection.shares_memory:
+        there = _rate(asker, "took", lambda: connection.send({"kind": "data"}, payload=[ZEROS], lent=True), seconds / 2)
+        return there, _rate(asker, "data", lambda: connection.send({"kind": "give"}), seconds / 2)
+    with contextlib.closing(MemoryBlock.allocate(SHARED_NBYTES, "doctor")) as shared:
+        asker.ask("block", "ready", memory=[shared])
+        source = bytes(SHARED_NBYTES)
+
+        def give() -> None:
+            shared.view[:] = source
+            connection.send({"kind": "data"})
+
+        there = _rate(asker, "took", give, seconds / 2, shared)
+        return there, _rate(asker, "data", lambda: connection.send({"kind": "give"}), seconds / 2, shared)
+
+
+def _rate(asker: _Asker, answer: str, ask: Callable[[], None], seconds: Seconds, shared: SharedMemory | None = None) -> float:
+    """Return the bytes per second of pieces that are asked for so long, one at least.
+
+    Args:
+        asker: this end.
+        answer: the kind of the message that follows each question; with ``data`` a piece comes, which is taken as a fold takes it.
+        ask: sends the question, or a piece.
+        seconds: how long.
+        shared: memory that both ends have mapped, which holds one piece; None: the bytes go with the messages.
+    """
+    nbytes = PIECE_NBYTES if shared is None else SHARED_NBYTES
+    outstanding, taken = WINDOW if shared is None else 1, 0
+    began = last = time.monotonic()
+    for _ in range(outstanding):
+        ask()
+    while outstanding:
+        asker.connection.recycle(asker.next(answer).payload)
+        if shared is not None and answer == "data":
+            bytes(shared.view)
+        taken, last = taken + 1, time.monotonic()
+        if last - began < seconds:
+            ask()
+        else:
+            outstanding -= 1
+    return taken * nbytes / max(last - began, 1e-9)

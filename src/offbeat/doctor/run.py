@@ -109,7 +109,7 @@ def run(order: Order, screen: Console) -> int:
         report.add("Between machines", _checked(found, machine))
     status = report.close(host)
     if order.serve:
-        _serve(order, host, machine, report.all)
+        _serve(order, machine, report.all)
     return status
 
 
@@ -118,11 +118,11 @@ def _checked(found: Sequence[Pair], machine: Machine) -> list[Finding]:
     return [one for pair in found for one in check_pair(pair, machine if pair.here == here else None, versions())]
 
 
-def _serve(order: Order, host: str, machine: Machine, findings: Sequence[Finding]) -> None:
+def _serve(order: Order, machine: Machine, findings: Sequence[Finding]) -> None:
     assert order.token is not None
     with contextlib.closing(SocketHub(order.token, local=False, tls=order.tls)) as hub:
         address = hub.listen(order.listen, PORT if order.port is None else order.port)
         at = spelled(own_address(machine) if order.listen in WILDCARDS else address.tcp[0], address.tcp[1])
         say(f"serving at {at} until Ctrl-C; on another machine type: offbeat doctor --connect {at}")
-        visit = Visit(name=host, versions=tuple(versions()), findings=tuple(map(asdict, findings)))
+        visit = Visit(versions=tuple(versions()), findings=tuple(map(asdict, findings)))
         Peer(hub, visit, say).serve(lambda: True)

@@ -7,7 +7,8 @@
     file.Journal ──── one JSON object a line: records.record
         │ each record, to every listener
         ▼
-    summary.Tally ──► worker_summary.WorkerTally   one worker's counts and waiting times
+    summary.Tally ──► turns.Turns                  what each worker does at each moment
+        ├───────────► worker_summary.WorkerTally   one worker's counts and times
         └───────────► audit.Audit                  one fate for each push, folds only of what was pushed
                           └── arrivals             which records belong to one push
 ```

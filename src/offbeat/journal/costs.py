@@ -14,7 +14,7 @@ The first push after a worker has joined is left out: it contains the beginning 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -402,11 +402,3 @@ def _less(causes: Causes, seconds: Seconds) -> Causes:
     whole = sum(causes.values())
     factor = 1.0 - seconds / whole if whole > seconds else 0.0
     return {name: value * factor for name, value in causes.items()}
-
-
-def total(causes: Iterable[Causes]) -> Causes:
-    """Return the sum of these costs by cause."""
-    whole: Causes = {}
-    for one in causes:
-        _add(whole, one)
-    return whole

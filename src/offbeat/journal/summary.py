@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offbeat.journal.arrivals import FoldedSamples, JournalArrivals, Record
+from offbeat.journal.arrivals import FoldedSamples, Record
 from offbeat.journal.audit import Audit
 from offbeat.journal.costs import COST_HANDLERS, Costs
 from offbeat.journal.elsewhere import Elsewhere
 from offbeat.journal.epoch_reports import EpochReports
+from offbeat.journal.turns import TIMED, Turn, Turns, Watcher
 from offbeat.journal.verdicts import verdicts
 from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
+from offbeat.types import Seconds
 
 LEAD_BOUNDED: Final = frozenset({"ssp", "dssp"})
 """The rules that bound how many iterations a worker may be ahead of the slowest."""
@@ -42,18 +44,20 @@ class SlowestClock:
     """Finds the least clock of the workers that take part without a search among all of them.
 
     Args:
-        workers: all workers, by number.
+        turns: of all workers, by number.
     """
 
-    def __init__(self, workers: Mapping[int, WorkerTally]) -> None:
-        self._workers = workers
+    def __init__(self, turns: Mapping[int, Turn]) -> None:
+        self._turns = turns
+        self.aside: set[int] = set()
+        """Workers that wait with another optimizer of the job, for which this rule does not wait."""
         self._heap: list[tuple[int, int]] = []
         """Clocks with their workers. Each worker that takes part has an entry that is not above its clock; others are corrected here."""
         self._noted: dict[int, int] = {}
 
     def note(self, number: int) -> None:
         """Note a worker that may have begun to take part, or has another clock than before."""
-        clock = self._workers[number].clock
+        clock = self._turns[number].clock
         if number not in self._noted or clock < self._noted[number]:
             self._noted[number] = clock
             heapq.heappush(self._heap, (clock, number))
@@ -62,9 +66,9 @@ class SlowestClock:
         """Return the least clock; at least one worker takes part."""
         while True:
             clock, number = self._heap[0]
-            worker = self._workers[number]
-            takes_part = worker.doing in ("computing", "waiting") and not worker.aside
-            if takes_part and worker.clock == clock:
+            turn = self._turns[number]
+            takes_part = turn.doing in ("computing", "waiting") and number not in self.aside
+            if takes_part and turn.clock == clock:
                 return clock
             heapq.heappop(self._heap)
             if self._noted.get(number) == clock:
@@ -73,7 +77,7 @@ class SlowestClock:
                 self.note(number)
 
 
-class Tally:
+class Tally(Watcher):
     """Counts the records of one journal.
 
     Args:
@@ -94,11 +98,11 @@ class Tally:
         self._audit = Audit() if audited else None
         self.costs = Costs()
         """What each worker costs the job, and why."""
-        self._arrivals = JournalArrivals()
-        self._job: Record = {}
+        self.turns = Turns((self,))
+        """What each worker does."""
+        self.job: Record = {}
+        """The first record."""
         self._end: Record = {}
-        self._t = 0.0
-        self._first_release: float | None = None
         self._last_fold: float | None = None
         self._version = 0
         self._blocks = 0
@@ -134,12 +138,12 @@ class Tally:
     def add(self, record: Record) -> None:
         """Count the next record. Kinds that are not known are passed over, as the format demands."""
         kind, t, costs = record["kind"], record["t"], self.costs
-        if t > self._t:
-            self._t = t
+        if t > self.turns.now:
+            self.turns.now = t
         if number := record.get("optimizer", 0):
             if number not in self._others:
                 self._others[number] = Tally()
-                self._others[number].add(self._job)
+                self._others[number].add(self.job)
             self._others[number].add({key: value for key, value in record.items() if key != "optimizer"})
             if kind == "pushed":
                 self._elsewhere.pushed(record)
@@ -154,8 +158,33 @@ class Tally:
             costs.now = t
         if (count := COST_HANDLERS.get(kind)) is not None:
             count(costs, record)
+        if kind in TIMED:
+            self.turns.add(record)
         if (handler := _HANDLERS.get(kind)) is not None:
             handler(self, record)
+
+    def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
+        """Count a push, or an abandoned computation."""
+        worker = self._workers[record["worker"]]
+        worker.busy_s += record["t"] - begun
+        if record["kind"] == "abandoned":
+            worker.gave_up(record)
+        else:
+            worker.pushed(record)
+        return 0
+
+    def stretch(self, worker: int, turn: Turn, doing: str, stop: Seconds) -> None:
+        """Count time without a push."""
+        if doing == "computing":
+            self._workers[worker].busy_s += stop - turn.since
+        elif doing == "idle":
+            self._workers[worker].idle_s += stop - turn.since
+        elif doing == "waiting":
+            self._workers[worker].wait_s += stop - turn.since
+
+    def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
+        """Count a wait."""
+        self._workers[worker].wait_s += stop - turn.since
 
     def problems(self) -> list[str]:
         """Return the inconsistencies: a push without a fate or with two, a fold of a contribution that was never pushed, and the like."""
@@ -168,11 +197,11 @@ class Tally:
         ``brief``: with the report of the newest epoch only; all earlier ones are in the sums.
         ``wall_s`` runs from the first release to the last fold, and ``samples_per_s = samples / wall_s`` counts folded samples only.
         """
-        workers = [self._workers[number] for number in sorted(self._workers)]
+        workers, turns = [self._workers[number] for number in sorted(self._workers)], self.turns
         by_worker = self.costs.by_worker()
         per_worker = [
             {
-                **worker.report(number),
+                **worker.report(number, turns.workers.get(number) or Turn(), blocks=turns.blocks),
                 **self.costs.times_of(number, None if brief else 6),
                 "cost_s": round(sum(by_worker.get(number, {}).values()), 6),
             }
@@ -182,11 +211,11 @@ class Tally:
         samples = sum(worker.samples for worker in workers)
         parts = sum(worker.staleness.count for worker in workers)
         wall_s = 0.0
-        if self._first_release is not None and self._last_fold is not None:
-            wall_s = max(0.0, self._last_fold - self._first_release)
+        if turns.began is not None and self._last_fold is not None:
+            wall_s = max(0.0, self._last_fold - turns.began)
         return {
-            **{key: self._job.get(key) for key in ("sync", "workers", "servers", "seed", "started", "script")},
-            "elapsed_s": self._t,
+            **{key: self.job.get(key) for key in ("sync", "workers", "servers", "seed", "started", "script")},
+            "elapsed_s": turns.now,
             "wall_s": round(wall_s, 6),
             "version": self._version,
             "samples": samples,
@@ -236,11 +265,11 @@ class Tally:
         return [{"optimizer": number, **{key: summary[key] for key in fields}} for number, summary in found]
 
     def _on_optimizer(self, record: Record) -> None:
-        self._on_job({**self._job, "sync": record["sync"]})
+        self._on_job({**self.job, "sync": record["sync"]})
 
     def _on_job(self, record: Record) -> None:
-        self._job = dict(record)
-        self._slowest = SlowestClock(self._workers) if str(record.get("sync")).partition("(")[0] in LEAD_BOUNDED else None
+        self.job = dict(record)
+        self._slowest = SlowestClock(self.turns.workers) if str(record.get("sync")).partition("(")[0] in LEAD_BOUNDED else None
         for number in range(record["workers"]):
             self._workers.setdefault(number, WorkerTally())
 
@@ -249,10 +278,8 @@ class Tally:
         if "shard" in record:
             self._shards = self._shards or {shard: _Shard() for shard in range(len(record["held"]))}
             self._samples.pushed(record)
-        if self._arrivals.begins(record):
-            self._workers[record["worker"]].pushed(record, blocks=bool(self._shards))
-            if self._slowest is not None:
-                self._slowest.note(record["worker"])
+        if self._slowest is not None:
+            self._slowest.note(record["worker"])
 
     def _on_settle(self, record: Record) -> None:
         worker = self._workers[record["worker"]]
@@ -275,13 +302,11 @@ class Tally:
                 shard.staleness.add(part["staleness"])
 
     def _on_release(self, record: Record) -> None:
-        if self._first_release is None:
-            self._first_release = record["t"]
-        worker = self._workers[record["worker"]]
+        worker, turn = self._workers[record["worker"]], self.turns.workers[record["worker"]]
         worker.released(record)
-        if self._slowest is not None:
+        if self._slowest is not None and turn.doing == "computing":
             self._slowest.note(record["worker"])
-            worker.lead.add(worker.clock - self._slowest.clock())
+            worker.lead.add(turn.clock - self._slowest.clock())
         self._planned = self._planned or worker.batch is not None
 
     def _on_resized(self, record: Record) -> None:
@@ -291,11 +316,12 @@ class Tally:
             worker.batch = worker.measured = size
 
     def _on_set_aside(self, record: Record) -> None:
-        self._workers[record["worker"]].aside = True
+        if self._slowest is not None:
+            self._slowest.aside.add(record["worker"])
 
     def _on_taken_back(self, record: Record) -> None:
-        self._workers[record["worker"]].aside = False
         if self._slowest is not None:
+            self._slowest.aside.discard(record["worker"])
             self._slowest.note(record["worker"])
 
     def _on_interrupt(self, record: Record) -> None:
@@ -305,7 +331,6 @@ class Tally:
         worker, incarnation = record["worker"], record["incarnation"]
         self._workers[worker].changed(record)
         if record["state"] == "alive":
-            self._arrivals.joined(worker, incarnation)
             self._samples.joined(worker, incarnation)
 
     def _on_epoch_ended(self, record: Record) -> None:
@@ -321,10 +346,6 @@ class Tally:
         for name, value in record["values"].items():
             if name not in self._metrics or key >= self._metrics[name][0]:
                 self._metrics[name] = (key, plain(value) if isinstance(value, float) else value)
-
-    def _on_stood_still(self, record: Record) -> None:
-        for worker in self._workers.values():
-            worker.since_s = min(record["t"], worker.since_s + record["seconds"])
 
     def _on_fault(self, record: Record) -> None:
         if len(self._faults) < FAULTS_LISTED:
@@ -345,15 +366,13 @@ class Tally:
         self._end = record
         for tally in self._others.values():
             tally.add(record)
-        for worker in self._workers.values():
-            worker.turn("absent", record["t"])
+        self.turns.end()
 
 
 _HANDLERS: Final[Mapping[str, Callable[[Tally, Record], None]]] = {
     "job": Tally._on_job,
     "optimizer": Tally._on_optimizer,
     "pushed": Tally._on_pushed,
-    "abandoned": lambda tally, record: tally._workers[record["worker"]].gave_up(record, blocks=bool(tally._shards)),
     "settle": Tally._on_settle,
     "undone": lambda tally, record: tally._workers[record["worker"]].undone(record),
     "fold": Tally._on_fold,
@@ -361,14 +380,12 @@ _HANDLERS: Final[Mapping[str, Callable[[Tally, Record], None]]] = {
     "interrupt": Tally._on_interrupt,
     "set_aside": Tally._on_set_aside,
     "taken_back": Tally._on_taken_back,
-    "paused": lambda tally, record: tally._workers[record["worker"]].turn("idle", record["t"]),
     "epoch_ended": Tally._on_epoch_ended,
     "resized": Tally._on_resized,
     "rule_changed": Tally._on_rule_changed,
     "state_changed": Tally._on_state_changed,
     "metrics": Tally._on_metrics,
     "fault": Tally._on_fault,
-    "stood_still": Tally._on_stood_still,
     "warning": Tally._on_warning,
     "exception": Tally._on_exception,
     "end": Tally._on_end,

@@ -1,9 +1,4 @@
-"""Count one worker's contributions, their fates, and how its time was spent. This file uses the standard library only.
-
-There are two ways to wait. In rules of job scope a worker waits from its push to the release after it. In rules of shard scope
-(``blocks``) it goes on by itself as soon as it holds enough blocks, and no record says when; but each push tells how long it was
-computed, so that what lies between two pushes beyond that is waiting.
-"""
+"""Count one worker's contributions, their fates, and its time. This file uses the standard library only."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from offbeat.journal.arrivals import Record
+from offbeat.journal.turns import Turn
 
 FATES: Final = ("folded", "carried", "dropped", "rejected")
 NO_MACHINE: Final = "its machine has not come yet"
@@ -59,13 +55,8 @@ class WorkerTally:
 
     state: str = "expected"
     reason: str = ""
-    doing: str = "absent"
-    since_s: float = 0.0
-    blocks: bool = False
-    """True if ``since_s`` is the time of a push under a rule of shard scope: part of the time since then was spent waiting."""
     incarnation: int = 0
     deaths: int = 0
-    clock: int = 0
     pushes: int = 0
     steps: int = 0
     handed_in: int = 0
@@ -84,62 +75,32 @@ class WorkerTally:
     fates: Counter[str] = field(default_factory=Counter)
     staleness: Spread = field(default_factory=Spread)
     lead: Spread = field(default_factory=Spread)
-    aside: bool = False
-    """True if it waits with another optimizer of the job, and this rule does not wait for it."""
     loss: float | str | None = None
-
-    def turn(self, doing: str, t: float) -> None:
-        """End the worker's present activity, and count its time."""
-        if self.doing == "waiting" or (self.blocks and doing == "idle"):
-            self.wait_s += t - self.since_s
-        elif self.doing == "idle":
-            self.idle_s += t - self.since_s
-        elif self.doing == "computing":
-            self.busy_s += t - self.since_s
-        self.doing, self.since_s, self.blocks = doing, t, False
 
     def released(self, record: Record) -> None:
         """Count a release of the worker."""
         self.incarnation = max(self.incarnation, record["incarnation"])
-        self.clock = record["clock"]
         self.batch = ((plan := record.get("plan")) and plan.get("batch")) or self.measured
-        if not self.blocks:  # else parameters were asked for in the middle of an iteration, whose push will tell
-            self.turn("computing", record["t"])
 
-    def pushed(self, record: Record, *, blocks: bool) -> None:
-        """Count a contribution; ``blocks``: under a rule of shard scope."""
+    def pushed(self, record: Record) -> None:
+        """Count a contribution."""
         self.pushes += 1
         self.steps += record.get("steps", 1)
         self.handed_in += record["samples"]
         self.compute_s += record["compute_s"]
         if record.get("loss") is not None:
             self.loss = plain(float(record["loss"]))
-        if self._finished(record, blocks):
-            self.clock += 1
 
-    def gave_up(self, record: Record, *, blocks: bool) -> None:
+    def gave_up(self, record: Record) -> None:
         """Count an abandoned computation."""
         self.abandoned += 1
         self.abandoned_s += record["compute_s"]
-        self._finished(record, blocks)
 
     def undone(self, record: Record) -> None:
         """Correct the counts for a contribution that was reported as folded but is not in the version."""
         self.samples -= record["samples"]
         self.fates["folded"] -= 1
         self.fates[record.get("fate", "dropped")] += 1
-
-    def _finished(self, record: Record, blocks: bool) -> bool:
-        """A computation has come to its end; whether this is the incarnation that is listened to, and one that was admitted."""
-        if record["incarnation"] != self.incarnation or self.doing not in ("computing", "idle"):
-            return False
-        if self.blocks:
-            waited_s = max(0.0, record["t"] - self.since_s - record["compute_s"])
-            self.wait_s += waited_s
-            self.since_s += waited_s
-        self.turn("computing" if blocks else "waiting", record["t"])
-        self.blocks = blocks
-        return True
 
     def changed(self, record: Record) -> None:
         """Set the worker's new state."""
@@ -149,14 +110,17 @@ class WorkerTally:
             self.deaths += 1
         self.state, self.reason = state, record["reason"]
         self.incarnation = max(self.incarnation, record["incarnation"])
-        self.turn("joining" if state == "alive" else "absent", record["t"])
 
-    def report(self, number: int) -> dict[str, Any]:
+    def report(self, number: int, turn: Turn, *, blocks: bool) -> dict[str, Any]:
+        """Return the counts so far, and what the worker does; ``blocks``: under a rule of shard scope."""
+        doing = "computing" if blocks and turn.doing == "waiting" else turn.doing
+        if doing in ("absent", "dead"):
+            doing = "joining" if self.state == "alive" else "absent"
         return {
             "worker": number,
             "state": self.state,
             "reason": self.reason,
-            "doing": self.doing,
+            "doing": doing,
             "incarnations": self.incarnation,
             "deaths": self.deaths,
             "pushes": self.pushes,
@@ -164,7 +128,7 @@ class WorkerTally:
             "samples": self.samples,
             "samples_per_step": self.handed_in / self.steps if self.steps else 0.0,
             "batch": self.batch,
-            "clock": self.clock,
+            "clock": turn.clock,
             "compute_s": round(self.compute_s, 6),
             "abandoned": self.abandoned,
             "abandoned_s": round(self.abandoned_s, 6),

@@ -299,12 +299,12 @@ def _fork(environment: Mapping[str, str], descriptors: Sequence[int]) -> tuple[i
         pid = REFUSED
     if pid == 0:
         heed_again()
+        _take_name(environment)  # before it has a session: `offbeat chaos` knows the leader of a session by its name
         os.setsid()
         prepare()
         for number, descriptor in enumerate(descriptors, start=1):
             os.dup2(descriptor, number)
         begin_anew(environment)
-        _take_name(environment)
     os.close(prepared)
     if pid != 0:
         os.read(waiting, 1)  # returns at the end of the pipe: by then the fork has its session, and signals reach it

@@ -186,6 +186,21 @@ def _endpoint(text: str | None, wanted: int) -> tuple[str, int]:
     return checked_host(host, "--rdzv-endpoint"), int(port)
 
 
+def target(text: str, hint: str = "") -> tuple[str, int]:
+    """Return the host and the port that ``--connect`` names: HOST or HOST:PORT. ``hint`` ends the error's remedy.
+
+    Raises:
+        ConfigurationError: it is neither.
+
+    >>> target("node1"), target("[fd88::1]:7")
+    (('node1', 29400), ('fd88::1', 7))
+    """
+    host, port = split_port(text := text.strip())
+    if not host or not (port == "" or (port.isdecimal() and 1 <= int(port) <= 65535)):
+        raise ConfigurationError(f"--connect {text!r}: write HOST or HOST:PORT, with a port from 1 to 65535{hint}")
+    return host, int(port) if port else PORT
+
+
 def _checked(node_rank: int | None, most: int) -> int | None:
     if node_rank is not None and not 0 <= node_rank < most:
         raise ConfigurationError(f"--node-rank {node_rank}: machines are numbered 0 to {most - 1} (--nnodes)")

@@ -11,9 +11,9 @@ Who calls whom::
     table.py  remarks.py  live.py                                      timeline.py  chrome.py
       tables    sentences   redrawn while a job runs                     matplotlib   chrome://tracing, Perfetto
 
-``columns.py`` fits columns into a terminal, ``chosen.py`` chooses the workers that have a row. ``turns.py`` says what each worker does and
-who ends its waits: for ``waits.py`` (``--why wait``) and for `offbeat.view`, the page of a job. ``why.py`` tells, from the records' causes,
-what led to one of them.
+``columns.py`` fits columns into a terminal, ``chosen.py`` chooses the workers that have a row. `journal.turns` says what each worker does
+and who ends its waits: for ``lanes.py``, ``waits.py`` (``--why wait``) and for `offbeat.view`, the page of a job. ``why.py`` tells, from
+the records' causes, what led to one of them.
 
 An example: ``offbeat report run.jsonl``. The journal's records go through a `Tally`; its summary has, for each worker, the number of pushes
 by fate and the seconds computed and waited. `table` makes a row of each worker, and leaves out columns that are empty for all. `remarks`

@@ -45,15 +45,8 @@ class Run:
     @classmethod
     def of(cls, name: str, records: Iterable[Record]) -> Run:
         """Read a run. Raises `ConfigurationError` if the journal cannot be read."""
-        tally, began_s = Tally(), None
-        job: Record = {}
-        for record in records:
-            tally.add(record)
-            if record["kind"] == "job" and not job:
-                job = record
-            elif began_s is None and record["kind"] == "release":
-                began_s = record["t"]
-        return cls(name, records, tally.summary(), job, began_s or 0.0)
+        tally = Tally.of(records)
+        return cls(name, records, tally.summary(), tally.job, tally.turns.began or 0.0)
 
 
 class Losses:

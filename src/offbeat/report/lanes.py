@@ -1,7 +1,7 @@
 """From a journal to a picture's raw material: for each worker the spans of what it did and the marks on it, and the job's own moments.
 
-Pure: records in, spans out. What a worker does when is `report.turns`' to say; how it looks is the business of `report.timeline`,
-`report.chrome` and `report.perfetto`.
+Pure: records in, spans out. What a worker does when is `journal.turns`' to say; how it looks is the business of `report.timeline`
+and `report.chrome`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from offbeat.journal.arrivals import Record
-from offbeat.report.turns import Turn, Turns, Watcher
+from offbeat.journal.turns import Turn, Turns, Watcher
 from offbeat.types import Seconds
 
 SPANS: Final = ("computing", "waiting", "idle", "dead")

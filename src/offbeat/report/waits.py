@@ -3,14 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from offbeat.journal.arrivals import Record
 from offbeat.journal.costs import Costs
+from offbeat.journal.turns import ENDED_BY, NOBODY, OTHER, Turn, Turns, Watcher
 from offbeat.journal.verdicts import ADVICE, percent, short
-from offbeat.report.turns import ENDED_BY, NOBODY, OTHER, Turns, Waits
+from offbeat.types import Seconds
 
 ROWS = 12
 """Most groups that are told."""
+PAIRS_KEPT = 4096
+
+
+@dataclass
+class Waits(Watcher):
+    """Adds up the waits of a job by the worker that ended them.
+
+    >>> waits = Waits()
+    >>> turns = Turns((waits,))
+    >>> for record in (
+    ...     *({"kind": "release", "t": 1.0, "worker": worker, "incarnation": 1, "clock": 0} for worker in (0, 1)),
+    ...     {"kind": "pushed", "t": 1.5, "worker": 0, "incarnation": 1, "id": 1},
+    ...     {"kind": "pushed", "t": 4.0, "worker": 1, "incarnation": 1, "id": 2},
+    ...     *({"kind": "release", "t": 4.0, "worker": worker, "incarnation": 1, "clock": 1, "cause": 2} for worker in (0, 1)),
+    ... ):
+    ...     turns.add(record)
+    >>> waits.groups
+    {(1, 'pushed'): [1, 2.5]}
+    """
+
+    groups: dict[tuple[int, str], list[float]] = field(default_factory=dict)
+    """By the worker of the event that ended the waits, and its kind: how many, and their seconds."""
+    busy_s: Seconds = 0.0
+    """The time of all workers from each release to the push after it."""
+    pairs: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Seconds by the worker that waited and the worker that ended it, in a job of few workers."""
+
+    def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
+        """Count a wait, unless it took no time."""
+        if turn.waited <= 0.0:
+            return
+        group = self.groups.setdefault((turn.ended, turn.ended_by), [0, 0.0])
+        group[0] += 1
+        group[1] += turn.waited
+        pair = worker, turn.ended
+        if pair in self.pairs or len(self.pairs) < PAIRS_KEPT:
+            self.pairs[pair] = self.pairs.get(pair, 0.0) + turn.waited
+
+    def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
+        """Count the time from the release to a push."""
+        self.busy_s += record["t"] - begun
+        return 0
+
+    def stretch(self, worker: int, turn: Turn, doing: str, stop: Seconds) -> None:
+        """Count a wait that nobody ended, and computing of which no push came."""
+        if doing == "computing":
+            self.busy_s += stop - turn.since
+        elif doing == "waiting":
+            group = self.groups.setdefault((NOBODY, "over"), [0, 0.0])
+            group[0] += 1
+            group[1] += stop - turn.since
 
 
 class WaitStory:

@@ -19,8 +19,8 @@ from offbeat.errors import ConfigurationError
 from offbeat.journal.arrivals import FoldedSamples, Record, host_in
 from offbeat.journal.file import Records
 from offbeat.journal.summary import Tally
+from offbeat.journal.turns import Turn, Turns, Watcher
 from offbeat.report.figures import TOLD_TO_LEAVE
-from offbeat.report.turns import Turn, Turns, Watcher
 from offbeat.sim.cluster import Cluster
 from offbeat.sim.faults import Join, Kill, Restart, Script, Slow
 from offbeat.sim.latency.recorded import Column, Recorded, column

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
-from offbeat.launch.tasks import PORT
+from offbeat.launch.tasks import target
 from offbeat.launch.watchers import TO_WATCHER, Entry
-from offbeat.transport.addresses import split_port
 from offbeat.transport.base import Address, Closed, Connection
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.tls import Tls
@@ -43,6 +42,11 @@ class Link:
         """Why the connection has ended; None: it has not."""
         self._asked_for_stacks = False
         self._connection.send({"kind": "watch"})
+
+    @classmethod
+    def to(cls, text: str, token: str, tls: Tls | None) -> Link:
+        """Return a connection to a supervisor on another machine, HOST or HOST:PORT. Raises `ConfigurationError` if it is neither."""
+        return cls(Address("", target(text), ""), token, tls)
 
     def poll(self, timeout_s: Seconds, also: Sequence[int] = ()) -> list[dict[str, Any]]:
         """Wait for messages of the supervisor, or until a descriptor of ``also`` can be read. After each answer comes the next question."""
@@ -126,18 +130,3 @@ def chosen(found: Sequence[Entry], job: str) -> Entry:
     if fits:
         raise ConfigurationError(f"{job}: {len(fits)} jobs run it; give the pid of one: {', '.join(str(entry.pid) for entry in fits)}")
     raise ConfigurationError(f"{job}: no job of yours on this machine has this pid or script; those that run: {known}")
-
-
-def target(text: str) -> Address:
-    """Return the address of a supervisor on another machine.
-
-    Raises:
-        ConfigurationError: it is not HOST or HOST:PORT.
-
-    >>> target("node1").tcp, target("[fd88::1]:7").tcp
-    (('node1', 29400), ('fd88::1', 7))
-    """
-    host, port = split_port(text.strip())
-    if not host or not (port == "" or (port.isdecimal() and 1 <= int(port) <= 65535)):
-        raise ConfigurationError(f"--connect {text!r}: write HOST or HOST:PORT, with a port from 1 to 65535")
-    return Address("", (host, int(port) if port else PORT), "")

@@ -8,12 +8,12 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from offbeat.journal.costs import LINK, QUEUED, WAIT
+from offbeat.journal.turns import ENDED_BY, NOBODY
 from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
 from offbeat.report.chosen import chosen, extent
 from offbeat.report.figures import Summary
 from offbeat.report.remarks import culprits, marked
-from offbeat.report.turns import ENDED_BY, NOBODY
 from offbeat.view.shares import KIND_OF, KINDS
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def steps(view: JobView, summary: Summary) -> Plain:
         seconds = by_kind(one["phases"], _counted(view, one))
         wait_s = one["wait_s"] / max(1, one["steps"])
         cost = one["cost_s"]
-        for_whom = sorted(((seconds_, other) for (waiter, other), seconds_ in pairs.items() if waiter == number), reverse=True)
-        whom = f"worker {for_whom[0][1]}" if for_whom and for_whom[0][1] != NOBODY else ""
+        _, other = max(((waited_s, other) for (waiter, other), waited_s in pairs.items() if waiter == number), default=(0.0, NOBODY))
         rows.append(
             {
                 "worker": number,
@@ -88,10 +87,8 @@ def steps(view: JobView, summary: Summary) -> Plain:
                 "own": sum(seconds.values()),
                 "wait": wait_s,
                 "seconds": seconds,
-                "for": whom,
-                "for_share": percent(for_whom[0][0] / max(1e-9, one["wait_s"])) if whom else "",
+                "for": f"worker {other}" if other != NOBODY else "",
                 "cost": f"{cost:,.1f} s, {percent(cost / whole_s)}" if whole_s > 0.0 and cost >= NAMED * whole_s else "",
-                "pushes": one["pushes"],
             }
         )
     longest = max((row["own"] + row["wait"] for row in rows), default=0.0) or 1.0

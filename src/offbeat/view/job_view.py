@@ -16,10 +16,11 @@ import numpy as np
 from offbeat.journal.arrivals import Record, host_in
 from offbeat.journal.costs import Costs
 from offbeat.journal.elsewhere import Elsewhere
+from offbeat.journal.turns import ENDED_BY, Turns
 from offbeat.journal.worker_summary import NOT_COME
 from offbeat.report.figures import Summary, judged_s, waiting_share
 from offbeat.report.remarks import culprits
-from offbeat.report.turns import ENDED_BY, Turns, Waits
+from offbeat.report.waits import Waits
 from offbeat.types import Seconds
 from offbeat.view.accounts import share_of
 from offbeat.view.bars import LANES, WORDS, lanes

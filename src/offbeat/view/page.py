@@ -5,7 +5,7 @@ Who calls whom::
     journal records                     a running job's records and figures (dashboard.py)
           |                                          |
           v                                          v
-    of_journal.py  ------------------------->   job_view.py   through report.turns what each worker does at each moment
+    of_journal.py  ------------------------->   job_view.py   through journal.turns what each worker does at each moment
                                               |      |     \\
                                               |   steps.py   shares.py   pushes in columns, and shares of time of every worker
                                               v              |

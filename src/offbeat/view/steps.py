@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from offbeat.core.phases import Phase
 from offbeat.journal.arrivals import Record
 from offbeat.journal.costs import spent
-from offbeat.report.turns import Turn, Watcher
+from offbeat.journal.turns import Turn, Watcher
 from offbeat.types import Seconds
 from offbeat.view.shares import OWN, Shares
 
@@ -72,7 +72,6 @@ class Steps(Watcher):
         """Kinds of events that end waits."""
         self.count = 0
         """Pushes so far, and abandoned computations."""
-        self.losses = 0
         self.stride = 1
         """Every how many windows of time pushes are kept singly."""
         self.window: Seconds = 0.0
@@ -99,7 +98,6 @@ class Steps(Watcher):
         number, t, worker = self.count + 1, record["t"], record["worker"]
         abandoned = record["kind"] == "abandoned"
         loss = record.get("loss")
-        self.losses += loss is not None
         fenced = turn.incarnation != record["incarnation"] or turn.doing in ("dead", "absent")
         clock = 0 if fenced else turn.clock
         ended_by, samples = self.kinds.of(turn.ended_by), 0 if abandoned else record["samples"]

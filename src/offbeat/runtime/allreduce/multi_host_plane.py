@@ -20,14 +20,8 @@ from offbeat.runtime.allreduce.multi_host.sequenced_rounds import SequencedRound
 from offbeat.runtime.job.messages import ROUNDS
 from offbeat.runtime.ranks.group import Group
 from offbeat.runtime.ranks.plane import RankPlane
-from offbeat.transport.base import Address, Connection, Hub, Message, SharedMemory
+from offbeat.transport.base import Address, Connection, Message, SharedMemory
 from offbeat.types import Incarnation, Seconds, Version, WorkerId
-
-
-def interface_of(hub: Hub) -> str:
-    """Return the network interface on which this hub listens."""
-    assert hub.address is not None, "the hub does not listen: call listen() first"
-    return hub.address.tcp[0]
 
 
 class MultiHostGroup(Group):

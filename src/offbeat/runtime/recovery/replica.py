@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -34,7 +34,6 @@ NEAR: Final = 8
 """Records that a standby which came later may lack when messages begin to wait for it."""
 CATCH_UP_S: Final[Seconds] = 10.0
 """Seconds after which messages wait for a standby that has the state and lacks more records: the leader keeps these for it meanwhile."""
-T = TypeVar("T")
 Fold: TypeAlias = Mapping[str, Any]
 """Description of a fold, which a standby needs beside the sum: ``hyper``, ``scale``, and the workers ``released`` with the new version."""
 CARRYING: Final = ("push", "initial")

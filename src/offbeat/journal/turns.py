@@ -1,8 +1,10 @@
 """Say what each worker of a job does at each moment, and who ends its waits: one pass over the records of one optimizer.
 
-A worker is *busy* from a release to the push after it, and *waits* from the push to the next release: the definition of every table
-(``journal/worker_summary.py``). A release follows from an event, whose number is its cause: the wait ended with the worker of that event.
-`Turns` tells a `Watcher` of each push and of each stretch without one; what these keep of it is their business.
+A worker is *busy* from a release to the push after it, and *waits* from the push to the next release: the definition of every table and
+picture. In rules of shard scope a worker goes on by itself as soon as it holds enough blocks, and no record says when; but each push tells
+how long it was computed, so that what lies between two pushes beyond that is waiting. A release follows from an event, whose number is its
+cause: the wait ended with the worker of that event. `Turns` tells a `Watcher` of each push and of each stretch without one; what these keep
+of it is their business. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ ENDED_BY: Final = {
 """Events that end waits of other workers, in words."""
 OTHER: Final = "without an event of another worker"
 NOBODY: Final = -1
-PAIRS_KEPT: Final = 4096
+TIMED: Final = frozenset({*ENDED_BY, "release", "paused", "state_changed", "process", "fault", "stood_still", "job"})
+"""The kinds of records that `Turns` looks at, beside the time of all."""
 DEATHS: Final = frozenset({"kill", "vanish"})
 """Faults made on purpose that end a process."""
 
@@ -103,7 +106,9 @@ class Turns:
         elif kind == "paused":
             self._leave(record["worker"], "idle", t, wait=True)
         elif kind == "state_changed":
-            if record["state"] == "dead":
+            if record["state"] == "alive":
+                self._arrivals.joined(record["worker"], record["incarnation"])
+            elif record["state"] == "dead":
                 self._die(record["worker"], t)
             elif record["state"] == "finished":
                 self._leave(record["worker"], "absent", t)
@@ -204,53 +209,3 @@ class Turns:
         if doing != "absent" and (t > turn.since or (doing == "computing" and turn.waited)):
             for watcher in self.watchers:
                 watcher.stretch(number, turn, doing, t)
-
-
-@dataclass
-class Waits(Watcher):
-    """Adds up the waits of a job by the worker that ended them.
-
-    >>> waits = Waits()
-    >>> turns = Turns((waits,))
-    >>> for record in (
-    ...     *({"kind": "release", "t": 1.0, "worker": worker, "incarnation": 1, "clock": 0} for worker in (0, 1)),
-    ...     {"kind": "pushed", "t": 1.5, "worker": 0, "incarnation": 1, "id": 1},
-    ...     {"kind": "pushed", "t": 4.0, "worker": 1, "incarnation": 1, "id": 2},
-    ...     *({"kind": "release", "t": 4.0, "worker": worker, "incarnation": 1, "clock": 1, "cause": 2} for worker in (0, 1)),
-    ... ):
-    ...     turns.add(record)
-    >>> waits.groups
-    {(1, 'pushed'): [1, 2.5]}
-    """
-
-    groups: dict[tuple[int, str], list[float]] = field(default_factory=dict)
-    """By the worker of the event that ended the waits, and its kind: how many, and their seconds."""
-    busy_s: Seconds = 0.0
-    """The time of all workers from each release to the push after it."""
-    pairs: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Seconds by the worker that waited and the worker that ended it, in a job of few workers."""
-
-    def waited(self, worker: int, turn: Turn, stop: Seconds) -> None:
-        """Count a wait, unless it took no time."""
-        if turn.waited <= 0.0:
-            return
-        group = self.groups.setdefault((turn.ended, turn.ended_by), [0, 0.0])
-        group[0] += 1
-        group[1] += turn.waited
-        pair = worker, turn.ended
-        if pair in self.pairs or len(self.pairs) < PAIRS_KEPT:
-            self.pairs[pair] = self.pairs.get(pair, 0.0) + turn.waited
-
-    def push(self, turn: Turn, record: Record, begun: Seconds) -> int:
-        """Count the time from the release to a push."""
-        self.busy_s += record["t"] - begun
-        return 0
-
-    def stretch(self, worker: int, turn: Turn, doing: str, stop: Seconds) -> None:
-        """Count a wait that nobody ended, and computing of which no push came."""
-        if doing == "computing":
-            self.busy_s += stop - turn.since
-        elif doing == "waiting":
-            group = self.groups.setdefault((NOBODY, "over"), [0, 0.0])
-            group[0] += 1
-            group[1] += stop - turn.since
