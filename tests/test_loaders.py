@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from torch.utils.data import (
 
 import offbeat
 from offbeat.errors import ConfigurationError
+from offbeat.orders import Drawn
 
 
 def optimizer_of() -> offbeat.DistributedOptimizer:
@@ -181,7 +183,10 @@ def test_a_small_data_set_that_is_fetched_ahead_as_a_whole(workers: int) -> None
         (lambda: offbeat.elastic(DataLoader(range(4)), batch_size=2), "set it on the DataLoader"),  # type: ignore[arg-type]
         (lambda: offbeat.elastic(DataLoader(range(4), batch_size=None)), "batch_size=None"),  # type: ignore[arg-type]
         (lambda: offbeat.elastic(DataLoader(range(10), batch_size=4, sampler=Every())), "order="),  # type: ignore[arg-type]
-        (lambda: offbeat.elastic(DataLoader(range(4), batch_sampler=[[0, 1], [2, 3]])), "order="),  # type: ignore[arg-type]
+        (lambda: offbeat.elastic(DataLoader(range(4), batch_sampler=[[0, 1]]), batch_size="auto"), "are dealt out whole"),  # type: ignore[arg-type]
+        (lambda: offbeat.elastic(DataLoader(range(4), batch_sampler=iter([[0, 1]]))), "has no length"),  # type: ignore[arg-type]
+        (lambda: offbeat.elastic(DataLoader(range(4), sampler=OfRank())), "for each of 2 ranks"),  # type: ignore[arg-type]
+        (lambda: offbeat.elastic(DataLoader(range(4), sampler=Weighted(range(4), 2, 0))), "for each of 2 ranks"),  # type: ignore[arg-type]
         (lambda: offbeat.elastic(range(4), batch_size=2, order=range, shuffle=True), "order= sets the whole order"),
     ],
 )
@@ -189,6 +194,87 @@ def test_what_is_refused(make: Any, words: str) -> None:
     optimizer_of()
     with pytest.raises(ConfigurationError, match=words):
         make()
+
+
+class Weighted(DistributedSampler[int]):
+    """Another order than PyTorch's, of a class of PyTorch."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.rank, self.rank))
+
+
+class OfRank(Sampler[int]):
+    num_replicas = 2
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((0, 2))
+
+
+class ByLength:
+    """A batch sampler as many scripts have one: batches of about so many elements, of sequences of about one length, in random order."""
+
+    def __init__(self, lengths: list[int], draws: str, elements: int = 24) -> None:
+        self.lengths, self.draws, self.elements = lengths, draws, elements
+        self.own = random.Random(7)
+        if draws == "epoch":
+            self.set_epoch = self.own.seed
+
+    def __len__(self) -> int:
+        return sum(self.lengths) // self.elements
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches: list[list[int]] = [[]]
+        for index in sorted(range(len(self.lengths)), key=self.lengths.__getitem__):
+            if len(batches[-1]) * self.lengths[index] >= self.elements:
+                batches.append([])
+            batches[-1].append(index)
+        if self.draws == "torch":
+            return iter([batches[at] for at in torch.randperm(len(batches))])
+        (random if self.draws == "python" else self.own).shuffle(batches)
+        return iter(batches)
+
+
+@pytest.mark.parametrize("draws", ["python", "torch", "own", "epoch"])
+def test_batches_of_a_scripts_own_are_dealt_out_whole(draws: str) -> None:
+    """In another order in each epoch, the same on every worker, also on one that begins with a later epoch."""
+    lengths = [1 + index % 9 for index in range(60)]
+    optimizer = optimizer_of()
+    seen: list[list[list[int]]] = []
+    state = random.getstate()
+    loader: Any = offbeat.elastic(DataLoader(range(60), batch_sampler=ByLength(lengths, draws), num_workers=2 * (draws == "own")))  # type: ignore[arg-type]
+    for _ in range(3):
+        seen.append([])
+        for batch in loader:
+            optimizer.step()
+            seen[-1].append(batch.tolist())
+    assert random.getstate() == state
+    whole = {tuple(batch) for batch in ByLength(lengths, draws)}
+    assert all(sorted(index for batch in epoch for index in batch) == list(range(60)) for epoch in seen)
+    assert all({tuple(batch) for batch in epoch} == whole for epoch in seen) and seen[0] != seen[1] != seen[2]
+    sampler = loader.batch_sampler
+    later = Drawn(ByLength(lengths, draws))
+    assert later.of(sampler._generator(2), 2) == seen[2]
+    assert [report["folded"] for report in optimizer.reports] == [len(seen[0])] * 3
+
+
+def test_a_sampler_of_another_class_keeps_its_order() -> None:
+    optimizer = optimizer_of()
+    loader = offbeat.elastic(DataLoader(range(10), batch_size=4, sampler=Backwards()))  # type: ignore[arg-type]
+    assert indices(loader, optimizer) == list(range(10))[::-1]
+
+
+class Backwards(Sampler[int]):
+    """Without an end."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from range(9, -1, -1)
 
 
 def test_an_evaluation_through_an_elastic_loader_gives_a_warning() -> None:

@@ -13,14 +13,14 @@ from itertools import islice
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, default_collate
 
 from offbeat.core.batch_sizes import VARIABLE, Auto, size_and_auto
 from offbeat.deliveries import asked_by_next
 from offbeat.errors import ConfigurationError, warn
 from offbeat.optimizer import DistributedOptimizer
-from offbeat.orders import Order, batches_of, checksum_of_part
-from offbeat.sampler import ElasticBatchSampler, Passes, ordered_sizes, unit_of
+from offbeat.orders import Order, checksum_of_part
+from offbeat.sampler import ElasticBatchSampler, Passes, WholeBatches, ordered_sizes, unit_of
 from offbeat.session import LeasedRange, Place, Session
 from offbeat.types import Epoch
 
@@ -139,9 +139,16 @@ def _of_loader(
         return ElasticStream(*of, drop_last=loader.drop_last, session=session, auto=auto)
     if loader.batch_sampler is None:
         raise ConfigurationError("elastic(DataLoader) deals out batches, but this DataLoader has batch_size=None: give it a batch size")
-    sampler, batch_size, drop_last = batches_of(loader.batch_sampler)
-    part = checksum_of_part(loader.dataset, sampler)
-    batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal, auto, part)
+    if type(loader.batch_sampler) is BatchSampler:
+        sampler, batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
+        part = checksum_of_part(loader.dataset, sampler)
+        drop_last = loader.batch_sampler.drop_last
+        batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal, auto, part)
+    elif auto is not None:
+        raise ConfigurationError(f"batch_size='auto': the batches of a {type(loader.batch_sampler).__name__} are dealt out whole")
+    else:
+        unit = unit_of(deal, 1, whole=False)
+        batch_sampler = WholeBatches(session, loader.batch_sampler, seed=seed, unit=unit)
     return DataLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
 
 

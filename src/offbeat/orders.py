@@ -5,17 +5,19 @@ An order is a list of indices; workers lease positions in it. It need not be a p
 
 from __future__ import annotations
 
+import random
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DistributedSampler,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
@@ -27,6 +29,9 @@ from offbeat.types import Epoch
 
 BLOCK = 1 << 16
 """The number of indices drawn at a time for a sampler with replacement."""
+_OF_PYTORCH = {kind.__iter__ for kind in (SequentialSampler, RandomSampler, WeightedRandomSampler, SubsetRandomSampler, DistributedSampler)}
+"""How samplers choose whose order is known without asking them; one of a subclass may choose in another way."""
+_SEEDING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Order:
 
     size: int
     """The number of positions in an epoch."""
-    draw: Callable[[torch.Generator, Epoch], torch.Tensor]
+    draw: Callable[[torch.Generator, Epoch], Any]
     """Returns the indices, at least `size` of them, or `block` if that is set; further ones are not dealt."""
     shuffles: bool
     """Whether the order changes with the epoch."""
@@ -48,6 +53,8 @@ class Order:
     block: int = 0
     """The number of positions drawn at a time, each block from a generator of its own; 0: all of the epoch. A sampler with replacement may
     have more indices than fit in memory (``RandomSampler(..., replacement=True, num_samples=10**10)``)."""
+    own: bool = False
+    """Whether a class that is not PyTorch's makes the order, so that nobody knows whether it is the same on every worker."""
 
     def indices(self, generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
         """Return the index at each position of an epoch that is drawn as a whole.
@@ -55,7 +62,7 @@ class Order:
         Raises:
             ConfigurationError: the script's own order has another length than before.
         """
-        drawn = self.draw(generator, epoch)
+        drawn: torch.Tensor = self.draw(generator, epoch)
         if len(drawn) < self.size:
             raise ConfigurationError(f"order({epoch}) has {len(drawn)} indices, but order(0) has {self.size}: make them equal in number")
         return drawn[: self.size]
@@ -91,11 +98,13 @@ class Order:
 
     @classmethod
     def of_sampler(cls, sampler: object) -> Order:
-        """Return the order of a PyTorch sampler; its own generator is not used, since workers must agree.
+        """Return a sampler's order. Of those of PyTorch the generator is not used, since workers must agree; others see `Drawn`.
 
         Raises:
-            ConfigurationError: the sampler is of another class, whose order cannot be known.
+            ConfigurationError: see `Drawn`.
         """
+        if getattr(type(sampler), "__iter__", None) not in _OF_PYTORCH:
+            return cls._of_any(sampler)
         match sampler:
             case SequentialSampler():
                 return cls.plain(len(sampler), shuffle=False)
@@ -115,10 +124,16 @@ class Order:
                 )
             case DistributedSampler():  # its division of the data by rank is not used: the job deals out the whole data set
                 return cls.plain(len(sampler.dataset), shuffle=sampler.shuffle)  # type: ignore[arg-type]
-        raise ConfigurationError(
-            f"elastic() does not know the order of a {type(sampler).__name__}: pass the data set with order=, a function that returns the "
-            "indices of an epoch, the same on every worker: offbeat.elastic(dataset, batch_size=..., order=lambda epoch: indices)"
-        )
+        raise AssertionError(f"a {type(sampler).__name__} chooses as a sampler of PyTorch does, and is none of its classes")
+
+    @classmethod
+    def _of_any(cls, sampler: object) -> Order:
+        passes = Drawn(sampler)
+
+        def draw(generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
+            return torch.as_tensor(passes.of(generator, epoch), dtype=torch.int64, device="cpu")
+
+        return cls(len(passes), draw, shuffles=True, own=True)
 
     @classmethod
     def _random(cls, size: int, count: int, *, replacement: bool) -> Order:
@@ -129,6 +144,74 @@ class Order:
                 count, lambda generator, _: torch.randint(size, (BLOCK,), generator=generator, device="cpu"), shuffles=True, block=BLOCK
             )
         return cls(count, lambda generator, _: torch.randperm(size, generator=generator, device="cpu"), shuffles=True, block=size)
+
+
+class Drawn:
+    """Draw the passes over a sampler, or a batch sampler, of any class, in such a way that all workers draw the same ones.
+
+    For each pass the random numbers of Python, NumPy and PyTorch are seeded by the job's seed and the epoch, and are as they were
+    afterwards. A sampler without ``set_epoch``, which may have random numbers of its own, is asked for the passes of earlier epochs first,
+    where a worker begins later.
+
+    Args:
+        sampler: its passes have ``len(sampler)`` items, or about as many.
+
+    Raises:
+        ConfigurationError: it has no length, or has only a rank's part of the data.
+
+    >>> class Shuffled:
+    ...     def __len__(self):
+    ...         return 5
+    ...     def __iter__(self):
+    ...         yield from random.sample(range(5), 5)
+    >>> one, other = Drawn(Shuffled()), Drawn(Shuffled())
+    >>> one.of(torch.Generator().manual_seed(3), 0) == other.of(torch.Generator().manual_seed(3), 0)
+    True
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        kind = type(sampler).__name__
+        if not (hasattr(sampler, "__len__") and hasattr(sampler, "__iter__")):
+            raise ConfigurationError(
+                f"elastic() cannot deal out what a {kind} chooses, since it has no length: pass the data set with order=, a function that "
+                "returns the indices of an epoch, the same on every worker: offbeat.elastic(dataset, batch_size=..., order=indices_of)"
+            )
+        if getattr(sampler, "num_replicas", 1) not in (None, 1):
+            raise ConfigurationError(
+                f"this {kind} chooses a part of the data for each of {sampler.num_replicas} ranks, and elastic() deals out all of it: "
+                "make it with num_replicas=1 and rank=0"
+            )
+        self._sampler, self._passes, self._newest = sampler, 0, (-1, list[Any]())
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def of(self, generator: torch.Generator, epoch: Epoch) -> list[Any]:
+        """Return the items of an epoch's pass. The generators of successive epochs have successive seeds."""
+        if self._newest[0] != epoch:
+            first = epoch
+            if (set_epoch := getattr(self._sampler, "set_epoch", None)) is not None:
+                set_epoch(epoch)
+            else:
+                first, self._passes = min(self._passes, epoch), epoch + 1
+            for number in range(first, epoch + 1):
+                self._newest = epoch, self._pass(generator.initial_seed() - epoch + number)
+        return self._newest[1]
+
+    def _pass(self, seed: int) -> list[Any]:
+        expected = len(self._sampler)
+        with _SEEDING:
+            before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.default_generator.manual_seed(seed)
+            try:
+                found = list(islice(self._sampler, 2 * expected + 1))
+            finally:
+                random.setstate(before[0])
+                np.random.set_state(before[1])
+                torch.random.set_rng_state(before[2])
+        return found if len(found) <= 2 * expected else found[:expected]  # it has no end
 
 
 class DrawnOrder:
@@ -160,6 +243,11 @@ class DrawnOrder:
         return torch.cat(parts)
 
 
+def checksum_of(items: Sequence[Any]) -> int:
+    """Return a checksum of indices, or of batches of indices."""
+    return zlib.crc32(repr([list(item) if isinstance(item, list | tuple) else int(item) for item in items]).encode())
+
+
 def checksum_of_part(data: object, sampler: object = None) -> int | None:
     """Return a checksum of the indices of a part of a data set, which workers should have alike; None: it is no part, or its indices are no
     numbers.
@@ -178,18 +266,3 @@ def checksum_of_part(data: object, sampler: object = None) -> int | None:
     except (TypeError, ValueError):
         return None
     return crc if parts else None
-
-
-def batches_of(batch_sampler: Sampler[list[int]] | object) -> tuple[object, int, bool]:
-    """Return a batch sampler's sampler, its batch size, and whether it leaves out a last smaller batch.
-
-    Raises:
-        ConfigurationError: it is of another class than `torch.utils.data.BatchSampler`.
-    """
-    if type(batch_sampler) is not BatchSampler:
-        raise ConfigurationError(
-            f"elastic() cannot deal out the batches of a {type(batch_sampler).__name__}: pass the data set with batch_size=, and order= "
-            "if it has an order of its own; its batches, if all are of one size, are dealt out whole where order= has them one after the "
-            "other (docs/data.md)"
-        )
-    return batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last

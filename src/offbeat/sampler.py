@@ -24,7 +24,7 @@ from offbeat.core.partitions import Parts, Splits, shares, size_of
 from offbeat.deliveries import asked_by_next, asked_to_show, fetch_when_asked, follow_loader, raised_later
 from offbeat.errors import ConfigurationError, JobEnded, warn
 from offbeat.gradient_watch import life_of
-from offbeat.orders import DrawnOrder, Order, checksum_of_part
+from offbeat.orders import Drawn, DrawnOrder, Order, checksum_of, checksum_of_part
 from offbeat.session import LeasedRange, Place, Session, SplitProgress, rank, world_size
 from offbeat.types import Epoch, worker_ids
 
@@ -319,6 +319,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         unit: more than 0: each worker has a share of the epoch, in units of so many samples, and `len` holds; 0: workers take as many
             batches as they can.
         part: see `orders.checksum_of_part`.
+        sized: see `Passes`.
     """
 
     _size: int
@@ -333,6 +334,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         unit: int = 0,
         auto: Auto | None = None,
         part: int | None = None,
+        sized: bool = True,
     ) -> None:
         self._part = part
         self._order, self._size, self._seed, self._unit = order, order.size, seed, unit
@@ -341,7 +343,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         self._warned_of_count = False
         self._parts: Parts | None = None
         """This worker's split in its last epoch; empty: the rule gives no splits. None before the first batch."""
-        super().__init__(session, batch_size, auto=auto, unit=unit)
+        super().__init__(session, batch_size, auto=auto, unit=unit, sized=sized)
 
     def _join(self, session: Session) -> None:
         if self._size < session.workers:
@@ -349,6 +351,8 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 f"the data set has {self._size} samples for {session.workers} workers: each needs at least one; use fewer workers"
             )
         super()._join(session)
+        if self._order.own:
+            self._part = checksum_of(self._order.draw(self._generator(0), 0))
         if self._part is not None:
             session.chosen.append(self._part)
 
@@ -476,6 +480,57 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         seed = self.session.seed if self._seed is None else self._seed
         mixed = reduce(lambda value, number: value * 1_000_003 + number, (seed, *numbers))
         return torch.Generator().manual_seed(mixed % 2**63)
+
+
+class WholeBatches(ElasticBatchSampler):
+    """Deal out the batches of a batch sampler of any class as they are: of sequences of about one length, for example.
+
+    A position is a batch, so that reports count batches; their samples are counted for the weights. Epochs may differ in their number.
+
+    Args:
+        session, seed, unit: see `ElasticBatchSampler`.
+        batch_sampler: makes the batches, see `orders.Drawn`.
+
+    >>> from offbeat.session import LocalSession
+    >>> session = LocalSession(torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
+    >>> list(WholeBatches(session, [[0, 1, 2], [3]], seed=None))
+    [[0, 1, 2], [3]]
+    """
+
+    def __init__(self, session: Session | None, batch_sampler: Any, *, seed: int | None, unit: int = 0) -> None:
+        self._drawn = Drawn(batch_sampler)
+        order = Order(len(self._drawn), self._drawn.of, shuffles=True, own=True)
+        super().__init__(session, order, 1, seed=seed, unit=unit, sized=False)
+
+    def _join(self, session: Session) -> None:
+        if self._place.size > 1 or session.overlap is not None:
+            raise ConfigurationError(
+                "the batches of a batch sampler of another class than PyTorch's are dealt out whole: neither do the processes of a worker "
+                "share them, nor does a rule divide them into splits; use a loader with batch_size=, another rule, or one process a worker"
+            )
+        super()._join(session)
+
+    def _take(self, session: Session, epoch: Epoch, dealt: list[LeasedRange], progress: SplitProgress) -> LeasedRange | None:
+        if session.batch:
+            raise ConfigurationError("this rule sets the batch size, and these batches are dealt out whole: use a loader with batch_size=")
+        self._size = len(self._all_of(epoch))
+        grant = super()._take(session, epoch, dealt, progress)
+        if grant is not None:
+            counted = grant._replace(rows=len(self._batch_at(epoch, grant)))
+            session.amend(grant, counted)
+            dealt[-1] = grant = counted
+        return grant
+
+    def _indices_of(self, grants: Iterator[tuple[Epoch, LeasedRange]]) -> Iterator[tuple[list[int], list[LeasedRange]]]:
+        for epoch, grant in grants:
+            yield self._batch_at(epoch, grant), self._last[1]
+
+    def _batch_at(self, epoch: Epoch, grant: LeasedRange) -> list[int]:
+        first = grant.parts[0][0] if grant.parts else 0
+        return list(chain.from_iterable(self._all_of(epoch)[first + grant.start : first + grant.stop]))
+
+    def _all_of(self, epoch: Epoch) -> list[list[int]]:
+        return self._drawn.of(self._generator(epoch), epoch)
 
 
 def _ceil(number: int, divisor: int) -> int:

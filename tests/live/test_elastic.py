@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,3 +115,44 @@ def test_a_loader_with_a_length(tmp_path: Path) -> None:
     results, reports = run(tmp_path / "journal", 2, script)
     assert all(once((used[epoch] for used in results), 30) for epoch in range(2))
     assert [report["folded"] for report in reports] == [30] * 2
+
+
+class Uneven:
+    """A batch sampler of the script: batches of one to five samples, shuffled by random numbers of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.batches, self.random = list[list[int]](), random.Random(3)
+        left = list(range(size))
+        while left:
+            self.batches.append([left.pop() for _ in range(min(len(left), 1 + len(self.batches) % 5))])
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.random.shuffle(self.batches)
+        return iter([list(batch) for batch in self.batches])
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp(staleness=2)", "full"])
+@pytest.mark.parametrize("deal", ["pool", "even"])
+def test_whole_batches_of_different_sizes(tmp_path: Path, sync: str, deal: Any) -> None:
+    """Each sample of each epoch once, also where a worker dies; and pushes weigh by their samples."""
+
+    def script(worker: Worker) -> Used:
+        trainer = Trainer(worker, sync)
+        whole = {tuple(batch) for batch in Uneven(47)}
+        loader: Any = elastic(DataLoader(range(47), batch_sampler=Uneven(47)), optimizer=trainer.optimizer, deal=deal)  # type: ignore[arg-type]
+        used: Used = []
+        for _ in range(2):
+            used.append([])
+            for batch in loader:
+                assert tuple(sorted(batch.tolist())) in {tuple(sorted(one)) for one in whole}
+                used[-1] += trainer.step(batch)
+        return used
+
+    with Job(3, journal=str(tmp_path / "journal")) as job:
+        results = job.run(script)
+    assert all(once((used[epoch] for used in results), 47) for epoch in range(2))
+    assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [len(Uneven(47))] * 2
+    assert job.summary is not None and job.summary["samples"] == 2 * 47

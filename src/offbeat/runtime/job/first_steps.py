@@ -123,9 +123,9 @@ ALIKE: Final = {
     ),
     "chosen": (
         "data_differ",
-        "the indices of a data set's part (Subset, SubsetRandomSampler) differ between workers {} and {}: each trains on a part of its "
-        "own, maybe on samples that another keeps for validation. Split with the same seed on every worker: "
-        "random_split(data, sizes, generator), KFold(shuffle=True, random_state=...)",
+        "the indices of a data set's part (Subset, SubsetRandomSampler), or the order of a sampler of the script's own, differ between "
+        "workers {} and {}: each trains on a part of its own, maybe on samples that another keeps for validation. Split and shuffle with "
+        "the same seed on every worker: random_split(data, sizes, generator), KFold(shuffle=True, random_state=...)",
     ),
 }
 """By the field of a worker's first push: what a warning is about, and what it says, if the checksums of two workers differ."""
