@@ -15,7 +15,7 @@ from offbeat.journal.records import Record
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder
 
 RESUMED = str(SCRIPTS / "resumed.py")
-SIZE, BATCH, EPOCHS = 240, 4, 4
+SIZE, EPOCHS = 240, 4
 """Of the script."""
 DEADLINE_S = 120.0
 

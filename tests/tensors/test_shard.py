@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,8 +16,6 @@ from offbeat.tensors.layout import ALIGNMENT, Layout, Span, view
 from offbeat.tensors.optimizers import hyperparameters, spec_of, supported
 from offbeat.tensors.shard import Shard
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
-
-Make = Callable[[list[Any]], torch.optim.Optimizer]
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, {"momentum": 0.5, "dampening": 0.2},

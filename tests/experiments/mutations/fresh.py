@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import fmean
 from typing import Any, Final
 
 import pytest
@@ -49,10 +48,6 @@ def all_but_one(self: BSP, view: View) -> Decision | None:
 def stale_too(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rennala, "outdated", lambda view: None)
     patch.setattr(rennala, "fresh", lambda view: tuple(view.pending.values()))
-
-
-def noisy_norm(self: GainEstimator) -> float | None:
-    return fmean(fold.total for fold in self._measured) if self._measured else None
 
 
 def without_noise(apply: Callable[[GainEstimator, float, float, MeasuredFold], None]) -> Any:
