@@ -248,7 +248,7 @@ def freeze(rank: int, where: str, pipe: Connection) -> None:
             results += step(rounds, rank, count)
         except Fenced:
             pipe.send(results)
-            rounds.enter(rank, rounds.done)
+            rounds = attach(where, rank)
             rounds.catch_up()
             results = seen(rounds)
             count = count if arrivals(rounds, rank) == count else count + 1
