@@ -17,7 +17,6 @@ from tests.tiers import examples
 from offbeat.core.allreduce.policy import ABSENT
 from offbeat.core.rank_log import Entry, EntryKind, Fenced, TooOld
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
-from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.shm import MemoryBlock
 
@@ -168,9 +167,7 @@ def test_the_log_is_followed_and_waits_for_its_reader(monkeypatch: pytest.Monkey
 
 
 def test_blocks_are_checked() -> None:
-    with pytest.raises(ProtocolError, match="a block for rounds has 64 bytes"):
-        OneHostRounds.attach(MemoryBlock.allocate(64, "small"))
-    with pytest.raises(ProtocolError, match="begins with"):
+    with pytest.raises(ProtocolError, match="a block for rounds begins with"):
         OneHostRounds.attach(MemoryBlock.allocate(1 << 16, "zeros"))
     with pytest.raises(ConfigurationError, match=r"torch.float16 cannot be used for rounds"):
         OneHostRounds.create(eager("solo"), 2, 4, dtype=torch.float16)
@@ -178,9 +175,6 @@ def test_blocks_are_checked() -> None:
         OneHostRounds.create(eager("solo"), 2, 1 << 50)
     host = create("first_of(m=2)", SMALL)
     assert OneHostRounds.attach(host.block).rule == eager("first_of(m=2)")
-    layout, _ = RoundsLayout.read(host.block.view)
-    at = list(layout.offsets().values())
-    assert at == sorted(at) and all(offset % 64 == 0 for offset in at)
 
 
 def test_only_what_is_touched_takes_memory() -> None:
