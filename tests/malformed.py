@@ -233,7 +233,7 @@ TO_AGENT: dict[str, dict[str, Any]] = {
 }
 FIRST: dict[str, dict[str, Any]] = {"hello": {"peer": 2}}
 """Of rounds across hosts."""
-GO = [0, 0, [[0, 0, 0, 1.0], [1, 1, 1, 0.5]], 3, 0, [0, 1, 2], 0, 1]
+GO = [0, 0, [[0, 0, 0, 1.0], [1, 1, 1, 0.5]], 3, [0, 1, 2], 0, 1]
 TO_SEAT: dict[str, dict[str, Any]] = {
     "arrive": {"b": 0, "f": 1.0, "w": 1},
     "catch": {},
@@ -246,7 +246,7 @@ TO_SEAT: dict[str, dict[str, Any]] = {
     "cut": {"rank": 0, "why": "nonsense"},
 }
 BETWEEN_RANKS: dict[str, dict[str, Any]] = {
-    "on": {"t": 0, "go": GO},
+    "on": {"go": [*GO[:4], [2, 0, 1], *GO[5:]]},
     "piece": {"n": 0, "v": 0, "t": 2},
     "handed": {"n": 0, "v": 0, "s": 0},
     "done": {"n": 0, "f": 0, "s": 0},

@@ -185,7 +185,6 @@ class Play:
         self.frozen = frozen = self.rounds.closed()
         assert frozen is not None and frozen == self.same.closed() == self.told.closed()
         assert frozen.divisor == max(1, sum(rank.there for rank in self.ranks)), "divided by another number than that of the living"
-        assert frozen.initiator == initiator
         assert {part for part in self.buffers if part not in frozen.parts} == set(), "something is left for another round"
         for part in frozen.parts:
             gradient = self.buffers[part]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -105,56 +106,41 @@ def test_a_late_gradient_is_clipped_and_carried() -> None:
     assert results == [[[-1.0, 0.0], [-1.0, -0.5]], [[-1.0, 0.0]]]
 
 
-@pytest.mark.parametrize("hosts", [TOGETHER, APART], ids=["together", "apart"])
-def test_learning_rates_are_those_of_the_rank_that_is_furthest(hosts: dict[int, str]) -> None:
-    first, second, both = threading.Event(), threading.Event(), barrier(2)
-
-    def script(worker: Worker) -> list[float]:
-        model, optimizer = linear(worker, "solo")
-        both.wait()
-        optimizer.param_groups[0]["lr"] = 0.25 if worker.number else 1.0
-        if worker.number == 0:
-            step(model, optimizer, 2.0, 0.0)
-            step(model, optimizer, 2.0, 0.0)
-            first.set()
-            wait(second)
-            optimizer.pull()
-            return [*model.weight.detach().flatten().tolist(), optimizer.param_groups[0]["lr"]]
-        wait(first)
-        step(model, optimizer, 0.0, 2.0)  # late
-        found = step(model, optimizer, 0.0, 2.0)
-        second.set()
-        return [*found, optimizer.param_groups[0]["lr"]]
-
-    with Job(2, hosts=hosts) as job:
-        results = job.run(script)
-    assert results == [[-2.0, -2.0, 1.0], [-2.0, -2.0, 0.25]]
+FURTHEST = [{"lr": 1.0}, {"lr": 0.25}], ((2.0, 0.0), (2.0, 0.0)), (0.0, 2.0), [-2.0, -2.0]
+"""Learning rates are those of the rank that is furthest."""
+DECAY = [{"weight_decay": 0.5}] * 2, ((2.0, 0.0), (0.0, 0.0)), (0.0, 0.0), [-0.375, 0.0]
+"""Weight decay has the weight of the gradients: -1; one gradient of two, so half of the decay, 3/4 of it; then a half of that."""
 
 
 @pytest.mark.parametrize("hosts", [TOGETHER, APART], ids=["together", "apart"])
-def test_weight_decay_has_the_weight_of_the_gradients(hosts: dict[int, str]) -> None:
+@pytest.mark.parametrize(("settings", "gradients", "late", "expected"), [FURTHEST, DECAY], ids=["learning rate", "weight decay"])
+def test_settings_travel_with_the_gradients(
+    hosts: dict[int, str], settings: Sequence[dict[str, float]], gradients: Sequence[Any], late: Sequence[float], expected: list[float]
+) -> None:
     first, second, both = threading.Event(), threading.Event(), barrier(2)
 
-    def script(worker: Worker) -> list[float]:
+    def script(worker: Worker) -> tuple[list[float], bool]:
         model, optimizer = linear(worker, "solo")
         both.wait()
-        optimizer.param_groups[0]["weight_decay"] = 0.5
+        group, own = optimizer.param_groups[0], settings[worker.number]
+        group.update(own)
         if worker.number == 0:
-            step(model, optimizer, 2.0, 0.0)
-            step(model, optimizer, 0.0, 0.0)  # one gradient of two: half of the decay
+            for gradient in gradients:
+                step(model, optimizer, *gradient)
             first.set()
             wait(second)
             optimizer.pull()
-            return [float(model.weight.detach()[0, 0])]
-        wait(first)
-        step(model, optimizer, 0.0, 0.0)  # late
-        found = step(model, optimizer, 0.0, 0.0)  # two gradients
-        second.set()
-        return found[:1]
+            found = model.weight.detach().flatten().tolist()
+        else:
+            wait(first)
+            step(model, optimizer, *late)  # late: it goes into the next round with one more
+            found = step(model, optimizer, *late)
+            second.set()
+        return found, all(group[name] == value for name, value in own.items())
 
     with Job(2, hosts=hosts) as job:
         results = job.run(script)
-    assert results == [[-0.375], [-0.375]], "-1, then 3/4 and a half of it"
+    assert results == [(expected, True)] * 2, "each optimizer keeps its own settings"
 
 
 @pytest.mark.parametrize("hosts", [TOGETHER, APART, HALVES], ids=["together", "apart", "halves"])

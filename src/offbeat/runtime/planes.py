@@ -19,7 +19,6 @@ from offbeat.runtime.allreduce.one_host_plane import OneHostGroup, OneHostPlane
 from offbeat.runtime.gossip.plane import GossipGroup, GossipPlane, MultiHostGossipGroup, MultiHostGossipPlane
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.ranks.plane import RankPlane
-from offbeat.runtime.ranks.recorded_group import RecordedGroup
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.runtime.shared_memory.layout import VECTOR_DTYPES
 from offbeat.tensors.layout import DTYPES
@@ -58,12 +57,11 @@ def plane_of(
         assert not survival.follows, "the links of a server with a standby share no memory"
     if isinstance(policy, RoundRule):
         if together:
-            rounds = OneHostGroup.of_rounds(policy, ranks, numel, size, dtype, seed, survival)
-            return OneHostPlane(RecordedGroup(rounds, survival), *parts)
+            return OneHostPlane(OneHostGroup.of_rounds(policy, ranks, numel, size, dtype, seed, survival), *parts)
         return MultiHostPlane(MultiHostGroup(policy, ranks, _slots(policy, numel, size, dtype, survival), seed, now), *parts)
     if isinstance(policy, GossipRule):
         if together:
-            return GossipPlane(RecordedGroup(GossipGroup.of_gossip(policy, ranks, size, dtype, seed, survival), survival), *parts)
+            return GossipPlane(GossipGroup.of_gossip(policy, ranks, size, dtype, seed, survival), *parts)
         return MultiHostGossipPlane(MultiHostGossipGroup(policy, ranks, seed, now), *parts)
     raise TypeError(f"{type(policy).__name__} must extend RoundRule or GossipRule")
 

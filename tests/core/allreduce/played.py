@@ -1,13 +1,14 @@
 """Schedules in virtual time: when each rank is done if its messages take time, and what it sends.
 
-The same programs and passages as live, with a heap in place of sockets. Each rank may enter at a time of its own, each message has a delay
-of its own, and they may overtake one another. Without vectors only the times are found; with vectors, also what every rank ends with.
+The same programs and passages as live, with a heap in place of sockets. Each rank may begin at a time of its own, each message has a delay
+of its own, and they may overtake one another. What comes before its rank has begun is kept. Without vectors only the times are found; with
+vectors, also what every rank ends with.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -38,14 +39,14 @@ class Played:
     elements: int
     """Sent in all."""
     waiting: tuple[tuple[int, int], ...]
-    """Rank and number of the operations that have not fired, but for those of an activation that nobody needed."""
+    """Rank and number of the operations that have not fired."""
 
 
 def play(
     schedule: Schedule,
     delay: Delay,
     *,
-    starts: Mapping[int, Seconds],
+    starts: Sequence[Seconds] | None = None,
     vectors: Sequence[Vector] | None = None,
 ) -> Played:
     """One round.
@@ -53,7 +54,7 @@ def play(
     Args:
         schedule: a program for each rank.
         delay: of each message.
-        starts: when ranks trigger the round themselves. Where programs have no trigger, all begin at the least of these.
+        starts: when each rank begins; None: all at once.
         vectors: of each rank; None: only times.
     """
     heap: list[tuple[Seconds, int, int, int, int, Any]] = []
@@ -67,8 +68,8 @@ def play(
         while (index := passage.take()) is not None:
             operation = passage.program.operations[index]
             if operation.kind is OperationKind.SEND:
-                assert operation.peer is not None and operation.tag is not None
-                numel = 0 if operation.span is None else operation.span.numel
+                assert operation.peer is not None and operation.tag is not None and operation.span is not None
+                numel = operation.span.numel
                 content = None if vectors is None else vectors[rank].outgoing(index)
                 serial, messages, elements = serial + 1, messages + 1, elements + numel
                 arrives_s = now + delay(rank, operation.peer, numel)
@@ -79,20 +80,20 @@ def play(
         if passage.done and done_s[rank] is None:
             done_s[rank] = now
 
-    begin_s = min(starts.values())
-    for rank, program in enumerate(schedule):
-        if program.trigger is None or rank in starts:
-            serial += 1
-            heapq.heappush(heap, (begin_s if program.trigger is None else starts[rank], serial, rank, -1, -1, None))
+    began = [False] * len(schedule)
+    for rank in range(len(schedule)):
+        serial += 1
+        heapq.heappush(heap, (0.0 if starts is None else starts[rank], serial, rank, -1, -1, None))
     while heap:
         now, _, rank, sender, tag, content = heapq.heappop(heap)
         if sender >= 0:
             index = passages[rank].received(sender, tag)
             if vectors is not None and content is not None:
                 vectors[rank].incoming(index, content)
-        elif schedule[rank].trigger is not None:
-            passages[rank].trigger()
-        turn(rank, now)
+        else:
+            began[rank] = True
+        if began[rank]:
+            turn(rank, now)
     return Played(tuple(done_s), messages, elements, tuple(_waiting(passages)))
 
 
@@ -104,9 +105,5 @@ def _kept(content: Any) -> Any:
 def _waiting(passages: Sequence[Passage]) -> list[tuple[int, int]]:
     waiting = []
     for rank, passage in enumerate(passages):
-        for index, operation in enumerate(passage.program.operations):
-            moves = operation.kind in (OperationKind.SEND, OperationKind.RECEIVE)
-            optional = index == passage.program.trigger or (moves and operation.span is None)
-            if passage._consumed[index] != 2 and not optional:
-                waiting.append((rank, index))
+        waiting += [(rank, index) for index in range(len(passage.program.operations)) if passage._consumed[index] != 2]
     return waiting

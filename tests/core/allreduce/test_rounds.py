@@ -53,7 +53,7 @@ def test_what_comes_late_is_carried_into_the_next_round() -> None:
     assert rounds.version(1) == 1 and not rounds.read(1)
     assert rounds.free_buffer(1) == 1, "the first holds what is carried"
     assert rounds.arrive(0, 0).closed
-    assert rounds.closed() == Round(1, (RoundPart(0, 0), RoundPart(1, 0)), 2, 0)
+    assert rounds.closed() == Round(1, (RoundPart(0, 0), RoundPart(1, 0)), 2)
 
 
 def test_a_rank_may_have_two_gradients_in_one_round() -> None:
@@ -105,9 +105,7 @@ def test_the_limiter_lets_go_when_the_slow_rank_is_dead_or_idle() -> None:
         assert rounds.arrive(0, 0).closed
         folded(rounds, 0)
         assert not rounds.arrive(0, 0).closed
-        assert end(rounds, 1)
-        closed = rounds.closed()
-        assert closed is not None and closed.initiator is None
+        assert end(rounds, 1) and rounds.closed() is not None
 
 
 def test_a_round_waits_for_room_for_its_result() -> None:
@@ -140,7 +138,7 @@ def test_the_dead_are_not_counted_and_what_they_have_handed_in_is_used() -> None
     rounds.arrive(1, 0)
     assert not rounds.leave(0)
     assert rounds.leave(2)
-    assert rounds.closed() == Round(0, (RoundPart(0, 0), RoundPart(1, 0)), 1, None)
+    assert rounds.closed() == Round(0, (RoundPart(0, 0), RoundPart(1, 0)), 1)
 
 
 def test_if_the_initiator_dies_another_is_drawn_and_the_others_stay() -> None:

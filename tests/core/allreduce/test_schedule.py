@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from math import ceil, log2
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 from tests.core.allreduce.played import Played, play
 from tests.tiers import examples, marked
 
-from offbeat.core.allreduce.algorithms import activation, doubling, halving, partial_allreduce, ring
-from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, Passage, RankProgram, Schedule, in_order
+from offbeat.core.allreduce.algorithms import doubling, halving, partial_allreduce, ring
+from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, Passage, RankProgram, Schedule
 from offbeat.tensors.running_sum import RunningSum
 
 RANKS = range(1, 34)
@@ -39,11 +38,10 @@ def drawn_parts(draws: random.Random, ranks: int, numel: int) -> list[list[torch
 
 
 def run(schedule: Schedule, parts: list[list[torch.Tensor]], numel: int, draws: random.Random) -> tuple[Played, list[torch.Tensor]]:
-    """With random delays and as many initiators as may be."""
+    """With random delays, and each rank beginning at a time of its own."""
     ranks = len(schedule)
     vectors = [RunningSum(torch.full((numel,), torch.nan), parts[rank], 1, 1, schedule[rank], rank) for rank in range(ranks)]
-    initiators = draws.sample(range(ranks), draws.randint(1, ranks))
-    starts = {rank: draws.choice([0.0, draws.random()]) for rank in initiators}
+    starts = [draws.choice([0.0, draws.random()]) for _ in range(ranks)]
     played = play(schedule, lambda *_: draws.choice([0.0, draws.random(), draws.expovariate(1.0)]), starts=starts, vectors=vectors)
     return played, [vector.out for vector in vectors]
 
@@ -59,7 +57,7 @@ def test_every_rank_ends_with_the_sum(way: str, ranks: int) -> None:
     draws = random.Random(ranks)
     for numel in (0, 1, 2, 3, ranks - 1, ranks, ranks + 1, 64, 101):
         parts = drawn_parts(draws, ranks, numel)
-        played, results = run(in_order(activation(ranks), WAYS[way](ranks, numel)), parts, numel, draws)
+        played, results = run(WAYS[way](ranks, numel), parts, numel, draws)
         assert played.waiting == ()
         assert None not in played.done_s
         for result in results:
@@ -81,28 +79,9 @@ def test_all_results_are_equal_bit_by_bit(ranks: int, numel: int, way: str, seed
             if draws.random() < 0.1:
                 part.fill_(-0.0)
         parts.append(own)
-    played, results = run(in_order(activation(ranks), WAYS[way](ranks, numel)), parts, numel, draws)
+    played, results = run(WAYS[way](ranks, numel), parts, numel, draws)
     assert played.waiting == ()
     assert len({bits(result) for result in results}) == 1
-
-
-@examples(200)
-@given(ranks=st.integers(1, 33), seed=st.integers(0, 2**30))
-def test_an_activation_reaches_everybody_from_whoever_starts(ranks: int, seed: int) -> None:
-    draws = random.Random(seed)
-    initiators = draws.sample(range(ranks), draws.randint(1, ranks))
-    played = play(activation(ranks), lambda *_: draws.random(), starts={rank: draws.random() for rank in initiators})
-    assert None not in played.done_s
-    assert played.messages <= ranks * ceil(log2(ranks)) if ranks > 1 else played.messages == 0
-
-
-@pytest.mark.few(8)
-@pytest.mark.parametrize("ranks", RANKS)
-def test_an_activation_takes_the_logarithm_of_the_ranks(ranks: int) -> None:
-    for initiator in range(ranks):
-        played = play(activation(ranks), lambda *_: 1.0, starts={initiator: 0.0})
-        assert max(time for time in played.done_s if time is not None) <= (ranks - 1).bit_length()
-        assert played.messages == (1 << (ranks - 1).bit_length()) - 1
 
 
 @pytest.mark.few(8)
@@ -114,17 +93,17 @@ def test_messages_elements_and_steps(ranks: int) -> None:
     inner, outer = 1 << steps, ranks - (1 << steps)
     folded = 2 if outer else 0
 
-    played = play(doubling(ranks, numel), lambda *_: 1.0, starts={0: 0.0})
+    played = play(doubling(ranks, numel), lambda *_: 1.0)
     assert played.messages == inner * steps + 2 * outer
     assert played.elements == numel * played.messages
     assert steps + bool(folded) <= max(filter(None, played.done_s), default=0.0) <= steps + folded
 
-    played = play(halving(ranks, numel), lambda *_: 1.0, starts={0: 0.0})
+    played = play(halving(ranks, numel), lambda *_: 1.0)
     assert played.messages == 2 * inner * steps + 2 * outer
     assert played.elements == 2 * numel * (ranks - 1)
     assert 2 * steps <= max(filter(None, played.done_s), default=0.0) <= 2 * steps + folded
 
-    played = play(ring(ranks, numel), lambda *_: 1.0, starts={0: 0.0})
+    played = play(ring(ranks, numel), lambda *_: 1.0)
     assert played.messages == 2 * ranks * (ranks - 1)
     assert played.elements == 2 * numel * (ranks - 1)
     assert max(filter(None, played.done_s), default=0.0) == 2 * (ranks - 1)
@@ -137,7 +116,7 @@ def test_each_element_is_divided_once(ranks: int) -> None:
         vectors = [
             RunningSum(torch.empty(numel), [torch.full((numel,), float(rank))], ranks, ranks, schedule[rank], rank) for rank in range(ranks)
         ]
-        play(schedule, lambda *_: 1.0, starts={0: 0.0}, vectors=vectors)
+        play(schedule, lambda *_: 1.0, vectors=vectors)
         for vector in vectors:
             assert torch.equal(vector.out, torch.full((numel,), ranks * (ranks - 1) / 2) / ranks)
 
@@ -145,26 +124,23 @@ def test_each_element_is_divided_once(ranks: int) -> None:
 def test_schedules_are_persistent_and_operations_are_consumed() -> None:
     schedule = partial_allreduce(4, 10, 4)
     assert schedule is partial_allreduce(4, 10, 4)
-    first = play(schedule, lambda *_: 1.0, starts={0: 0.0, 1: 0.0, 3: 0.5})
-    assert first == play(schedule, lambda *_: 1.0, starts={0: 0.0, 1: 0.0, 3: 0.5})
+    starts = [0.0, 0.0, 1.0, 0.5]
+    assert play(schedule, lambda *_: 1.0, starts=starts) == play(schedule, lambda *_: 1.0, starts=starts)
     passage = Passage(schedule[0])
-    passage.trigger()
-    passage.trigger()
     taken = []
-    while (index := passage.take()) is not None:
-        taken.append(index)
-        passage.finished(index)
-    passage.received(3, 0)
-    passage.received(3, 0)
-    assert passage.take() is None
-    assert len(taken) == len(set(taken))
+    for peer, tag in ((1, 1), (1, 1), (2, 2), (2, 2)):
+        passage.received(peer, tag)
+        while (index := passage.take()) is not None:
+            taken.append(index)
+            passage.finished(index)
+    assert passage.done and len(taken) == len(set(taken))
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 11])
 def test_what_is_lent_does_not_change_before_the_peer_has_it(way: str, ranks: int) -> None:
     """Whatever may change a lent span comes, in the graph of all ranks, after the peer's receive, or before the send."""
-    schedule = in_order(activation(ranks), WAYS[way](ranks, 64 * ranks))
+    schedule = WAYS[way](ranks, 64 * ranks)
     before = causes(schedule)
     for rank, program in enumerate(schedule):
         for index, sent in enumerate(program.operations):
@@ -181,7 +157,7 @@ def test_what_is_lent_does_not_change_before_the_peer_has_it(way: str, ranks: in
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 11])
 def test_a_copy_may_be_received_where_it_belongs(way: str, ranks: int) -> None:
     """When a message that is only copied arrives, all that the copy comes after has been done already."""
-    schedule = in_order(activation(ranks), WAYS[way](ranks, 64 * ranks))
+    schedule = WAYS[way](ranks, 64 * ranks)
     before = causes(schedule)
     for rank, program in enumerate(schedule):
         for copy in program.operations:
@@ -190,7 +166,7 @@ def test_a_copy_may_be_received_where_it_belongs(way: str, ranks: int) -> None:
 
 
 def causes(schedule: Schedule) -> dict[tuple[int, int], frozenset[tuple[int, int]]]:
-    """By rank and operation: all operations that have always fired before it (none of those that it takes only one of)."""
+    """By rank and operation: all operations that have always fired before it."""
     sends = {(r, o.peer, o.tag): (r, i) for r, p in enumerate(schedule) for i, o in enumerate(p.operations) if o.kind is OperationKind.SEND}
     found: dict[tuple[int, int], frozenset[tuple[int, int]]] = {}
 
@@ -198,7 +174,7 @@ def causes(schedule: Schedule) -> dict[tuple[int, int], frozenset[tuple[int, int
         if node not in found:
             rank, index = node
             operation = schedule[rank].operations[index]
-            direct = [] if operation.any_of else [(rank, earlier) for earlier in operation.after]
+            direct = [(rank, earlier) for earlier in operation.after]
             if operation.kind is OperationKind.RECEIVE:
                 direct = [sends[operation.peer, rank, operation.tag]]
             found[node] = frozenset(direct).union(*map(of, direct))

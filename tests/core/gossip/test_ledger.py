@@ -12,7 +12,7 @@ from tests.tiers import examples
 from offbeat.core.effects import Adopt, Effect, Fold, Mix, Pair, Release, Settle, Share, WrittenOff
 from offbeat.core.events import Initialised, Joined, Lost, Pushed
 from offbeat.core.gossip.ledger import GossipLedger
-from offbeat.core.gossip.push_sum import GossipRule
+from offbeat.core.gossip.push_sum import Gossip, GossipRule
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.policies import ADPSGD, DPSGD, SGP
 from offbeat.types import Fate
@@ -112,6 +112,14 @@ def test_behind_the_coordinator() -> None:
     assert kinds(job.on(push(0, 1, 1), 3.0)) == ["Fold", "Settle", "Release"], "alone it exchanges with nobody"
 
 
+def restored(gossip: Gossip, rule: GossipRule) -> Gossip:
+    """Return the machine that goes on with the state of this one, as processes that share it do."""
+    other = Gossip(rule, seed=3)
+    other.restore(gossip.words())
+    assert other.words() == gossip.words()
+    return other
+
+
 @pytest.mark.parametrize("name", gossip_rules)
 @examples(100)
 @given(data=st.data())
@@ -158,10 +166,17 @@ def test_whatever_happens_the_books_add_up(name: str, data: st.DataObject) -> No
         elif what == "refresh" and going:
             do(ledger.refresh(data.draw(st.sampled_from(going)), 1.0, "asked for"))
         assert not ledger.active or set(ledger.active) - set(ledger.waiting), "somebody can go on"
+        for rank in ledger.waiting:
+            assert set(ledger.gossip.behind(rank)) <= set(ledger.active) - {rank}
         if rule.exchange == "push":
             assert replicas.total() + replicas.lost == pytest.approx(replicas.entered + replicas.added)
         if rule.exchange == "pair":
             assert not ledger.waiting
+        ledger.gossip = restored(ledger.gossip, rule)
+        if present := ledger.gossip.present:
+            masses = [ledger.gossip.mass(rank) for rank in present]
+            assert min(masses) > 0.0
+            assert sum(masses) + ledger.gossip.in_flight() + ledger.gossip.lost == pytest.approx(ledger.gossip.entered)
     do(ledger.close(9.0, "the job has ended"))
     assert sorted(fate[:3] for fate in replicas.fates) == sorted(pushed), "every gradient has one fate"
     folded = sum(fate[3] is Fate.FOLDED for fate in replicas.fates)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.core.mixing import in_step
-from tests.tiers import examples
 
 from offbeat.core.gossip.push_sum import Gossip, GossipRule
 from offbeat.core.gossip.topology import KINDS, Graph, Kind, hops
@@ -98,51 +95,3 @@ def test_the_exponential_graph_averages_exactly_in_log_p_steps() -> None:
     for count in (2, 4, 8, 16, 32):
         x, mass = spread(SGP(), count, count.bit_length() - 1)
         assert x == pytest.approx((count - 1) / 2) and mass == pytest.approx(1.0)
-
-
-@examples(150)
-@given(st.sampled_from(RULES), st.data())
-def test_mass_is_conserved_and_the_slowest_never_waits(rule: GossipRule, data: st.DataObject) -> None:
-    gossip, ranks = Gossip(rule, seed=2), range(data.draw(st.integers(1, 7)))
-    asleep: set[int] = set()
-    arrived: set[int] = set()
-    """Stepped (push), or about to (average), and not mixed."""
-    for rank in ranks:
-        gossip.enter(rank)
-    for what in data.draw(st.lists(st.sampled_from(["step"] * 12 + ["leave", "enter", "pause", "resume"]), max_size=60)):
-        there = set(gossip.present)
-        going = sorted(there - asleep - arrived)
-        if what == "step" and going:
-            rank = data.draw(st.sampled_from(going))
-            if rule.exchange == "push":
-                gossip.step(rank)
-            arrived.add(rank)
-        elif what == "leave" and there:
-            rank = data.draw(st.sampled_from(sorted(there)))
-            loss = gossip.leave(rank)
-            assert loss is not None and loss.mass > 0 and gossip.leave(rank) is None
-            asleep.discard(rank)
-            arrived.discard(rank)
-        elif what == "enter" and set(ranks) - there:
-            gossip.enter(data.draw(st.sampled_from(sorted(set(ranks) - there))))
-        elif what == "pause" and going:
-            asleep.add(rank := data.draw(st.sampled_from(going)))
-            gossip.pause(rank)
-        elif what == "resume" and asleep:
-            asleep.remove(rank := data.draw(st.sampled_from(sorted(asleep))))
-            gossip.resume(rank)
-        while ready := [rank for rank in sorted(arrived) if not gossip.behind(rank)]:
-            gossip.mix(ready[0])
-            if rule.exchange != "push":
-                gossip.step(ready[0])
-            arrived.remove(ready[0])
-        words = gossip.words()
-        gossip = Gossip(rule, seed=2)
-        gossip.restore(words)
-        assert gossip.words() == words
-        if there := set(gossip.present):
-            total = sum(gossip.mass(rank) for rank in there) + gossip.in_flight() + gossip.lost
-            assert total == pytest.approx(gossip.entered) and all(gossip.mass(rank) > 0 for rank in there)
-        assert not gossip.active or set(gossip.active) - arrived, "somebody can go on"
-        for rank in arrived:
-            assert set(gossip.behind(rank)) <= set(gossip.active) - {rank}

@@ -19,7 +19,6 @@ from offbeat.core.allreduce.policy import RoundView
 from offbeat.runtime.allreduce.multi_host.executor import Executor
 from offbeat.runtime.allreduce.one_host.reduce import Folder
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
-from offbeat.types import WorkerId
 
 
 def options() -> argparse.Namespace:
@@ -70,14 +69,14 @@ def die_when_summing(once: Path, after: int) -> None:
 
 def die_when_sending(once: Path, after: int) -> None:
     """A rank that is alone on its host dies with a gradient that a closed round is to have, before it has sent any of it."""
-    go = Executor.go
+    begins = Executor.go
 
-    def going(self: Executor, what: Start, sender: WorkerId | None = None, tag: int = 0) -> None:
-        if what.number >= after and self._parts(what):
+    def going(self: Executor, go: Start) -> None:
+        if go.number >= after and self._parts(go):
             strike(once)
-        go(self, what, sender, tag)
+        begins(self, go)
 
-    Executor.go = going  # type: ignore[assignment, method-assign]
+    Executor.go = going  # type: ignore[method-assign]
 
 
 def main() -> None:

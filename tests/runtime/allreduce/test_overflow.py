@@ -16,9 +16,7 @@ from tests.core.allreduce.played import play
 from tests.core.allreduce.test_schedule import WAYS, bits
 from tests.tiers import examples
 
-from offbeat.core.allreduce.algorithms import activation
 from offbeat.core.allreduce.commands import Start
-from offbeat.core.allreduce.schedule import in_order
 from offbeat.policies.eager import Full
 from offbeat.runtime.allreduce.model_means import ModelMeans, means_numel
 from offbeat.runtime.allreduce.multi_host.executor import Executor
@@ -70,9 +68,9 @@ def test_across_hosts_no_sum_overflows_on_the_way(ranks: int, way: str, carried:
     draws = random.Random(seed)
     numel = draws.choice([1, 5, 40])
     parts = [[torch.tensor(drawn(draws, "f4", numel)) for _ in range(draws.randint(0, 1 + carried))] for _ in range(ranks)]
-    terms, schedule = sum(map(len, parts)), in_order(activation(ranks), WAYS[way](ranks, numel))
+    terms, schedule = sum(map(len, parts)), WAYS[way](ranks, numel)
     vectors = [RunningSum(torch.empty(numel), parts[rank], ranks, terms, schedule[rank], rank) for rank in range(ranks)]
-    play(schedule, lambda *_: draws.random(), starts={0: 0.0}, vectors=vectors)
+    play(schedule, lambda *_: draws.random(), vectors=vectors)
     assert len({bits(vector.out) for vector in vectors}) == 1
     exact = [sum((Fraction(float(part[i])) for own in parts for part in own), Fraction()) / ranks for i in range(numel)]
     for found, wanted in zip(vectors[0].out.tolist(), exact, strict=True):
@@ -86,11 +84,11 @@ def test_across_hosts_no_sum_overflows_on_the_way(ranks: int, way: str, carried:
 def test_ordinary_sums_across_hosts_are_the_same_bits_with_and_without_scaling(ranks: int, way: str, seed: int) -> None:
     draws, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     parts = [[torch.randn(20, generator=generator) for _ in range(draws.randint(0, 2))] for _ in range(ranks)]
-    schedule = in_order(activation(ranks), WAYS[way](ranks, 20))
+    schedule = WAYS[way](ranks, 20)
     found = []
     for terms in (1, sum(map(len, parts))):
         vectors = [RunningSum(torch.empty(20), parts[rank], ranks, terms, schedule[rank], rank) for rank in range(ranks)]
-        play(schedule, lambda *_: 1.0, starts={0: 0.0}, vectors=vectors)
+        play(schedule, lambda *_: 1.0, vectors=vectors)
         found.append(bits(vectors[0].out))
     assert found[0] == found[1]
 
@@ -139,8 +137,8 @@ def test_across_hosts_a_round_that_cannot_be_held_begins_with_nan() -> None:
         lambda go: [torch.tensor([0.0, 0.0, 3e38, 0.0])] * 2,
         lambda number, floor: results.append(executor.results[number]),
     )
-    executor.go(Start(0, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 2, 0, (0,), 0, 0))
-    executor.go(Start(1, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 1, 0, (0,), 0, 1))
+    executor.go(Start(0, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 2, (0,), 0, 0))
+    executor.go(Start(1, 0, ((0, 0, 0, 1.0), (0, 1, 0, 1.0)), 1, (0,), 0, 1))
     assert results[0].tolist() == torch.tensor([0.0, 0.0, 3e38, 0.0]).tolist()
     assert torch.isnan(results[1][0])
 

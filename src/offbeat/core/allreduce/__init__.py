@@ -24,7 +24,7 @@ Example: three ranks under majority, seed 4. Rank 1 closes round 0, whose sum is
 >>> rounds.arrive(0, 0).closed, rounds.arrive(1, 0).closed
 (False, True)
 >>> rounds.closed()
-Round(number=0, parts=(RoundPart(rank=0, buffer=0), RoundPart(rank=1, buffer=0)), divisor=3, initiator=1, weights=())
+Round(number=0, parts=(RoundPart(rank=0, buffer=0), RoundPart(rank=1, buffer=0)), divisor=3, weights=())
 >>> rounds.fold_done(), rounds.version(0)
 (False, 1)
 >>> rounds.arrive(2, 0)

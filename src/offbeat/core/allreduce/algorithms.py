@@ -1,4 +1,4 @@
-"""Make the schedules of a partial allreduce for any number of ranks, as plain data (``schedule.py``): activation, and three ways to sum.
+"""Make the schedules of a partial allreduce for any number of ranks, as plain data (``schedule.py``): three ways to sum.
 
 Every rank ends with the same sum, bit for bit: an element is either summed at one rank and copied, or the two ranks that exchange it add
 the same two numbers in the same order. Each element is divided once, by the rank that has its sum.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, RankProgram, Schedule, in_order
+from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, RankProgram, Schedule
 
 FEW = 8
 SMALL_NBYTES = 128 << 10
@@ -43,34 +43,6 @@ class _Writer:
     def finish(self, *after: int) -> RankProgram:
         done = self.add(Operation(OperationKind.NOP, tuple(dict.fromkeys(after)) or (0,)))
         return RankProgram(tuple(self._operations), done)
-
-
-def activation(ranks: int) -> Schedule:
-    """Return the schedule that tells all ranks that the round has begun, whichever ranks begin it: recursive doubling.
-
-    In step j rank r tells ``(r + 2^j) mod P``, if it has been told in an earlier step or has started the round itself: each send has an
-    OR over those. A rank at distance d from one that starts is reached along the binary digits of d, so ``ceil(log2 P)`` messages one
-    after another are enough, whatever else is on its way. At most ``P ceil(log2 P)`` messages in all; with one rank that starts,
-    ``2^ceil(log2 P) - 1``.
-
-    Source: Li et al. 2020, "Taming unbalanced training workloads in deep learning with partial collective operations", section 4.1.
-    Departures: distances on a ring instead of exclusive ors, so that any number of ranks will do.
-
-    >>> [len(program.operations) for program in activation(3)]
-    [6, 6, 6]
-    """
-    steps = (ranks - 1).bit_length()
-    schedule = []
-    for rank in range(ranks):
-        operations = [Operation(OperationKind.NOP, any_of=True)]
-        told = [0]
-        for step in range(steps):
-            operations.append(Operation(OperationKind.SEND, tuple(told), any_of=True, peer=(rank + (1 << step)) % ranks, tag=step))
-            operations.append(Operation(OperationKind.RECEIVE, peer=(rank - (1 << step)) % ranks, tag=step))
-            told.append(len(operations) - 1)
-        operations.append(Operation(OperationKind.NOP, tuple(told), any_of=True))
-        schedule.append(RankProgram(tuple(operations), done=len(operations) - 1, trigger=0))
-    return tuple(schedule)
 
 
 def doubling(ranks: int, numel: int) -> Schedule:
@@ -161,7 +133,7 @@ def ring(ranks: int, numel: int) -> Schedule:
 
 @cache
 def partial_allreduce(ranks: int, numel: int, itemsize: int) -> Schedule:
-    """Activation, then the sum in the way that suits the size, each element divided once; made once and used in every round.
+    """Return the sum in the way that suits the size, each element divided once; made once and used in every round.
 
     Args:
         ranks: how many, at least 1.
@@ -173,7 +145,7 @@ def partial_allreduce(ranks: int, numel: int, itemsize: int) -> Schedule:
     else:
         # Where the number is no power of two, a ring sends no more in all and never whole vectors; with many ranks it takes too many steps.
         way = ring if ranks & (ranks - 1) and ranks < FEW else halving
-    return in_order(activation(ranks), way(ranks, numel))
+    return way(ranks, numel)
 
 
 def _piece(numel: int, pieces: int, first: int, stop: int) -> ElementRange:

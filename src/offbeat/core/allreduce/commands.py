@@ -18,15 +18,13 @@ class Answer(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Tell all leaders to sum a closed round."""
+    """Tell all leaders to sum a closed round. The first leader gets this order, and passes it on to the others."""
 
     number: Version
     view: int
     parts: tuple[tuple[WorkerId, WorkerId, int, float], ...]
     """For each gradient: the leader of its host, its rank, its buffer, its factor."""
     divisor: int
-    initiator: WorkerId
-    """The leader that starts the activation: the one of the host that closed the round, otherwise the first leader."""
     leaders: tuple[WorkerId, ...]
     floor: Version
     """Results of rounds before this one are not needed any more."""

@@ -55,8 +55,8 @@ DONE: Final = 1
 """How many are folded: as many as are closed, or one less."""
 LIVE: Final = 2
 """How many ranks were there when the last round closed: what its sum is divided by."""
-INITIATOR: Final = 3
-"""The rank whose arrival closed it; -1: the end or pause of a rank did."""
+UNEQUAL: Final = 3
+"""1: the gradients of the round that was closed last weigh by their numbers of samples; 0: all have equal numbers, or one is not known."""
 ACTIVES: Final = 4
 """How many ranks are active: this and the next two could be counted anew each time, and that takes much longer."""
 ARRIVALS: Final = 5
@@ -69,8 +69,6 @@ TOTAL: Final = 8
 """Of the round that was closed last: the samples of the living ranks, of those for which they are known."""
 KNOWN: Final = 9
 """How many ranks these are."""
-UNEQUAL: Final = 10
-"""1: gradients weigh by their numbers of samples; 0: all have equal numbers, or one is not known."""
 
 WIDTH: Final = 16
 """Columns: a row is two cache lines."""

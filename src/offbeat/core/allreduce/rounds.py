@@ -38,7 +38,6 @@ from offbeat.core.allreduce.policy import (
     DONE,
     FROZEN,
     IDLE,
-    INITIATOR,
     KNOWN,
     LATE,
     LATEST,
@@ -83,7 +82,6 @@ class Round(NamedTuple):
     """None if no rank that has arrived has a usable gradient: the result is zero then."""
     divisor: int
     """The number of living ranks: the result is the sum of the parts divided by it."""
-    initiator: WorkerId | None
     weights: tuple[float, ...] = ()
     """Where numbers of samples differ, the factor of each part: the result is the sum of the products. Empty: the divisor holds."""
 
@@ -122,7 +120,7 @@ class Rounds:
     >>> rounds.arrive(1, 0)
     Arrival(number=0, late=False, closed=True, through=1)
     >>> rounds.closed()
-    Round(number=0, parts=(RoundPart(rank=1, buffer=0),), divisor=3, initiator=1, weights=())
+    Round(number=0, parts=(RoundPart(rank=1, buffer=0),), divisor=3, weights=())
     >>> rounds.fold_done()  # nobody else has arrived
     False
     >>> rounds.version(1)
@@ -220,13 +218,13 @@ class Rounds:
         parts = tuple(
             RoundPart(WorkerId(rank), buffer) for rank, bits in enumerate(self._column(FROZEN)) if bits for buffer in _BUFFERS_IN[bits]
         )
-        initiator, live = self._cells[INITIATOR], self._cells[LIVE]
+        live = self._cells[LIVE]
         weights: tuple[float, ...] = ()
         if self._cells[UNEQUAL]:
             # A living rank of which no number is known counts as their mean.
             total = live * self._cells[TOTAL] / self._cells[KNOWN]
             weights = tuple([self._cells[(1 + rank) * WIDTH + SAMPLES + buffer] / total for rank, buffer in parts])
-        return Round(self.done, parts, live, None if initiator < 0 else WorkerId(initiator), weights)
+        return Round(self.done, parts, live, weights)
 
     # What happens. Everything that may close a round returns whether it has.
 
@@ -251,7 +249,7 @@ class Rounds:
         row = (1 + rank) * WIDTH
         self._count(row, -1)
         self._cells[row + STATE], self._cells[row + THROUGH] = ABSENT, 0
-        return self._close(None)
+        return self._close()
 
     def pause(self, rank: WorkerId) -> bool:
         """Let no round wait for a rank without samples until the epoch ends. If all ranks pause, the pending gradients are folded."""
@@ -259,7 +257,7 @@ class Rounds:
         if self._cells[row + STATE] == ACTIVE:
             self._count(row, -1)
             self._cells[row + STATE] = IDLE
-        return self._close(None)
+        return self._close()
 
     def resume(self, rank: WorkerId) -> None:
         """Let rounds wait again for a rank that computes again."""
@@ -302,7 +300,7 @@ class Rounds:
             cells[row + ARRIVED] = ON_TIME if waits else LATE
             cells[ARRIVALS] += before == 0
             cells[WAITING] += waits
-        closed = cells[WAITING] > 0 and self._close(rank)
+        closed = cells[WAITING] > 0 and self._close()
         through = number + (waits or closed)
         done = cells[DONE]
         if through > done:
@@ -321,7 +319,7 @@ class Rounds:
             cells[row + FROZEN] = 0
             if cells[row + THROUGH] == done:
                 cells[row + VERSION], cells[row + THROUGH] = done, 0
-        return self._close(None)
+        return self._close()
 
     def catch_up(self, rank: WorkerId, upto: Version | None = None) -> range:
         """Give a rank that does not wait the results that it lacks, of the rounds before ``upto``; returns their rounds."""
@@ -336,14 +334,14 @@ class Rounds:
         """Release the results that a rank was given last, and all before this version, which an idle rank may have taken."""
         row, cells = (1 + rank) * WIDTH, self._cells
         cells[row + NEEDS] = cells[row + VERSION] = max(cells[row + VERSION], version)
-        return self._close(None)
+        return self._close()
 
-    def close(self, initiator: WorkerId | None) -> None:
-        """The open round has been closed elsewhere, by this rank, with what is pending here."""
+    def close(self, rank: WorkerId | None) -> None:
+        """The open round has been closed elsewhere, by this rank's arrival (None: by none), with what is pending here."""
         assert self._follows and self.done == self.number, f"round {self.number} is closed by its rule"
-        self._freeze(initiator)
-        if initiator is not None:
-            self._cells[(1 + initiator) * WIDTH + THROUGH] = self.number  # if late, it was not known to wait
+        self._freeze()
+        if rank is not None:
+            self._cells[(1 + rank) * WIDTH + THROUGH] = self.number  # if late, it was not known to wait
 
     def _column(self, column: int) -> list[int]:
         """Return one column of the table, with an entry for each rank."""
@@ -360,14 +358,14 @@ class Rounds:
         cells[WAITING] += comes * (arrived == ON_TIME)
         cells[CHANGES] += 1
 
-    def _close(self, initiator: WorkerId | None) -> bool:
+    def _close(self) -> bool:
         """Close the open round if the rule's condition is met."""
         if self._follows or not self._due():
             return False
-        self._freeze(initiator)
+        self._freeze()
         return True
 
-    def _freeze(self, initiator: WorkerId | None) -> None:
+    def _freeze(self) -> None:
         cells, live = self._cells, 0
         total = known = most = 0
         least, all_known = 1 << 62, True
@@ -396,7 +394,6 @@ class Rounds:
         cells[ARRIVALS] = cells[WAITING] = 0
         cells[TOTAL], cells[KNOWN], cells[UNEQUAL] = total, known, known > 0 and least < most and all_known
         cells[LIVE] = max(1, live)
-        cells[INITIATOR] = -1 if initiator is None else initiator
         cells[CLOSED] += 1
 
     def _due(self) -> bool:

@@ -1,15 +1,14 @@
 """Describe as data what each rank of a collective sends, receives and computes, and step through one rank's part.
 
-A rank's `RankProgram` is a directed acyclic graph of operations. An operation fires when all of its predecessors have fired (AND) or, for
-operations marked so, any of them (OR); a receive fires when its message arrives. Each operation fires at most once in a round. A program is
-made once, and each round is a new `Passage` through it. This file knows no bytes, sockets or clocks: the caller that executes a passage
-moves the bytes. The schedules are in ``algorithms.py``.
+A rank's `RankProgram` is a directed acyclic graph of operations. An operation fires when all of its predecessors have fired; a receive
+fires when its message arrives. Each operation fires at most once in a round. A program is made once, and each round is a new `Passage`
+through it. This file knows no bytes, sockets or clocks: the caller that executes a passage moves the bytes. The schedules are in
+``algorithms.py``.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -57,14 +56,12 @@ class Operation:
     kind: OperationKind
     after: tuple[int, ...] = ()
     """The operations of this program that it comes after. A receive has none: its message is what it waits for."""
-    any_of: bool = False
-    """Any one of ``after`` is enough. With an empty ``after`` it fires only when it is told to."""
     peer: int | None = None
     """The rank that is sent to or received from."""
     tag: int | None = None
     """Tells the messages from one rank to another apart: equal at both ends."""
     span: ElementRange | None = None
-    """None: a message without content."""
+    """None for a NOP."""
     action: Action | None = None
     source: int | None = None
     """For a computation: the receive operation whose message it uses."""
@@ -84,8 +81,6 @@ class RankProgram:
     operations: tuple[Operation, ...]
     done: int
     """The operation after which the rank has its result."""
-    trigger: int | None = None
-    """The operation that is fired from outside, where there is one: it starts an activation here."""
     needs: tuple[int, ...] = field(init=False, repr=False)
     followers: tuple[tuple[int, ...], ...] = field(init=False, repr=False)
     receives: dict[tuple[int, int], int] = field(init=False, repr=False)
@@ -99,7 +94,7 @@ class RankProgram:
             assert all(0 <= before < index for before in operation.after), f"operation {index} comes after {operation.after}"
             for before in operation.after:
                 followers[before].append(index)
-            needs.append(1 if operation.any_of else len(operation.after))
+            needs.append(len(operation.after))
             if operation.kind is OperationKind.RECEIVE:
                 assert operation.peer is not None and operation.tag is not None and not operation.after, operation
                 receives[operation.peer, operation.tag] = index
@@ -137,18 +132,13 @@ class Passage:
         """1: ready or being done; 2: fired."""
         self._ready: deque[int] = deque()
         for index, operation in enumerate(program.operations):
-            if not operation.after and not operation.any_of and operation.kind is not OperationKind.RECEIVE:
+            if not operation.after and operation.kind is not OperationKind.RECEIVE:
                 self._make_ready(index)
 
     @property
     def done(self) -> bool:
         """Return True if the rank has its result. It may still have to send to other ranks: go on until `take` returns None."""
         return self._consumed[self.program.done] == 2
-
-    def trigger(self) -> None:
-        """Fire the operation that starts the activation. Any number of ranks may do so, also after it has been started elsewhere."""
-        assert self.program.trigger is not None, "this program has nothing to trigger"
-        self._make_ready(self.program.trigger)
 
     def received(self, peer: int, tag: int) -> int:
         """Note that a message has come. Returns the index of the receive that fires with it.
@@ -179,35 +169,3 @@ class Passage:
         if not self._consumed[index]:
             self._consumed[index] = 1
             self._ready.append(index)
-
-
-def joined(first: RankProgram, second: RankProgram) -> RankProgram:
-    """Return a program that runs the first program and then the second. The tags of the second are raised above those of the first.
-
-    Operations that are ready at once in the second wait until the first is done. The two are one graph: messages of the second that come
-    early are kept, and sends of the first on which nothing depends go on.
-    """
-    offset = len(first.operations)
-    tags = 1 + max((o.tag for o in first.operations if o.tag is not None), default=-1)
-    moved = tuple(
-        Operation(
-            o.kind,
-            tuple(before + offset for before in o.after) or (() if o.kind is OperationKind.RECEIVE else (first.done,)),
-            o.any_of,
-            o.peer,
-            None if o.tag is None else o.tag + tags,
-            o.span,
-            o.action,
-            None if o.source is None else o.source + offset,
-            o.lent,
-        )
-        for o in second.operations
-    )
-    return RankProgram(first.operations + moved, second.done + offset, first.trigger)
-
-
-def in_order(first: Sequence[RankProgram], second: Sequence[RankProgram]) -> Schedule:
-    """Return `joined` for every rank. Tags of the second follow the highest of the first, which must be the same at all ranks."""
-    highest = {max((o.tag for o in program.operations if o.tag is not None), default=-1) for program in first}
-    assert len(highest) == 1, f"the ranks of the first schedule have different highest tags: {sorted(highest)}"
-    return tuple(joined(a, b) for a, b in zip(first, second, strict=True))

@@ -44,7 +44,6 @@ class _Going:
     parts: list[_Sent]
     divisor: int
     """1 where gradients weigh by their samples."""
-    initiator: WorkerId | None
     slot: int
     gone: set[WorkerId] = field(default_factory=set)
     """Ranks whose buffers are gone: their host has left, or a new process owns them."""
@@ -299,7 +298,7 @@ class Sequencer:
             weights = dict(zip(round_.parts, round_.weights, strict=True)) if round_.weights else {}
             found = [(part, self._pending.pop(part)) for part in round_.parts if part in self._pending]
             parts = [sent._replace(factor=sent.factor * weights[part]) if weights else sent for part, sent in found]
-            self._going[round_.number] = _Going(parts, 1 if weights else round_.divisor, round_.initiator, self._free_slot())
+            self._going[round_.number] = _Going(parts, 1 if weights else round_.divisor, self._free_slot())
             self._wrote(EntryKind.FOLD_DONE, NO_WORKER, round_.number + 1, self._rounds.fold_done())
             if self._change is None:
                 orders.append(self._go(round_.number))
@@ -318,8 +317,7 @@ class Sequencer:
         for old in [old for old in self._going if old < floor]:
             del self._going[old]
         parts = tuple((leader_of[self._hosts[sent.rank]], sent.rank, sent.buffer, sent.factor) for sent in going.parts)
-        start = leaders[0] if going.initiator is None else leader_of.get(self._hosts[going.initiator], leaders[0])
-        return Start(number, self.view, parts, going.divisor, start, leaders, floor, going.slot)
+        return Start(number, self.view, parts, going.divisor, leaders, floor, going.slot)
 
     def _free_slot(self) -> int:
         """Return the lowest slot whose result is not needed any more: its memory has been used before, and is still in the cache."""

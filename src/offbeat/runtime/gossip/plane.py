@@ -17,11 +17,10 @@ from offbeat.core.rank_log import Entry
 from offbeat.errors import ProtocolError
 from offbeat.policies import rule_of
 from offbeat.runtime.allreduce.multi_host_plane import MultiHostGroup, MultiHostPlane
-from offbeat.runtime.allreduce.one_host_plane import OneHostGroup
+from offbeat.runtime.allreduce.one_host_plane import Note, OneHostGroup
 from offbeat.runtime.gossip.one_host import GossipMemory, GossipState
 from offbeat.runtime.gossip.sequenced import SequencedGossip
 from offbeat.runtime.ranks.plane import RankPlane
-from offbeat.runtime.ranks.recorded_group import Note
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.transport.base import Connection, Message, SharedMemory
 from offbeat.types import NO_CAUSE, NOT_JOINED, Incarnation, Seconds, Version, WorkerId
@@ -54,13 +53,13 @@ class GossipGroup(OneHostGroup):
         def make() -> GossipMemory:
             return GossipMemory.create(policy, ranks, size, dtype=dtype, seed=seed, followed=True)
 
-        return cls([survival.once("gossip", make, lambda block: cls.attached(block, policy))])
+        return cls([survival.once("gossip", make, lambda block: cls.attached(block, policy))], survival)
 
     @staticmethod
     def attached(block: SharedMemory, rule: Policy) -> GossipMemory:
         return GossipMemory(block, rule_of(GossipRule, rule))  # type: ignore[type-abstract]
 
-    def leave(self, rank: WorkerId, incarnation: Incarnation, note: Note | None = None) -> tuple[Effect, ...]:
+    def _leave(self, rank: WorkerId, incarnation: Incarnation, note: Note) -> tuple[Effect, ...]:
         """Remove a rank. Returns, for push-sum, the effect that writes off its mass and the messages for it.
 
         ``note`` is called with these effects, under the lock and before the change is complete.
@@ -71,7 +70,7 @@ class GossipGroup(OneHostGroup):
             # It may have died between the count of its last step and the end of writing the parameters.
             loss = state.leave(rank, lambda receiver, message: not gossip.holds(rank, message.steps))
             effects = () if loss is None else _written_off(gossip.rule, rank, incarnation, loss)
-            if effects and note is not None:
+            if effects:
                 note(effects)
             return effects
 

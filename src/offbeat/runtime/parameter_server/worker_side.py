@@ -18,7 +18,6 @@ import torch
 from offbeat.core.effects import Interrupt, Release
 from offbeat.core.events import Event, Pushed
 from offbeat.core.phases import Phase
-from offbeat.core.policy import Plan
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import PullAsked, Stepped, Woken
 from offbeat.errors import ConfigurationError
@@ -68,7 +67,6 @@ class WorkerSession(JobSession):
             servers=settings.servers,
             spans=layout.spans(len(settings.servers), spec.elementwise),
             at_once={
-                "parameters": self._on_parameters,
                 "block": self._on_block,
                 "provide": lambda _: self._exchange.provide(),
                 "buffers": lambda message: self._exchange.buffers.write(message.header["layout"], message.payload),
@@ -228,7 +226,7 @@ class WorkerSession(JobSession):
     def _push(self, push: Pushed) -> None:
         fields = pushed_fields(push)
         averaging = self._exchange.averaging
-        self._exchange.push(self.steps, fields, {**self._first.header(), **self._loaded_news()})
+        self._exchange.push(self.steps, fields, self._news())
         if averaging is not None and averaging.momentum == "reset":
             self._optimizer.state.clear()
 
@@ -266,12 +264,9 @@ class WorkerSession(JobSession):
             self.version = min(self._machine.blocks.used)
 
     def _on_parameters(self, message: Message) -> None:
+        super()._on_parameters(message)
         self.version = self._released = message.header["version"]
         self._exchange.half = message.header.get("half", 0)
-        self.chief = message.header["chief"] == self.worker
-        self.resumes = message.header["begins"]
-        self._plan = Plan(*message.header["plan"])
-        self.batch = self._plan.batch
         if self._exchange.blocks is not None:
             self._exchange.blocks.received(message, time.monotonic(), whole=True)
 

@@ -7,6 +7,7 @@ wider dtype on the way. The parameters are in memory of this process, or of the 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -111,7 +112,7 @@ class Replica:
             if self._in_place:
                 self._send[: self._body].copy_(elements(self._push.view, 0, self._body, self.dtype))
             else:
-                self._gather(self._push, self._send)
+                _copy(self._views(self._push.view), self._cut(self._send))
         return nonfinite
 
     def sign(self, steps: int) -> None:
@@ -126,8 +127,8 @@ class Replica:
             return False
         if self._in_place:
             return True
-        pieces = result[: self._body].split([spec.numel for spec in self._layout.tensors])
-        narrow = [(piece, DTYPES[spec.dtype]) for piece, spec in zip(pieces, self._layout.tensors, strict=True) if piece.numel()]
+        pieces = zip(self._cut(result), self._layout.tensors, strict=True)
+        narrow = [(piece, DTYPES[spec.dtype]) for piece, spec in pieces if piece.numel()]
         return all(float(piece.abs().amax()) <= torch.finfo(dtype).max for piece, dtype in narrow if dtype != self.dtype)
 
     def step(self, result: torch.Tensor) -> None:
@@ -164,23 +165,11 @@ class Replica:
         if self._in_place:
             elements(self._copy.view, 0, self._body, self.dtype).copy_(result[: self._body])
         else:
-            self._scatter(result, self._copy)
+            _copy(self._cut(result), self._copied)
         return self._copied
 
-    def _gather(self, block: SharedMemory, vector: torch.Tensor) -> None:
-        """Copy all elements of a block with the job's layout into a vector, without the gaps between tensors."""
-        at = 0
-        for spec in self._layout.tensors:
-            vector[at : at + spec.numel].copy_(elements(block.view, spec.offset, spec.numel, DTYPES[spec.dtype]))
-            at += spec.numel
-
-    def _scatter(self, vector: torch.Tensor, block: SharedMemory) -> None:
-        at = 0
-        for spec in self._layout.tensors:
-            elements(block.view, spec.offset, spec.numel, DTYPES[spec.dtype]).copy_(vector[at : at + spec.numel])
-            at += spec.numel
-
     def _views(self, memory: memoryview | torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of a block that has the job's layout."""
         return [view(memory, spec) for spec in self._layout.tensors]
 
     # Parameters and optimizer state.
@@ -202,14 +191,11 @@ class Replica:
 
     def read_share(self, number: int, vector: torch.Tensor) -> None:
         """Copy one of the `shares` into ``vector``, shape (`size`,); number 0 is the parameters."""
-        for place, value in zip(self._cut(vector), self._share(number), strict=True):
-            place.copy_(value)
+        _copy(self._share(number), self._cut(vector))
 
     def write_share(self, number: int, vector: torch.Tensor) -> None:
         """Set one of the `shares` from ``vector``."""
-        with torch.no_grad():
-            for value, place in zip(self._share(number), self._cut(vector), strict=True):
-                value.copy_(place)
+        _copy(self._cut(vector), self._share(number))
 
     def _share(self, number: int) -> list[torch.Tensor]:
         if number == 0:
@@ -230,6 +216,7 @@ class Replica:
         )
 
     def _cut(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """Return the tensors of a vector that has all elements one after the other, without the gaps of the layout."""
         pieces = vector[: self.size].split([spec.numel for spec in self._layout.tensors])
         return [piece.view(spec.shape) for piece, spec in zip(pieces, self._layout.tensors, strict=True)]
 
@@ -286,18 +273,14 @@ class Replica:
         if self._flat is not None:
             self._flat.store()
             return
-        with torch.no_grad():
-            for parameter, place in zip(self._parameters, self._views(self._pull.view), strict=True):
-                place.copy_(parameter)
+        _copy(self._parameters, self._views(self._pull.view))
 
     def _load(self) -> None:
         """Copy the flat memory into the parameters, if they are not there."""
         if self._flat is not None:
             self._flat.pulled()
             return
-        with torch.no_grad():
-            for parameter, place in zip(self._parameters, self._views(self._pull.view), strict=True):
-                parameter.copy_(place)
+        _copy(self._views(self._pull.view), self._parameters)
 
     def detach(self) -> None:
         """Give the model memory of its own again."""
@@ -306,6 +289,12 @@ class Replica:
         self._seen.clear()
         if self._flat is not None:
             self._flat.detach()
+
+
+@torch.no_grad()
+def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
 
 
 def _is_plain(value: Any) -> bool:

@@ -18,7 +18,7 @@ import torch
 from offbeat.core.effects import Release
 from offbeat.core.events import Pushed
 from offbeat.core.phases import Phase
-from offbeat.core.policy import Plan, Policy
+from offbeat.core.policy import Policy
 from offbeat.core.rank_log import Fenced
 from offbeat.core.worker_messages import Advanced, Stepped
 from offbeat.errors import JobError, OffbeatError, warn
@@ -78,7 +78,6 @@ class RankSession(JobSession):
             servers=settings.servers[:1],
             spans=[],
             at_once={
-                "parameters": self._on_parameters,
                 "provide": self._on_provide,
                 "donate": self._on_donate,
                 "meet": self._on_meet,
@@ -253,11 +252,9 @@ class RankSession(JobSession):
     # What the coordinator says.
 
     def _on_parameters(self, message: Message) -> None:
+        super()._on_parameters(message)
         header = message.header
-        self._goal, self.chief = header["version"], header["chief"] == self.worker
-        self.resumes = header["begins"]
-        self._plan = Plan(*header["plan"])
-        self.batch = self._plan.batch
+        self._goal = header["version"]
         if header["enters"]:
             self._enters = True
             self._mine.meet(header)
@@ -356,8 +353,7 @@ class RankSession(JobSession):
             self._replica.sign(self.steps)
             if layout := self._buffers.layout:
                 self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
-        news = {**self._first.header(), **self._loaded_news()}
-        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self.steps, **news, "push": fields})
+        self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self.steps, **self._news(), "push": fields})
         # The coordinator follows the rounds, and so knows which ranks wait; a rank that waits for neighbours reports it.
         before = self.phases.wait()  # an exchange among ranks, and the wait for them, are one
         with self._standing() if self._mine.waits_unseen else nullcontext():

@@ -98,7 +98,7 @@ class JobSession(Session):
         settings: the worker's settings, from its launcher.
         layout, model, optimizer: the parameters' layout, the model and the optimizer of this session.
         servers: addresses of the servers that it connects to.
-        spans, at_once, anywhere: see `WorkerConnection`; this class has the handlers for checkpoints, and for the state of the job.
+        spans, at_once, anywhere: see `WorkerConnection`; this class has the handlers for parameters, checkpoints, and the state of the job.
         own_state: see `JobCheckpoints`.
         options: see `SessionOptions`.
 
@@ -133,6 +133,7 @@ class JobSession(Session):
             spans,
             {
                 **at_once,
+                "parameters": self._on_parameters,
                 "checkpoint": self._on_checkpoint,
                 "resume_part": self._on_resume,
                 "goes_on": self._on_goes_on,
@@ -421,10 +422,13 @@ class JobSession(Session):
         stepped, self._seen = source.consumed != self._seen, source.consumed
         return source.under_way(stepped)
 
-    def _loaded_news(self) -> dict[str, Any]:
-        """Return the fields that go with the first push of a worker with which the job began: all must have loaded the same state."""
+    def _news(self) -> dict[str, Any]:
+        """Return the fields of a push that compare this worker's first steps with those of others.
+
+        The first push of a worker with which the job began says what it has loaded: all must have loaded the same state.
+        """
         loaded, self._loaded = self._loaded, None
-        news: dict[str, Any] = {"given": True} if self._samples_given else {}
+        news: dict[str, Any] = {**self._first.header(), **({"given": True} if self._samples_given else {})}
         if not self.resumes or loaded is None:
             return news
         kept = frozen(self.checkpoints.model, chain(self.flat.parameters, *(one.flat.parameters for one in self._siblings)))
@@ -550,6 +554,13 @@ class JobSession(Session):
     def look(self) -> None:
         if self.restarted:  # no other worker can find that the job has ended
             self.link.glance()
+
+    def _on_parameters(self, message: Message) -> None:
+        """Take what comes with the parameters of a release under every rule."""
+        header = message.header
+        self.chief, self.resumes = header["chief"] == self.worker, header["begins"]
+        self._plan = Plan(*header["plan"])
+        self.batch = self._plan.batch
 
     def _on_goes_on(self, message: Message) -> None:
         self.before, self.restarted = message.header["steps"], self.restarted or message.header["restarted"]

@@ -24,7 +24,6 @@ from tests.tiers import examples
 from offbeat.core.allreduce import algorithms
 from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.rank_log import EntryKind, Fenced
-from offbeat.errors import JobError
 from offbeat.policies import rule
 from offbeat.runtime.allreduce.multi_host.memory import HostMemory
 from offbeat.runtime.allreduce.multi_host.messages import SEQUENCER
@@ -304,47 +303,25 @@ class Replica(threading.Thread):
         self.model = torch.zeros(self.rounds.numel)
         self.version = 0
         self.failure: BaseException | None = None
-        self.later = False
-        self.at_step = threading.Event()
-        self.go_on = threading.Event()
-        self.go_on.set()
-        self.parts = False
-        self.models: dict[int, torch.Tensor] = {}
-        """Of each version."""
 
     def run(self) -> None:
         try:
-            self.rounds.connect(self.addresses, later=self.later)
-            if self.later:
-                assert self.rounds.entered() == self.version
+            self.rounds.connect(self.addresses)
             for turn in range(self.steps):
-                if turn == self.steps // 2:
-                    self.at_step.set()
-                    assert self.go_on.wait(DEADLINE_S)
                 gradient = self.rounds.send()
                 gradient.copy_(torch.arange(len(gradient)) % 7 + self.rank + turn)
                 self.pushed += gradient
                 self.apply(step(self.rounds, gradient, DEADLINE_S).results)
-            if self.parts:
-                deadline, may_leave = time.monotonic() + DEADLINE_S, False
-                while not may_leave:
-                    assert time.monotonic() < deadline, f"rank {self.rank} cannot leave"
-                    may_leave = self.rounds.drain(1.0)
-                    self.apply(self.rounds.results())
-                self.rounds.close()
-            else:
-                with self.seat.lock:
-                    self.seat.group.pause(self.rank)
+            with self.seat.lock:
+                self.seat.group.pause(self.rank)
         except BaseException as error:
             self.failure = error
-        self.at_step.set()
 
     def apply(self, results: list[tuple[int, torch.Tensor]]) -> None:
         for number, result in results:
             assert number == self.version, f"round {number} came after {self.version} rounds"
             self.model += result
             self.version += 1
-            self.models[self.version] = self.model.clone()
         self.rounds.read()
 
     def finish(self, version: int) -> None:
@@ -423,23 +400,6 @@ def test_replicas_are_equal_and_no_gradient_is_lost(hosts: str, spelled: str, nu
         assert torch.allclose(replicas[0].model * len(hosts), total, rtol=1e-5)
 
 
-def test_ranks_leave_one_after_the_other_and_nothing_goes_with_them() -> None:
-    with started("majority", "aabcd", 2000, 4) as (_, replicas, seat):
-        for replica in replicas:
-            replica.steps, replica.parts = 4 + 3 * replica.rank, True
-        for replica in replicas:
-            replica.start()
-        joined(replicas)
-        everybody = range(len(replicas))
-        assert seat.wait_for(lambda: not any(map(seat.group.present, everybody)), DEADLINE_S), "not everybody has left"
-        models: dict[int, torch.Tensor] = {}
-        for replica in replicas:
-            for version, model in replica.models.items():
-                assert torch.equal(models.setdefault(version, model), model), f"rank {replica.rank} differs in version {version}"
-        kinds = [entry.kind for entry in seat.log]
-        assert kinds.count(EntryKind.ARRIVE) == sum(replica.steps for replica in replicas) and EntryKind.LOST not in kinds
-
-
 def test_an_old_result_does_not_take_the_place_of_a_later_one() -> None:
     node = Node(1, HostMemory(3, 4, torch.float32, 2), carried(lambda *_: None))
     node.local_peers = {0, 2}
@@ -462,40 +422,6 @@ def test_a_mate_may_tell_of_a_result_before_it_has_handed_over_where_that_is() -
     node.executor.results.clear()
     node.memory.close()
     shared.close()
-
-
-def test_a_rank_that_dies_and_one_that_takes_its_place() -> None:
-    # One of the two that are drawn is always there: under majority the second process could wait for rank 0, which does not go on.
-    with started("first_of(m=2)", "abcd", 20_000, 16) as (job, replicas, seat):
-        replicas[2].go_on.clear()
-        replicas[0].go_on.clear()
-        for replica in replicas:
-            replica.start()
-        assert replicas[2].at_step.wait(DEADLINE_S)
-        replicas[2].rounds.close()
-        # The others go on without it, and with another one that has what rank 0 has.
-        assert replicas[0].at_step.wait(DEADLINE_S)
-        job[2] = MultiHostRounds(job[0].rule, 4, 20_000, rank=2, hub=SocketHub("secret", host="another"), call=seat.call)
-        second = Replica(2, job, {**replicas[0].addresses, 2: job[2].listen()}, 8, seat)
-        second.model, second.version, second.later = replicas[0].model.clone(), replicas[0].version, True
-        with seat.lock:
-            assert seat.lock.wait_for(lambda: not seat.group.present(2), DEADLINE_S), "its death was not noticed"
-            seat.group.introduce(2, [list(second.addresses[2])])
-            seat.group.enter(2, second.version)
-        second.start()
-        assert second.at_step.wait(DEADLINE_S)
-        replicas[0].go_on.set()
-        living = [replicas[0], replicas[1], replicas[3], second]
-        joined(living)
-        last = last_version(seat, range(4))
-        for replica in living:
-            replica.finish(last)
-            assert torch.equal(replica.model, living[0].model)
-        kinds = [(entry.kind, entry.rank) for entry in seat.log]
-        assert kinds.index((EntryKind.LEAVE, 2)) < len(kinds) - 1 - kinds[::-1].index((EntryKind.ENTER, 2))
-        replicas[2].go_on.set()
-        replicas[2].join(DEADLINE_S)
-        assert isinstance(replicas[2].failure, JobError | Fenced)
 
 
 @pytest.mark.parametrize("gone", [(0,), (0, 1)])
@@ -557,16 +483,3 @@ def test_the_sequencer_knows_of_a_resumption_before_the_rank_goes_on() -> None:
         seat.leave(1)
         with pytest.raises(Fenced):
             job[1].resume(1)
-
-
-def test_a_rank_that_is_declared_dead_is_told() -> None:
-    with started("full", "abc", 10, 2) as (_, replicas, seat):
-        replicas[1].go_on.clear()
-        for replica in replicas:
-            replica.start()
-        assert replicas[1].at_step.wait(DEADLINE_S)
-        seat.leave(1)
-        joined([replicas[0], replicas[2]])
-        replicas[1].go_on.set()
-        replicas[1].join(DEADLINE_S)
-        assert isinstance(replicas[1].failure, Fenced)

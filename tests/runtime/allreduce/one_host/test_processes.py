@@ -9,7 +9,6 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests import tiers
@@ -33,7 +32,7 @@ from offbeat.core.allreduce.policy import ABSENT
 from offbeat.core.rank_log import EntryKind, Fenced
 from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
 from offbeat.transport.futex import PATIENCE_S
-from offbeat.types import WorkerId, worker_ids
+from offbeat.types import worker_ids
 
 TORN_ROUNDS, TORN_NUMEL = 1000 if tiers.NIGHT else 500 if tiers.ALL else 300, 20_000
 RULES = ("solo", "majority", "first_of(m=2)", "all_of(m=3)", "quorum(q=2)", "full")
@@ -203,41 +202,6 @@ def test_a_fold_is_finished_by_those_who_are_left(stopped: bool) -> None:
     check(found, expected)
 
 
-def tear(rank: int, where: str, pipe: Connection) -> None:
-    """Rank 1 stops in the middle of a change, the lock in hand, with everything upside down; the others take a step."""
-    rounds = attach(where, rank)
-    pipe.send("ready")
-    pipe.recv()
-    if rank == 1:
-
-        def tear_up(state: Any) -> None:
-            np.frombuffer(state.cells, np.int64)[:] = 7
-            pipe.send("torn")
-            signal.pause()
-
-        rounds._memory.change(tear_up)
-    results = step(rounds, rank, 0)
-    pipe.send((results, time.monotonic()))
-    pipe.recv()
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("stopped", [False, True])
-@pytest.mark.parametrize("numel", [SMALL, LARGE])
-def test_a_change_that_was_left_half_made_has_not_been_made(numel: int, stopped: bool) -> None:
-    host = create("quorum(q=3)", numel)
-    with Ranks(host.block, tear, ranks=range(RANKS)) as ranks:
-        assert [ranks.hear(rank) for rank in range(RANKS)] == ["ready"] * RANKS
-        ranks.pipes[1].send("go")
-        assert ranks.hear(1) == "torn"
-        for rank in (0, 2, 3):
-            ranks.pipes[rank].send("go")
-        found = survivors(ranks, stopped)
-    expected = replayed(host.follow(0), host, "quorum(q=3)")
-    assert expected == {0: sum(worth(WorkerId(rank), 0) for rank in (0, 2, 3)) / RANKS}
-    check(found, expected)
-
-
 def freeze(rank: int, where: str, pipe: Connection) -> None:
     """Steps until told to stop. Rank 2 says so when it finds itself fenced, and enters anew."""
     rounds = attach(where, rank)
@@ -248,7 +212,7 @@ def freeze(rank: int, where: str, pipe: Connection) -> None:
             results += step(rounds, rank, count)
         except Fenced:
             pipe.send(results)
-            rounds.enter(rank, rounds.done)
+            rounds = attach(where, rank)
             rounds.catch_up()
             results = seen(rounds)
             count = count if arrivals(rounds, rank) == count else count + 1

@@ -21,9 +21,8 @@ and in server 0: multi_host_plane.py, sequenced_rounds.py, `core.allreduce.seque
 An example: ``majority``, ranks 0 and 1 on host a, 2 and 3 on host b; leaders are 0 and 2; the sequencer is in server 0.
 
 1. Each rank writes its gradient into its buffer and sends ``arrive`` to the sequencer. With the arrival of the drawn initiator, say rank 3,
-   the sequencer closes the round and sends ``go`` to ranks 0 and 2, with the gradients that are in it.
-2. Rank 2 leads the initiator's host, so it starts the activation (``on``). Each leader adds up its host's gradients, and the leaders
-   exchange ``piece`` by ``piece`` as the schedule says, until both have the sum.
+   the sequencer closes the round and sends ``go`` to rank 0, with the gradients that are in it. Rank 0 passes it on to rank 2 (``on``).
+2. Each leader adds up its host's gradients, and the leaders exchange ``piece`` by ``piece`` as the schedule says, until both have the sum.
 3. The sum is divided by the number of living ranks; each leader has the result in its host's memory and sends ``done`` to the ranks there.
 4. A rank that arrives now is late: its gradient stays in its buffer for the next round, and the answer names the result that it takes.
 """

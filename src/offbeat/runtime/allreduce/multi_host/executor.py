@@ -90,21 +90,17 @@ class Executor:
         """Return a pair that changes whenever a result comes."""
         return self._upto, len(self._done)
 
-    def go(self, go: Start, sender: WorkerId | None = None, tag: int = 0) -> None:
-        """Begin a round, on the word of the sequencer (``sender`` None) or of another leader."""
-        if go.view != self.view or self.has(go.number):
+    def go(self, go: Start) -> None:
+        """Begin a round, on the order of the sequencer, which the first leader passes on to the others."""
+        if go.view != self.view or self.has(go.number) or go.number in self._running:
             return
-        execution = self._running.get(go.number)
-        if execution is None:
-            index = go.leaders.index(self._rank)
-            execution = _Execution(go, index, self._out(go.number), self._parts(go))
-            self._running[go.number] = execution
-            for early in self._early.pop((go.view, go.number), ()):
-                self._feed(execution, *early)
-        if sender is None:
-            execution.passage.trigger()
-        else:
-            execution.passage.received(go.leaders.index(sender), tag)
+        execution = _Execution(go, go.leaders.index(self._rank), self._out(go.number), self._parts(go))
+        self._running[go.number] = execution
+        if self._rank == go.leaders[0]:
+            for leader in go.leaders[1:]:
+                self._send(leader, {"k": "on", "go": list(go)}, None, False)
+        for early in self._early.pop((go.view, go.number), ()):
+            self._feed(execution, *early)
         self._run(execution)
 
     def place(self, sender: WorkerId, header: Mapping[str, Any], nbytes: int) -> memoryview | None:
@@ -209,12 +205,8 @@ class Executor:
             operation = passage.program.operations[index]
             if operation.kind is OperationKind.SEND:
                 assert operation.peer is not None
-                peer = go.leaders[operation.peer]
-                if operation.span is None:
-                    self._send(peer, {"k": "on", "t": operation.tag, "go": list(go)}, None, False)
-                else:
-                    header = {"k": "piece", "n": go.number, "v": go.view, "t": operation.tag}
-                    self._send(peer, header, total.outgoing(index), operation.lent)
+                header = {"k": "piece", "n": go.number, "v": go.view, "t": operation.tag}
+                self._send(go.leaders[operation.peer], header, total.outgoing(index), operation.lent)
             elif operation.kind is OperationKind.COMPUTE:
                 used = total.do(index)
                 if used is not None and operation.peer is not None:

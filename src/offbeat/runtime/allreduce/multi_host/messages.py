@@ -53,7 +53,7 @@ def kinds_of(ranks: int, slots: int) -> RoundKinds:
     some = many(rank, ranks)
     writes = maybe(many(whole(), ranks * BUFFERS, least=ranks * BUFFERS))
     parts = many(row(rank, rank, buffer, weight), ranks * BUFFERS)
-    go = row(whole(), whole(), parts, whole(1, ranks), rank, many(rank, ranks, least=1), whole(), slot)
+    go = row(whole(), whole(), parts, whole(1, ranks), many(rank, ranks, least=1), whole(), slot)
     of_itself = fields({}, {"rank": rank})
     requests = {
         "arrive": MessageSchema(fields({"b": maybe(buffer), "f": factor, "w": whole()}, {"s": whole()})),
@@ -76,7 +76,7 @@ def kinds_of(ranks: int, slots: int) -> RoundKinds:
         "fence": MessageSchema(fields({"why": text(1 << 14)})),
     }
     between = {
-        "on": MessageSchema(fields({"t": whole(0, TAGS_MAX), "go": go})),
+        "on": MessageSchema(fields({"go": go})),
         "piece": MessageSchema(fields({"n": whole(), "v": whole(), "t": whole(0, TAGS_MAX)}), payload=True),
         "handed": MessageSchema(fields({"n": whole(), "v": whole(), "s": slot}), payload=True),
         "done": MessageSchema(fields({"n": whole(), "f": whole(), "s": slot})),

@@ -5,13 +5,13 @@ a message when a result is there.
 
 Messages, by ``k``; their fields are in ``messages.py``. To the sequencer: ``arrive``, ``catch``, ``read``, ``resume``, ``let``,
 ``part``, ``report``, ``has`` and ``cut``. From the sequencer: ``answer``, ``go``, ``halt``, ``hand``, ``hold``, ``say`` and ``fence``.
-Between leaders: ``on`` (activation), ``piece``, ``handed``. Within a host: ``done``, and ``what``, whose answer is ``memory`` and a
-``done`` for each result.
+Between leaders: ``on``, which passes ``go`` on, ``piece``, ``handed``. Within a host: ``done``, and ``what``, whose answer is ``memory``
+and a ``done`` for each result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -140,11 +140,11 @@ class Node:
         elif kind in ("piece", "handed") and header["v"] == self.executor.view:
             self._check_number(peer, kind, header["n"])
         elif kind == "on":
-            number, _, _, _, initiator, leaders, floor, _ = header["go"]
-            if len(set(leaders)) != len(leaders) or not {peer, self.me, initiator} <= set(leaders) or floor > number:
+            number, _, _, _, leaders, floor, _ = header["go"]
+            if len(set(leaders)) != len(leaders) or leaders[0] != peer or self.me not in leaders or floor > number:
                 raise ProtocolError(
                     f"rank {peer} sent 'on' of round {number} to rank {self.me} with leaders = {leaders} and floor = {floor} "
-                    f"(expected different leaders, among them {peer}, {self.me} and {initiator}, and floor <= {number})"
+                    f"(expected different leaders, {peer} the first and {self.me} among them, and floor <= {number})"
                 )
             self._check_number(peer, kind, number)
 
@@ -158,7 +158,7 @@ class Node:
         if kind == "piece":
             self.executor.on_piece(peer, header, content)
         elif kind == "on":
-            self._start(header["go"], peer, header["t"])
+            self._start(header["go"], self._forget)
         elif kind == "handed":
             if header["v"] == self.executor.view and self._put(header["n"], header["s"]):
                 self.executor.on_result(header["n"], header["v"], content)
@@ -181,7 +181,7 @@ class Node:
             self._busy = [answer.number if busy == UNKNOWN else busy for busy in self._busy]
             self.answers.append(answer)
         elif kind == "go":
-            self._start(header["go"], None, 0)
+            self._start(header["go"], self.executor.forget)
         elif kind == "halt":
             self.present = frozenset(header["ranks"])
             self._connections.expect(self.present)
@@ -216,24 +216,12 @@ class Node:
 
     # Rounds.
 
-    def _start(self, fields: Sequence[Any], sender: WorkerId | None, tag: int) -> None:
-        number, view, parts, divisor, initiator, leaders, floor, slot = fields
-        go = Start(
-            number,
-            view,
-            tuple((host, rank, buffer, factor) for host, rank, buffer, factor in parts),
-            divisor,
-            initiator,
-            tuple(leaders),
-            floor,
-            slot,
-        )
-        if sender is None:
-            self.executor.forget(floor)
-        else:
-            self._forget(floor)
+    def _start(self, fields: Sequence[Any], forget: Callable[[Version], None]) -> None:
+        number, view, parts, divisor, leaders, floor, slot = fields
+        forget(floor)
         if view == self.executor.view and self._put(number, slot):
-            self.executor.go(go, sender, tag)
+            those = tuple((host, rank, buffer, factor) for host, rank, buffer, factor in parts)
+            self.executor.go(Start(number, view, those, divisor, tuple(leaders), floor, slot))
 
     def _forget(self, floor: Version) -> None:
         """Forget results before ``floor`` on another rank's word; results that are still missing here are left to the sequencer."""

@@ -129,7 +129,7 @@ class SequencedRounds(RankCalls):
         """Send orders to the ranks that carry them out."""
         for order in orders:
             if isinstance(order, Start):
-                self._send(order.initiator, {"k": "go", "go": list(order)})
+                self._send(order.leaders[0], {"k": "go", "go": list(order)})
             elif isinstance(order, Answer):
                 self._send(order.rank, {"k": "answer", "answer": list(order)})
             elif isinstance(order, Transfer):

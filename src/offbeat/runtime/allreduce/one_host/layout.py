@@ -35,7 +35,7 @@ class RoundsLayout(SharedLayout):
 
     USE: ClassVar[str] = "rounds"
     MAGIC: ClassVar[int] = 0x6F66666265617452
-    FORMAT: ClassVar[int] = 5
+    FORMAT: ClassVar[int] = 6
 
     slice_numel: int
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 import torch
 
 from offbeat.core.allreduce.policy import ABSENT, IDLE, RoundRule
-from offbeat.core.allreduce.rounds import Arrival, RoundPart
+from offbeat.core.allreduce.rounds import Arrival
 from offbeat.core.rank_log import Entry
 from offbeat.runtime.allreduce.one_host.clipping import clip_factor
 from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
@@ -152,20 +152,15 @@ class OneHostRounds:
         """Return True if a rank takes part."""
         return self.state(rank) != ABSENT
 
-    def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
+    def enter(self, rank: WorkerId, version: Version) -> None:
         """Let a rank take part, with the parameters of this version; it gets the results from there on.
 
-        Returns:
-            The gradients that the rank's earlier process had pending; they are dropped.
+        What the rank's earlier process had pending is dropped.
 
         Raises:
             TooOld: results that the rank would need are no longer kept.
         """
-        if rank == self.rank:
-            self._memory.make_room(self.meanwhile)
-            self._token = self._memory.change(RoundsState.issue, rank)
-            self._version, self._buffer, self._awaited, self._given = version, None, None, []
-        return self._unless_summed(_enter, rank, version)
+        self._unless_summed(_enter, rank, version)
 
     def ticket(self, rank: WorkerId) -> int:
         """Return a number with which another rank may `admit` the rank's current process, once. It voids the ticket before."""
@@ -343,13 +338,12 @@ class OneHostRounds:
         """Help with a fold that is under way. Returns True if anything was done."""
         return self._memory.help()
 
-    def _unless_summed(self, enter: Callable[[RoundsState, *Ts], tuple[RoundPart, ...] | None], *args: *Ts) -> tuple[RoundPart, ...]:
-        """Make a change with ``enter``. While it returns None (the change is not possible yet), help with the fold that blocks it."""
-        while (dropped := self._memory.change(enter, *args)) is None:
+    def _unless_summed(self, enter: Callable[[RoundsState, *Ts], bool], *args: *Ts) -> None:
+        """Make a change with ``enter``. While it returns False (the change is not possible yet), help with the fold that blocks it."""
+        while not self._memory.change(enter, *args):
             events = self._memory.events.value
             if not self.help() and self._memory.look(lambda state: state.closing()) is not None:
                 self._memory.sleep(events, None)
-        return dropped
 
     def _look_after(self) -> None:
         """Fold a round that was closed by something other than an arrival, if no rank waits for it."""
@@ -387,19 +381,20 @@ class OneHostRounds:
         self._version += len(given)
 
 
-def _enter(state: RoundsState, rank: WorkerId, version: Version) -> tuple[RoundPart, ...] | None:
-    """Return None, and change nothing, while a gradient of the rank's earlier process is being summed."""
+def _enter(state: RoundsState, rank: WorkerId, version: Version) -> bool:
+    """Return False, and change nothing, while a gradient of the rank's earlier process is being summed."""
     closing = state.closing()
     if closing is not None and any(part.rank == rank for part in closing.round.parts):
-        return None
-    return state.enter(rank, version)
+        return False
+    state.enter(rank, version)
+    return True
 
 
-def _admit(state: RoundsState, rank: WorkerId, version: Version, ticket: int, pause: bool) -> tuple[RoundPart, ...] | None:
+def _admit(state: RoundsState, rank: WorkerId, version: Version, ticket: int, pause: bool) -> bool:
     """Do as `_enter` for the process with this ticket."""
     if ticket == 0 or state.tickets[rank] != ticket:
-        return ()
-    dropped = _enter(state, rank, version)
-    if dropped is not None and pause:
+        return True
+    entered = _enter(state, rank, version)
+    if entered and pause:
         state.pause(rank)
-    return dropped
+    return entered

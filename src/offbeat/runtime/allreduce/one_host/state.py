@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from offbeat.core.allreduce.policy import ABSENT, CLOSED, STATE, VERSION, WIDTH, RoundRule
-from offbeat.core.allreduce.rounds import Arrival, Round, RoundPart, Rounds
+from offbeat.core.allreduce.rounds import Arrival, Round, Rounds
 from offbeat.core.rank_log import EntryKind, Fenced, TooOld
 from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.shared_memory.log import EntryLog
@@ -87,7 +87,7 @@ class RoundsState:
 
     # Events.
 
-    def enter(self, rank: WorkerId, version: Version) -> tuple[RoundPart, ...]:
+    def enter(self, rank: WorkerId, version: Version) -> None:
         kept = set(self._holds.tolist())
         gone = [number for number in range(version, self.rounds.done) if number + 1 not in kept]
         if gone:
@@ -95,10 +95,9 @@ class RoundsState:
                 f"rank {rank} cannot enter with version {version}: the result of round {gone[0]} is no longer kept, and {self.rounds.done} "
                 "rounds are done. Let it copy the parameters of a rank that takes part, and enter before that one goes on"
             )
-        dropped = self.rounds.enter(rank, version)
+        self.rounds.enter(rank, version)
         self.tickets[rank] = 0
         self._wrote(EntryKind.ENTER, rank, version, False)
-        return dropped
 
     def leave(self, rank: WorkerId) -> None:
         if self.rounds.state(rank) == ABSENT:
