@@ -31,7 +31,6 @@ class GossipMember(RankMember):
     """
 
     mixes_parameters = True
-    waits_unseen = True
     _gossip: GossipRank
 
     def __init__(self, rank: WorkerId, replica: Replica, hear: Callable[[], None], memory: Sequence[SharedMemory] = ()) -> None:

@@ -31,9 +31,8 @@ class RankMember(ABC):
     others_decide = False
     """True if other ranks may go on without this rank before the coordinator knows of it."""
     mixes_parameters = False
-    """True if each rank has parameters of its own, which are mixed with those of others: what a script writes is mixed, too."""
-    waits_unseen = False
-    """True if the coordinator cannot know that this rank waits for others unless the rank says so."""
+    """True if each rank has parameters of its own, which are mixed with those of neighbours: what a script writes is mixed, too. The
+    coordinator does not know that a rank waits for neighbours unless the rank says so."""
 
     def __init__(self, rank: WorkerId, replica: Replica, memory: Sequence[SharedMemory] = ()) -> None:
         self._rank, self._replica, self._memory = rank, replica, memory

@@ -356,7 +356,7 @@ class RankSession(JobSession):
         self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self.steps, **self._news(), "push": fields})
         # The coordinator follows the rounds, and so knows which ranks wait; a rank that waits for neighbours reports it.
         before = self.phases.wait()  # an exchange among ranks, and the wait for them, are one
-        with self._standing() if self._mine.waits_unseen else nullcontext():
+        with self._standing() if self._mine.mixes_parameters else nullcontext():
             self._mine.contribute(usable, 0 if push.sums else push.samples)
         self.phases.waited(before)
         self.version = self._mine.version

@@ -31,7 +31,7 @@ class MultiHostRounds(ConnectedRank):
     """Take part in the rounds of a job whose ranks are on several hosts.
 
     After `listen` and `connect` a rank's step is as on one host: ``send()``, write the gradient there, ``arrive()``, ``wait()``, apply each
-    of ``results()``, ``read()``. `allreduce` does all but the last two. A rank calls `drain` before it leaves.
+    of ``results()``, ``read()``. A rank calls `drain` before it leaves.
 
     Args:
         rule: decides when a round closes.
