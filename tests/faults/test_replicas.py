@@ -112,7 +112,7 @@ def test_with_several_optimizers_or_processes_a_worker_too(
 
     def end(name: str, disturb: Callable[[Job], Any], *more: str) -> Any:
         saved = tmp_path / name / "result.pt"
-        until = ("--epochs", "8") if sync == "bsp" else ("--until", str(enough))
+        until = ("--epochs", "20") if sync == "bsp" else ("--until", str(enough))
         own = (*words, *until, "--pull", "--result", str(saved))
         job = jobs(name, *options, *more, script=own, environment=environment)
         disturb(job)
