@@ -216,8 +216,13 @@ class Costs:
         t, before = record["t"], self._folded_at
         self._folded_at = t
         known = self.workers
-        workers = {number: known[number] for part in record["parts"] if (number := part["worker"]) in known}
         self.folds += 1
+        if len(parts := record["parts"]) == 1:  # nobody waited for another one's
+            if (alone := known.get(parts[0]["worker"])) is not None:
+                self.parts += 1
+                alone.folds += 1
+            return
+        workers = {number: known[number] for part in parts if (number := part["worker"]) in known}
         self.parts += len(workers)
         fresh = False
         for worker in workers.values():

@@ -17,7 +17,7 @@ from offbeat.journal.audit import Audit
 from offbeat.journal.costs import COST_HANDLERS, Costs
 from offbeat.journal.elsewhere import Elsewhere
 from offbeat.journal.epoch_reports import EpochReports
-from offbeat.journal.turns import TIMED, Turn, Turns, Watcher
+from offbeat.journal.turns import TURN_HANDLERS, Turn, Turns, Watcher
 from offbeat.journal.verdicts import verdicts
 from offbeat.journal.worker_summary import FATES, Spread, WorkerTally, plain
 from offbeat.types import Seconds
@@ -137,9 +137,9 @@ class Tally(Watcher):
 
     def add(self, record: Record) -> None:
         """Count the next record. Kinds that are not known are passed over, as the format demands."""
-        kind, t, costs = record["kind"], record["t"], self.costs
-        if t > self.turns.now:
-            self.turns.now = t
+        kind, t, costs, turns = record["kind"], record["t"], self.costs, self.turns
+        if t > turns.now:
+            turns.now = t
         if number := record.get("optimizer", 0):
             if number not in self._others:
                 self._others[number] = Tally()
@@ -158,8 +158,8 @@ class Tally(Watcher):
             costs.now = t
         if (count := COST_HANDLERS.get(kind)) is not None:
             count(costs, record)
-        if kind in TIMED:
-            self.turns.add(record)
+        if (follow := TURN_HANDLERS.get(kind)) is not None:
+            follow(turns, record)
         if (handler := _HANDLERS.get(kind)) is not None:
             handler(self, record)
 

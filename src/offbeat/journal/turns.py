@@ -9,6 +9,7 @@ of it is their business. Standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,8 +28,6 @@ ENDED_BY: Final = {
 """Events that end waits of other workers, in words."""
 OTHER: Final = "without an event of another worker"
 NOBODY: Final = -1
-TIMED: Final = frozenset({*ENDED_BY, "release", "paused", "state_changed", "process", "fault", "stood_still", "job"})
-"""The kinds of records that `Turns` looks at, beside the time of all."""
 DEATHS: Final = frozenset({"kill", "vanish"})
 """Faults made on purpose that end a process."""
 
@@ -94,36 +93,40 @@ class Turns:
 
     def add(self, record: Record) -> None:
         """Take the next record; kinds that say nothing of a worker's time are passed over."""
-        kind, t = record["kind"], record["t"]
-        if t > self.now:
-            self.now = t
-        if kind == "release":
-            self._released(self._turn(record["worker"]), record)
-        elif kind == "pushed" or kind == "abandoned":
-            self._finished(self._turn(record["worker"]), record)
-        elif kind in ENDED_BY:
-            self._event = record.get("id", 0), kind, record["worker"], 0
-        elif kind == "paused":
-            self._leave(record["worker"], "idle", t, wait=True)
-        elif kind == "state_changed":
-            if record["state"] == "alive":
-                self._arrivals.joined(record["worker"], record["incarnation"])
-            elif record["state"] == "dead":
-                self._die(record["worker"], t)
-            elif record["state"] == "finished":
-                self._leave(record["worker"], "absent", t)
-        elif kind == "process":
-            if record["role"] == "worker" and record["what"] == "killed":
-                self._die(record["number"], t)
-        elif kind == "fault":
-            if record["what"] in DEATHS and record["worker"] in self.workers:
-                self._die(record["worker"], t)
-        elif kind == "stood_still":
-            for turn in self.workers.values():
-                turn.since = min(t, turn.since + record["seconds"])
-        elif kind == "job":
-            for number in range(record["workers"]):
-                self._turn(number)
+        if record["t"] > self.now:
+            self.now = record["t"]
+        if (handler := TURN_HANDLERS.get(record["kind"])) is not None:
+            handler(self, record)
+
+    def _happened(self, record: Record) -> None:
+        self._event = record.get("id", 0), record["kind"], record["worker"], 0
+
+    def _paused(self, record: Record) -> None:
+        self._leave(record["worker"], "idle", record["t"], wait=True)
+
+    def _changed(self, record: Record) -> None:
+        if record["state"] == "alive":
+            self._arrivals.joined(record["worker"], record["incarnation"])
+        elif record["state"] == "dead":
+            self._die(record["worker"], record["t"])
+        elif record["state"] == "finished":
+            self._leave(record["worker"], "absent", record["t"])
+
+    def _process(self, record: Record) -> None:
+        if record["role"] == "worker" and record["what"] == "killed":
+            self._die(record["number"], record["t"])
+
+    def _fault(self, record: Record) -> None:
+        if record["what"] in DEATHS and record["worker"] in self.workers:
+            self._die(record["worker"], record["t"])
+
+    def _stood_still(self, record: Record) -> None:
+        for turn in self.workers.values():
+            turn.since = min(record["t"], turn.since + record["seconds"])
+
+    def _job(self, record: Record) -> None:
+        for number in range(record["workers"]):
+            self._turn(number)
 
     def end(self) -> None:
         """Close what is under way at the last record."""
@@ -139,44 +142,47 @@ class Turns:
             turn = self.workers[number] = Turn()
         return turn
 
-    def _released(self, turn: Turn, record: Record) -> None:
-        t, incarnation = record["t"], record["incarnation"]
+    def _released(self, record: Record) -> None:
+        turn = self.workers.get(record["worker"]) or self._turn(record["worker"])
+        t, incarnation, doing = record["t"], record["incarnation"], turn.doing
         if self.began is None:
             self.began = t
-        if turn.doing == "dead" and incarnation <= turn.incarnation:
+        if doing == "dead" and incarnation <= turn.incarnation:
             return  # sent to a process that was already gone
-        turn.incarnation = max(turn.incarnation, incarnation)
+        if incarnation > turn.incarnation:
+            turn.incarnation = incarnation
         turn.clock = record["clock"]
-        if turn.doing == "computing" or (self.blocks and turn.doing == "waiting"):
+        if doing == "computing" or (self.blocks and doing == "waiting"):
             return  # parameters that were asked for in the middle of an iteration do not begin a new one
-        turn.ended, turn.ended_by, turn.ended_push, turn.waited = NOBODY, "", 0, 0.0
-        if turn.doing == "waiting":
+        if doing == "waiting":
             turn.waited = t - turn.since
-            number, kind, worker, push = self._event
-            if number and record.get("cause") == number:
-                turn.ended, turn.ended_by, turn.ended_push = worker, kind, push
+            number, turn.ended_by, turn.ended, turn.ended_push = self._event
+            if not number or record.get("cause") != number:
+                turn.ended, turn.ended_by, turn.ended_push = NOBODY, "", 0
             for watcher in self.watchers:
                 watcher.waited(record["worker"], turn, t)
         else:
+            turn.ended, turn.ended_by, turn.ended_push, turn.waited = NOBODY, "", 0, 0.0
             self._close(record["worker"], turn, t)
         turn.doing, turn.since = "computing", t
 
-    def _finished(self, turn: Turn, record: Record) -> None:
-        t, kind, number = record["t"], record["kind"], record["worker"]
-        if record.get("shard") is not None:
+    def _finished(self, record: Record) -> None:
+        turn = self.workers.get(record["worker"]) or self._turn(record["worker"])
+        t, kind, number, doing = record["t"], record["kind"], record["worker"], turn.doing
+        if "shard" in record:
             self.blocks = True
         if kind == "pushed" and not self._arrivals.begins(record):
             for watcher in self.watchers:
                 watcher.more(turn, record)
             self._event = record.get("id", 0), kind, number, 0
             return
-        listened = record["incarnation"] == turn.incarnation and turn.doing in ("computing", "idle", "waiting")
+        listened = record["incarnation"] == turn.incarnation and (doing == "computing" or doing in ("idle", "waiting"))
         begun = turn.since
         if not listened:
             begun = t
-        elif turn.doing != "computing":
+        elif doing != "computing":
             begun = max(turn.since, t - record["compute_s"])
-            if turn.doing == "waiting":
+            if doing == "waiting":
                 turn.waited, turn.ended, turn.ended_by, turn.ended_push = begun - turn.since, NOBODY, "", 0
                 for watcher in self.watchers:
                     watcher.waited(number, turn, begun)
@@ -209,3 +215,18 @@ class Turns:
         if doing != "absent" and (t > turn.since or (doing == "computing" and turn.waited)):
             for watcher in self.watchers:
                 watcher.stretch(number, turn, doing, t)
+
+
+TURN_HANDLERS: Final[Mapping[str, Callable[[Turns, Record], None]]] = {
+    **dict.fromkeys(ENDED_BY, Turns._happened),
+    "pushed": Turns._finished,
+    "abandoned": Turns._finished,
+    "release": Turns._released,
+    "paused": Turns._paused,
+    "state_changed": Turns._changed,
+    "process": Turns._process,
+    "fault": Turns._fault,
+    "stood_still": Turns._stood_still,
+    "job": Turns._job,
+}
+"""By kind: what `Turns.add` does with a record, beside its time."""
