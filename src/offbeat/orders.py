@@ -54,7 +54,7 @@ class Order:
     """The number of positions drawn at a time, each block from a generator of its own; 0: all of the epoch. A sampler with replacement may
     have more indices than fit in memory (``RandomSampler(..., replacement=True, num_samples=10**10)``)."""
     own: bool = False
-    """Whether a class that is not PyTorch's makes the order, so that nobody knows whether it is the same on every worker."""
+    """Whether a sampler of a class that is not PyTorch's makes the order: two workers may then draw different orders."""
 
     def indices(self, generator: torch.Generator, epoch: Epoch) -> torch.Tensor:
         """Return the index at each position of an epoch that is drawn as a whole.
