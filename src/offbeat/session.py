@@ -201,7 +201,7 @@ class Session(ABC):
         """The number of reports so far."""
         self._pools = 0
         self.chosen: list[int] = []
-        """Of samplers of a part of a data set: checksums of its indices."""
+        """Of samplers that choose a part of a data set, or have an order of their own: checksums of what each has chosen."""
         self.deals: dict[int, Deal] = {}
         """Of samplers that are not dealt out from one pool in batches of one size: how they are."""
         self._rests: dict[int, tuple[Epoch, Sequence[Sequence[int]]]] = {}
