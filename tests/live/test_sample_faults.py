@@ -85,9 +85,12 @@ def test_a_gradient_that_is_not_finite_stays_out_of_everything_and_its_worker_go
 
 @pytest.mark.parametrize("sync", ["bsp", "full"])
 def test_a_gradient_that_is_not_finite_can_stop_the_job(sync: str) -> None:
+    joined = barrier(2)
+
     def script(worker: Worker) -> None:
         model = nn.Linear(1, 1)
         optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, sync, nonfinite="stop")
+        joined.wait()  # a worker that still joins finds the server gone
         loss = model(torch.ones(1, 1)).sum() * (float("inf") if worker.number == 1 else 1.0)
         loss.backward()
         if worker.number == 1:
