@@ -411,8 +411,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Raise `ConfigurationError` once the servers have the parameters: add groups to the optimizer before wrapping it."""
         if "_session" in self.__dict__:
             raise ConfigurationError(
-                "parameter groups cannot be added to a wrapped optimizer: add them before wrapping it; give a group that is to train later "
-                "lr=0, and set its lr when its training begins"
+                "parameter groups cannot be added to a wrapped optimizer: add them before wrapping it, and after that freeze the "
+                "parameters of a group that is to train later (requires_grad=False), until its training begins"
             )
         super().add_param_group(param_group)
 

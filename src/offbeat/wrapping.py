@@ -176,8 +176,8 @@ train the new one: replace layers, and load with load_state_dict(assign=True), b
             if parameter.requires_grad and parameter.grad is not None:
                 raise ConfigurationError(
                     f"{name} has a gradient, and was frozen (requires_grad=False) when the optimizer was wrapped: the job does not train "
-                    "it. Wrap the optimizer while the parameter is trainable, in a parameter group of its own with lr=0, and set that "
-                    "group's lr when its training begins; until then it may be frozen"
+                    "it. Freeze the parameter after the optimizer is wrapped, until its training begins: steps leave a parameter without a "
+                    "gradient alone"
                 )
         if (holds := sum(len(group["params"]) for group in self._optimizer.param_groups)) != self._held:
             raise ConfigurationError(

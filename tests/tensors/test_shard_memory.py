@@ -16,9 +16,10 @@ from tests import tiers
 from tests.tiers import marked
 
 from offbeat.core.policy import Averaging
+from offbeat.tensors.absent import ABSENT
 from offbeat.tensors.averaging import AveragingShard
 from offbeat.tensors.halves import Halves
-from offbeat.tensors.layout import Layout
+from offbeat.tensors.layout import Layout, view
 from offbeat.tensors.optimizers import spec_of
 from offbeat.tensors.shard import Shard
 from offbeat.tensors.shard_memory import CHUNK_NBYTES, ShardMemory, Sizes
@@ -50,6 +51,9 @@ class Folding:
         (self.span,) = self.layout.spans(1, self.spec.elementwise)
         self.halves = [mmap.mmap(-1, self.span.nbytes) for _ in range(2)]
         self.gradients = [torch.randn(self.span.nbytes // 4) * 0.01 for _ in range(FOLDS)]
+        for number, gradient in enumerate(self.gradients[1:]):  # in each fold other tensors are without a gradient
+            for tensor in (self.layout.tensors[number % 4], self.layout.tensors[(number + 1) % 4]):
+                view(gradient.view(torch.uint8), tensor).fill_(ABSENT)
         self.memory: mmap.mmap | None = None
         self.chunks = [memoryview(mmap.mmap(-1, CHUNK_NBYTES)) for _ in range(2)] if chunked else []
         self.results: list[Any] = []

@@ -11,6 +11,7 @@ from hypothesis import given
 from tests.tiers import examples
 from torch import Tensor, nn
 
+from offbeat.tensors.absent import ABSENT, is_absent
 from offbeat.tensors.layout import DTYPES, Layout, Span, elements, view
 from offbeat.tensors.wire_formats import BLOCK, CHUNK_NUMEL, Codec, Encoded, ErrorFeedback
 
@@ -195,3 +196,23 @@ def test_a_gradient_that_is_not_finite_leaves_no_trace_in_the_feedback() -> None
     feedback.pushed()
     assert bool(torch.isfinite(feedback.feedback).all())
     assert bool(feedback.feedback.any()), "the other blocks have errors"
+
+
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_tensor_without_a_gradient_is_one_after_decoding(name: str, wire: Encoded) -> None:
+    """Its feedback waits until it has a gradient again."""
+    line = Line(layout_of(name), wire)
+    feedback = ErrorFeedback(line.codec)
+    for absent in range(len(line.layout.tensors)):
+        line.fill(absent)
+        view(line.sent, line.layout.tensors[absent]).fill_(ABSENT)
+        feedback.feedback.uniform_(-1.0, 1.0)
+        before = feedback.feedback.clone()
+        line.codec.encode(line.sent, line.encoded) if wire == "bf16" else feedback.encode(line.sent, line.encoded)
+        line.codec.decode(line.encoded, line.came)
+        feedback.pushed()
+        assert [is_absent(view(line.came, spec)) for spec in line.layout.tensors].count(True) == 1
+        assert is_absent(view(line.came, line.layout.tensors[absent]))
+        same = feedback.feedback == before
+        assert wire == "bf16" or line.layout.tensors[absent].numel <= int(same.sum()) < line.codec.numel or len(line.layout.tensors) == 1

@@ -7,14 +7,16 @@ shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 
 from offbeat.cuda_memory import ordinal_of
 from offbeat.errors import ProtocolError
+from offbeat.tensors.absent import sign_at
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, TensorSpec, elements
 from offbeat.tensors.pieces import StatePiece
 
@@ -62,6 +64,11 @@ class Block(NamedTuple):
     """True if the parameter is one tensor in its true shape; otherwise it is flat."""
     parts: tuple[BlockPart, ...]
 
+    @property
+    def at(self) -> int:
+        """Return its place in bytes from the start of the span."""
+        return self.first * self.parameter.itemsize
+
 
 OwnState: TypeAlias = dict[int, dict[str, torch.Tensor]]
 """Tensor index -> state key -> the owned elements, flat; or the whole value if it does not have the parameter's shape."""
@@ -98,6 +105,24 @@ def blocks_of(parts: list[Owned], memory: Memory, runs: list[int], *, whole: boo
     for _, run in groupby(zip(runs, parts, strict=True), key=lambda one: one[0]):
         blocks += _cut([own for _, own in run], memory)
     return blocks
+
+
+def signs_of(block: Block) -> np.ndarray:
+    """Return where in the sum of this block the parts of tensors have the signs of their first elements: see `absent.candidates`."""
+    itemsize = block.parameter.itemsize
+    return np.array([sign_at(part.at * itemsize, itemsize) for part in block.parts])
+
+
+def divided(block: Block, cuts: Collection[int]) -> list[Block]:
+    """Return the blocks into which a flat one is cut at those of these bytes of the span at which a part of it begins."""
+    itemsize = block.parameter.itemsize
+    starts = [0, *(n for n, part in enumerate(block.parts) if n and block.at + part.at * itemsize in cuts)]
+    lows = [0, *(block.parts[n].at for n in starts[1:]), block.numel]
+    blocks = []
+    for low, high, start, stop in zip(lows, lows[1:], starts, [*starts[1:], None], strict=False):
+        parts = tuple(part._replace(at=part.at - low) for part in block.parts[start:stop])
+        blocks.append(block._replace(parameter=block.parameter[low:high], first=block.first + low, numel=high - low, parts=parts))
+    return blocks if len(blocks) > 1 else [block]
 
 
 def _whole_block(own: Owned, memory: Memory) -> Block:

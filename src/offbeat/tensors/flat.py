@@ -9,7 +9,7 @@ another device than the memories stay there, and `FlatModel.collect` and `FlatMo
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,8 +20,9 @@ from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
 from offbeat.core.gradient_contents import GradientContents
-from offbeat.errors import ConfigurationError, warn
+from offbeat.errors import ConfigurationError
 from offbeat.gradient_watch import GradientWatch
+from offbeat.tensors.absent import ABSENT, Words, candidates, distinguish, sign_at, words_of
 from offbeat.tensors.layout import Layout, Memory, Span, elements, view
 from offbeat.tensors.staging import Staging, each_finite
 from offbeat.tensors.threads import single_threaded
@@ -49,7 +50,12 @@ class _Push:
     grads: list[torch.Tensor]
     flat: torch.Tensor
     """The whole memory, as bytes."""
-    zeroed: set[int] = field(default_factory=set)
+    words: Words
+    """The same, as `candidates` reads it."""
+    firsts: list[torch.Tensor]
+    """The first element of each gradient, in the order of memory."""
+    absent: set[int] = field(default_factory=set)
+    """Tensors whose memory is marked: they have no gradient. See `absent`."""
     finite: dict[int, int] = field(default_factory=dict)
     """Tensors whose gradient was found finite, with the version counter then, which changes with each write in place."""
 
@@ -81,6 +87,12 @@ class FlatModel:
         """The model's trainable parameters, in the layout's order."""
         self._spans = [Span(spec.offset, spec.stop) for spec in layout.tensors]
         """Of each tensor, padding included."""
+        order = layout.in_memory_order
+        self._ranks = {i: rank for rank, i in enumerate(order)}
+        """Of each tensor: how many are before it in memory."""
+        tensors = (layout.tensors[i] for i in order)
+        self._signs = np.array([sign_at(spec.offset, spec.itemsize) if spec.numel else 0 for spec in tensors])
+        """Of the first element of each tensor, in the order of memory: see `sign_at`."""
         self._pushes: dict[int, _Push] = {}
         """By address: all memories for gradients used so far."""
         self._to = self._place(push)
@@ -104,13 +116,10 @@ class FlatModel:
         self._gathered_nbytes = 0
         self.computed: Callable[[int], None] = lambda _: None
         """Called when a backward pass has written a gradient into the push memory, with the tensor's index in the layout."""
-        self.resting: Callable[[], Collection[int]] = set
-        """Returns the ids of the parameters that need no gradient: no step changes them at present."""
         self.accumulating = False
         """True if there was a backward pass since the last step."""
         self.watch = GradientWatch(GradientContents())
         """Notes the backward passes over the batches of the script."""
-        self._warned: set[int] = set()
         self._staging = Staging()
 
     def remember(self, *, values: bool = True, whole: bool = False) -> None:
@@ -203,7 +212,7 @@ class FlatModel:
     def collect(self) -> str | None:
         """Bring the gradients into the push memory, whatever was done to ``p.grad``: clipped in place, replaced, deleted.
 
-        A tensor without a gradient pushes zeros, with a warning the first time.
+        A tensor without a gradient is marked as one: see `absent`.
 
         Returns:
             The name of the first tensor whose gradient is not finite; None if all are.
@@ -212,16 +221,15 @@ class FlatModel:
             ConfigurationError: a gradient is sparse.
         """
         self._move()
-        missing, put, elsewhere = [], [], []
+        put, elsewhere = [], []
         with torch.no_grad():
             for i, (parameter, place) in enumerate(zip(self.parameters, self._to.grads, strict=True)):
                 if (grad := parameter.grad) is place:
                     continue
                 if grad is None:
-                    missing.append(i)
-                    if i not in self._to.zeroed:
-                        place.zero_()
-                        self._to.zeroed.add(i)
+                    if i not in self._to.absent:
+                        place.fill_(ABSENT)
+                        self._to.absent.add(i)
                     continue
                 put.append(i)
                 if grad.is_cpu is not place.is_cpu:
@@ -230,8 +238,8 @@ class FlatModel:
             if elsewhere:
                 self._staging.wait()
                 self._check_there(elsewhere)
-        self._warn(missing)
-        changed = [i for i, grad in enumerate(self._to.grads) if self._to.finite.get(i) != grad._version]
+        finite, absent = self._to.finite, self._to.absent
+        changed = [i for i, grad in enumerate(self._to.grads) if finite.get(i) != grad._version and i not in absent]
         wrong = self._check(changed)
         return None if wrong is None else self._layout.tensors[wrong].name
 
@@ -245,12 +253,12 @@ class FlatModel:
         place = self._to.grads[i]
         self.parameters[i].grad = place
         self.accumulating = True
-        self._to.zeroed.discard(i)
+        self._to.absent.discard(i)
         self._to.note(i, finite=finite)
         self.computed(i)
 
     def digest(self) -> int | None:
-        """Return a checksum of the gradient that `collect` has brought together; None if it is all zeros, which is no evidence.
+        """Return a checksum of the gradient that `collect` has brought together; None if that is all zeros, which is no evidence.
 
         Of a large gradient it reads `DIGEST_NBYTES`, in pieces spread over all of it.
         """
@@ -262,7 +270,7 @@ class FlatModel:
         else:
             parts = [flat]
         read = [part.numpy() for part in (parts if flat.is_cpu else [torch.cat(parts).cpu()])]
-        if not any(piece.any() for piece in read):
+        if not any((piece & 0x7F).any() for piece in read):  # the sign of a negative zero is the upper bit of a byte
             return None
         digest = 0
         for piece in read:
@@ -310,7 +318,7 @@ class FlatModel:
                     parameter.grad = grad.clone()
                     self.watch.moved(parameter)
             self._copy(self._to.memory, self._to.grads, self.parameters)
-        self._to.zeroed.clear()
+        self._to.absent.clear()
 
     def redirect(self, push: Memory) -> None:
         """Write gradients to another push memory from now on. A ``grad`` in the old memory becomes None."""
@@ -346,14 +354,18 @@ class FlatModel:
                     parameter.grad = grad.clone()
         self._staging.unlock()
         nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._to, self._datas, self._pull, self._pull_memory = _Push(nothing, [], nothing), [], nothing, nothing
+        self._to, self._datas, self._pull, self._pull_memory = _Push(nothing, [], nothing, words_of(nothing), []), [], nothing, nothing
         self._pushes.clear()
 
     def _place(self, push: Memory) -> _Push:
-        """Return the views of a push memory, filled with zeros."""
+        """Return the views of a push memory in which no tensor has a gradient."""
         grads, flat = self._views(push), elements(push, 0, self._layout.nbytes, torch.uint8)
-        place = _Push(push, grads, flat, set(range(len(self.parameters))))
         flat.zero_()
+        for grad in grads:
+            grad.fill_(ABSENT)
+        tensors = self._layout.tensors
+        firsts = [elements(push, tensors[i].offset, min(1, tensors[i].numel), grads[i].dtype) for i in self._layout.in_memory_order]
+        place = _Push(push, grads, flat, words_of(flat), firsts, set(range(len(self.parameters))))
         self._pushes[flat.data_ptr()] = place
         return place
 
@@ -403,14 +415,14 @@ class FlatModel:
             Those that are in the push memory now.
         """
         kept, to, source = [], [], []
-        parameters, places, zeroed, is_cpu = self.parameters, self._to.grads, self._to.zeroed, self._to.flat.is_cpu
+        parameters, places, absent, is_cpu = self.parameters, self._to.grads, self._to.absent, self._to.flat.is_cpu
         for i in which:
             if (grad := parameters[i].grad) is None:
                 continue
             stays = grad is not places[i] and (grad.is_cpu is not is_cpu or grad.requires_grad)
             if stays and not stay:
                 continue
-            zeroed.discard(i)
+            absent.discard(i)
             if grad is not places[i]:
                 if grad.layout is not torch.strided:
                     raise ConfigurationError(
@@ -444,24 +456,13 @@ class FlatModel:
         if waits:
             self._staging.wait()
 
-    def _warn(self, missing: list[int]) -> None:
-        fresh = [i for i in missing if i not in self._warned]
-        if fresh and (resting := self.resting()):
-            fresh = [i for i in fresh if id(self.parameters[i]) not in resting]
-        if fresh:
-            self._warned.update(fresh)
-            names = ", ".join(self._layout.tensors[i].name for i in fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
-            warn(
-                f"no gradient for {names}: zeros are pushed instead, and the optimizer still applies momentum and weight decay; "
-                "leave unused parameters out of the optimizer, or freeze them before wrapping it; while the script does not train a part "
-                "of the model, let the parameter group of that part have lr=0"
-            )
-
     def _check_there(self, elsewhere: list[int]) -> None:
         """Note which gradients are finite, of those that other devices have: they look at them faster than this process at its copies."""
         grads = [grad for i in elsewhere if (grad := self.parameters[i].grad) is not None]
         for i, finite in zip(elsewhere, each_finite(grads), strict=True):
             self._to.note(i, finite=finite)
+        for run in self._runs(elsewhere):
+            self._distinguish(run)
 
     def _check(self, which: Sequence[int]) -> int | None:
         """Return the first of these tensors whose gradient is not finite; None: all are finite.
@@ -473,6 +474,7 @@ class FlatModel:
         for run in self._runs(which):
             together = self._to.flat[self._spans[run[0]].start : self._spans[run[-1]].stop].view(self._to.grads[run[0]].dtype)
             finite = all_finite(together)
+            self._distinguish(run)
             for i in run:
                 if finite or all_finite(self._to.grads[i]):
                     self._to.finite[i] = self._to.grads[i]._version
@@ -480,6 +482,14 @@ class FlatModel:
                     self._to.finite.pop(i, None)
                     wrong = i if wrong is None else min(i, wrong)
         return wrong
+
+    def _distinguish(self, run: list[int]) -> None:
+        """Let none of these neighbours in memory, each of which has a gradient, be taken for a tensor without one."""
+        start, stop = self._ranks[run[0]], self._ranks[run[-1]] + 1
+        firsts = self._to.firsts[start:stop]
+        if self._to.flat.is_cpu:  # what a GPU has is not looked at
+            firsts = [firsts[i] for i in candidates(self._to.words, self._signs[start:stop])]
+        distinguish([first for first in firsts if first.numel()])
 
     def _runs(self, which: Sequence[int]) -> list[list[int]]:
         """Return these tensors in runs of neighbours of one dtype."""

@@ -130,23 +130,6 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> list[Hyperparameters]:
     return groups
 
 
-def rests(group: Mapping[str, Any]) -> bool:
-    """Return True for a parameter group that the script does not train at present: its rate is 0, and no parameter has a gradient.
-
-    A step leaves its parameters alone, and the optimizer's state of them, as a step in one process does. Without that Adam would count
-    steps that the group has not made, and its first real ones would be up to six times as long.
-
-    >>> rests({"lr": 0.0, "params": [torch.zeros(2)]})
-    True
-    """
-    return not group.get("lr", 1.0) and all(parameter.grad is None for parameter in group["params"])
-
-
-def resting(optimizer: torch.optim.Optimizer) -> set[int]:
-    """Return the ids of the parameters in groups that rest."""
-    return {id(parameter) for group in optimizer.param_groups if rests(group) for parameter in group["params"]}
-
-
 def checked(name: str, groups: Any) -> list[Hyperparameters]:
     """Return settings that a peer sent for optimizer ``name``, after torch has accepted them.
 
@@ -177,7 +160,7 @@ def check_changed(spec: OptimizerSpec, groups: Any) -> None:
 
     Args:
         spec: the optimizer.
-        groups: the settings of each parameter group, None for one that rests.
+        groups: the settings of each parameter group.
 
     Raises:
         ProtocolError: groups or settings differ from those of ``spec``, a value has another type that torch refuses, or is not finite.
@@ -186,15 +169,13 @@ def check_changed(spec: OptimizerSpec, groups: Any) -> None:
         raise ProtocolError(f"settings of parameter groups must be a list of {len(spec.groups)} maps, one for each group of the optimizer")
     alike = True
     for index, (group, first) in enumerate(zip(groups, spec.groups, strict=True)):
-        if group is None:
-            continue
         if not isinstance(group, Mapping) or group.keys() != first.keys():
             raise ProtocolError(f"settings of parameter group {index} must be a map of {', '.join(sorted(first))}")
         for key, value in group.items():
             alike = alike and _is_like(value, first[key])
             _check_size(key, value, index)
     if not alike:
-        checked(spec.name, [group for group in groups if group is not None])
+        checked(spec.name, groups)
 
 
 def build(name: str, settings: Mapping[str, Any], params: Iterable[torch.Tensor]) -> torch.optim.Optimizer:

@@ -13,6 +13,7 @@ import torch
 
 from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, RankProgram
 from offbeat.errors import ProtocolError
+from offbeat.tensors.absent import ABSENT
 from offbeat.tensors.layout import Memory
 
 
@@ -88,7 +89,7 @@ class RunningSum:
         if operation.action is Action.COPY:
             self._touch(operation.span)
             if content is None:
-                span.zero_()
+                span.fill_(ABSENT)
             elif (received := _elements(content, self.out.dtype)).data_ptr() == span.data_ptr():
                 return None  # it was received where it belongs
             else:
@@ -104,7 +105,6 @@ class RunningSum:
             if self._parts:
                 torch.add(other, self._parts[0][where.start : where.stop], alpha=self._scale, out=span)
             else:
-                # Copied, not added to zeros: 0.0 + -0.0 is 0.0, and the sender keeps -0.0.
                 span.copy_(other)
             return
         self._fill(where)
@@ -119,7 +119,7 @@ class RunningSum:
         for start, stop in self._touch(where):
             span = self.out[start:stop]
             if not self._parts:
-                span.zero_()
+                span.fill_(ABSENT)
             else:
                 torch.mul(self._parts[0][start:stop], self._scale, out=span)
             for part in self._parts[1:]:

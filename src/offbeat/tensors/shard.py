@@ -2,6 +2,8 @@
 
 A fold is bound by memory bandwidth, so it goes through the span in blocks that stay in the cache: sum a block of every gradient into one
 scratch block, and step the optimizer on that block of the parameters. Nothing large is allocated once the optimizer's state exists.
+Tensors of which no worker had a gradient are left alone with their state (`absent`): a block that has such tensors and others is stepped in
+pieces from then on, each with a state of its own.
 Where a death must not leave half of a fold, parameters and state have two halves: a step reads one and writes the other (`Halves`).
 `blocks.py` cuts the span into blocks; this file sums, steps, and exports and imports the state.
 """
@@ -9,14 +11,16 @@ Where a death must not leave half of a fold, parameters and state have two halve
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 
 from offbeat.errors import ConfigurationError, ProtocolError
-from offbeat.tensors.blocks import Block, OwnState, block_numel, blocks_of, owned, owned_state, runs_of, spread
+from offbeat.tensors.absent import Words, candidates, is_absent, words_of
+from offbeat.tensors.blocks import Block, OwnState, block_numel, blocks_of, divided, owned, owned_state, runs_of, signs_of, spread
 from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Memory, Span, elements
 from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, checked
@@ -100,23 +104,26 @@ class Shard:
         """The bytes of the last g, in as many halves, if differences are measured."""
         self._units = self._cut(runs_of(self._own, {}))
         self.kept = None if kept is None else kept(Sizes(span.nbytes, len(self._units) + len(self._own)))
-        """The memory that outlives the process; None: there is none. Loaded state may cut as many more units as there are tensors."""
+        """The memory that outlives the process; None: there is none. Loaded state, and tensors without a gradient, may cut as many more
+        pieces as there are tensors."""
         if self.kept is not None:
             if "last" in self.kept.known:
                 self._last = self.kept.named("last", span.nbytes)
             if self.kept.runs is not None:
                 self._units = self._cut(self.kept.runs)
-            for number, blocks in enumerate(self._units):
-                for half, block in enumerate(blocks):
-                    if values := self.kept.state_of(number, half):
-                        self._state[block.parameter] = values
+            for unit in self._units:
+                unit.divide(self.kept.cuts)
+                for blocks in unit.pieces:
+                    for half, block in enumerate(blocks):
+                        if values := self.kept.state_of(block.at, half):
+                            self._state[block.parameter] = values
         self._lanes = self._make_lanes(max(1, threads))
         self._pool = ThreadPoolExecutor(threads - 1, "offbeat-fold") if threads > 1 else None
 
     def fold(
         self,
         gradients: Sequence[tuple[Memory, float]],
-        hyperparameters: Sequence[Hyperparameters | None] | None = None,
+        hyperparameters: Sequence[Hyperparameters] | None = None,
         *,
         scale: float = 1.0,
         measures: Measures = "nothing",
@@ -129,8 +136,7 @@ class Shard:
 
         Args:
             gradients: for each contribution the ``span.nbytes`` bytes of its push memory that belong to this span, and its weight.
-            hyperparameters: each parameter group's settings from now on (see `optimizers.hyperparameters`), None for one that rests and is
-                not stepped; None: all as before.
+            hyperparameters: each parameter group's settings from now on (see `optimizers.hyperparameters`); None: as before.
             scale: the factor of every learning rate in this one step.
             measures: also return the squared norms of the gradients and of g, and for ``differences`` that of g minus the g before, for
                 which one more copy of g is kept from then on. They are summed in float64 over blocks, each block's in float32 (float64 for
@@ -151,7 +157,7 @@ class Shard:
     def begin_fold(
         self,
         gradients: Sequence[tuple[Memory, float]],
-        hyperparameters: Sequence[Hyperparameters | None] | None = None,
+        hyperparameters: Sequence[Hyperparameters] | None = None,
         *,
         scale: float = 1.0,
         measures: Measures = "nothing",
@@ -163,11 +169,7 @@ class Shard:
         for memory, _ in gradients:
             if memory.nbytes != self.span.nbytes:
                 raise ProtocolError(f"a gradient of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
-        before, rest = (self._groups, self._scale), frozenset[int]()
-        if isinstance(hyperparameters, list | tuple):  # `checked` refuses what else a peer may have sent
-            rest = frozenset(number for number, group in enumerate(hyperparameters) if group is None)
-            known = dict(enumerate(self._groups))
-            hyperparameters = [known.get(number, {}) if group is None else group for number, group in enumerate(hyperparameters)]
+        before = self._groups, self._scale
         if hyperparameters is not None and hyperparameters != self._groups:
             self._configure(checked(self.spec.name, hyperparameters), scale)
         elif scale != self._scale:
@@ -176,14 +178,13 @@ class Shard:
         norms, compares = measures != "nothing", self._last is not None
         last = self._lasts() if measures == "differences" else None
         sums_at = None if total is None else {dtype: self._typed(total, dtype) for dtype in self._dtypes()}
-        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._halves.half, last, sums_at, rest)
+        work = _Work(iter(()), typed, [weight for _, weight in gradients], norms, self._halves.half, last, sums_at)
         return Folding(self._run, work, self._batches(at_once), compares, lambda: self._configure(*before))
 
     def _batches(self, at_once: bool) -> Iterator[list[_Unit]]:
         """Yield the units in order of place: all of them, or as many at a time as keep each lane busy."""
         count = len(self._units) if at_once else BLOCKS_PER_BATCH * len(self._lanes)
-        numbered = list(enumerate(self._units))
-        return (numbered[start : start + count] for start in range(0, len(numbered), max(1, count)))
+        return (self._units[start : start + count] for start in range(0, len(self._units), max(1, count)))
 
     def _run(self, work: _Work, units: int) -> list[list[float]]:
         """Have the lanes work until none of so many units is left. Returns what each lane has measured.
@@ -195,8 +196,8 @@ class Shard:
 
     def gather(self, into: Memory, gradient: Memory, weight: float, before: Memory | None) -> None:
         """``into = before + weight * gradient``, all of this span, rounded in the gradients' own precision; None: zero before."""
-        for block, *_ in self._units:
-            dtype = block.parameter.dtype
+        for unit in self._units:
+            block, dtype = unit.blocks[0], unit.blocks[0].parameter.dtype
             to, part = (self._typed(memory, dtype)[block.first : block.first + block.numel] for memory in (into, gradient))
             part = part.to(to.device)
             if before is None:
@@ -210,8 +211,7 @@ class Shard:
         See `state.assemble_state_dict`.
         """
         pieces = []
-        for blocks in self._units:
-            block = blocks[self._halves.half]
+        for block in (blocks[self._halves.half] for unit in self._units for blocks in unit.pieces):
             for part in block.parts:
                 for key, value in self._state.get(block.parameter, {}).items():
                     value = torch.as_tensor(value)
@@ -243,11 +243,12 @@ class Shard:
         if self.kept is not None:
             self.kept.clear(runs)
         half = self._halves.half
-        for number, blocks in enumerate(self._units):
-            if values := spread(blocks[half], state):
-                self._state[blocks[half].parameter] = values
+        for unit in self._units:
+            block = unit.blocks[half]
+            if values := spread(block, state):
+                self._state[block.parameter] = values
                 if self.kept is not None:
-                    self.kept.adopt(number, half, values)
+                    self.kept.adopt(block.at, half, values)
         self._lanes = self._make_lanes(len(self._lanes))
 
     def whole_state(self) -> dict[str, Any]:
@@ -269,13 +270,13 @@ class Shard:
         numel = block_numel(self._halves.now)
         return [_Lane(self.spec.name, self._groups, self._units, self._state, self.kept, numel) for _ in range(count)]
 
-    def _cut(self, runs: list[int]) -> list[tuple[Block, ...]]:
-        """Return the units: each block in all halves."""
+    def _cut(self, runs: list[int]) -> list[_Unit]:
         whole = not self.spec.elementwise
-        return list(zip(*(blocks_of(self._own, half, runs, whole=whole) for half in self._halves.views), strict=True))
+        halves = (blocks_of(self._own, half, runs, whole=whole) for half in self._halves.views)
+        return [_Unit(blocks) for blocks in zip(*halves, strict=True)]
 
     def _dtypes(self) -> set[torch.dtype]:
-        return {block.parameter.dtype for block, *_ in self._units}
+        return {unit.blocks[0].parameter.dtype for unit in self._units}
 
     def _typed(self, memory: Memory, dtype: torch.dtype) -> torch.Tensor:
         return elements(memory, 0, self.span.nbytes // dtype.itemsize, dtype)
@@ -295,8 +296,25 @@ class Shard:
             lane.configure([{**group, "lr": group["lr"] * scale} for group in groups] if scale != 1.0 else groups)
 
 
-_Unit: TypeAlias = tuple[int, tuple[Block, ...]]
-"""A number, and one block in all halves."""
+_Piece: TypeAlias = tuple[Block, ...]
+"""One block in all halves, which is stepped as a whole and has a state of its own."""
+
+
+class _Unit:
+    """One block in all halves, summed at once, and stepped in one or more pieces."""
+
+    def __init__(self, blocks: _Piece) -> None:
+        self.blocks = blocks
+        self.pieces = [blocks]
+        """In the order of memory."""
+        self.signs = signs_of(blocks[0])
+        """Where a look tells whether a tensor may be without a gradient."""
+
+    def divide(self, cuts: Collection[int]) -> list[tuple[_Piece, list[_Piece]]]:
+        """Cut pieces at these bytes of the span, where parts of tensors begin. Returns each piece that is cut, and what it is cut into."""
+        made = [(piece, list(zip(*(divided(block, cuts) for block in piece), strict=True))) for piece in self.pieces]
+        self.pieces = [new for _, pieces in made for new in pieces]
+        return [(piece, pieces) for piece, pieces in made if len(pieces) > 1]
 
 
 class _Work(NamedTuple):
@@ -313,8 +331,6 @@ class _Work(NamedTuple):
     """The sum of the previous fold in each half, to be compared and replaced; None: differences are not measured."""
     total: dict[torch.dtype, torch.Tensor] | None
     """Where the sum is written to; None: nowhere."""
-    rest: frozenset[int]
-    """Parameter groups that are not stepped."""
 
 
 class Folding:
@@ -347,7 +363,7 @@ class Folding:
         """Return how many bytes of the gradients the next step needs, and how many are new after it; None: there is none."""
         if self._units is None:
             return None
-        _, (block, *_) = self._units[-1]
+        block = self._units[-1].blocks[0]
         return (block.first + block.numel) * block.parameter.itemsize
 
     def step(self) -> None:
@@ -376,7 +392,7 @@ class _Lane:
         self,
         name: str,
         groups: list[Hyperparameters],
-        units: list[tuple[Block, ...]],
+        units: list[_Unit],
         state: defaultdict[torch.Tensor, Any],
         kept: ShardMemory | None,
         step_numel: int,
@@ -386,7 +402,7 @@ class _Lane:
         self._optimizers: dict[int, torch.optim.Optimizer] = {}
         self._early = False
         """True if the optimizer makes its state when it is made. The Adagrad of torch 2.6 does not make it in a step as well."""
-        blocks = [block for block, *_ in units]
+        blocks = [unit.blocks[0] for unit in units]
         for block in blocks:
             if block.group not in self._optimizers:
                 first = torch.zeros(1, 1, device=block.parameter.device)
@@ -394,9 +410,12 @@ class _Lane:
                 self._early = bool(optimizer.state)
                 optimizer.state = state
         self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        self._words: dict[torch.dtype, Words] = {}
+        """Of the scratch memory."""
         for dtype in {block.parameter.dtype for block in blocks}:
             numel = max(block.numel for block in blocks if block.parameter.dtype == dtype)
             self._scratch[dtype] = torch.empty(numel, dtype=dtype, device=blocks[0].parameter.device)
+            self._words[dtype] = words_of(self._scratch[dtype])
         self._step_numel = step_numel
         device = blocks[0].parameter.device if blocks else torch.device("cpu")
         self._wide = torch.empty(2, step_numel if any(dtype.itemsize == 2 for dtype in self._scratch) else 0, device=device)
@@ -408,8 +427,8 @@ class _Lane:
     def run(self, work: _Work) -> list[float]:
         """Sum and step units until none is left. Returns the squared norms: one for each gradient, that of g, and that of its change."""
         norms = [0.0] * (len(work.weights) + 2)
-        for number, blocks in work.units:
-            block = blocks[work.half]
+        for unit in work.units:
+            block = unit.blocks[work.half]
             total = self._scratch[block.parameter.dtype][: block.numel]
             for start in range(0, block.numel, self._step_numel):
                 stop = min(start + self._step_numel, block.numel)
@@ -425,47 +444,70 @@ class _Lane:
                 change = torch.sub(total, before)
                 norms[-1] += float(torch.dot(change, change))
                 now.copy_(total)
-            if block.group not in work.rest:
-                self._step((number, blocks), work.half, total)
-            elif len(blocks) > 1:
-                self._leave((number, blocks), work.half)
-                self._adopt((number, blocks), work.half)
+            absent = self._absent(unit, total)
+            for piece in unit.pieces:
+                if piece[0].at not in absent:
+                    low = piece[0].first - block.first
+                    self._step(piece, work.half, total[low : low + piece[0].numel] if len(unit.pieces) > 1 else total)
+                elif len(piece) > 1:
+                    self._leave(piece, work.half)
+                    self._adopt(piece, work.half)
         return norms
 
-    def _step(self, unit: _Unit, half: int, total: torch.Tensor) -> None:
-        """Write one block of the new version, and its optimizer's state, into a half."""
-        _, blocks = unit
-        block, before = blocks[half], blocks[-1 - half]
+    def _absent(self, unit: _Unit, total: torch.Tensor) -> set[int]:
+        """Return the places of the pieces in which no tensor has a gradient. Others have a gradient of each of their tensors."""
+        block = unit.blocks[0]
+        parts = [(n, block.parts[n]) for n in candidates(self._words[total.dtype], unit.signs)]
+        absent = {n for n, part in parts if is_absent(total[part.at : part.at + part.stop - part.start])}
+        if not absent:
+            return absent
+        places = [block.at + part.at * total.itemsize for part in block.parts]
+        meet = {places[n] for before, n in pairwise(range(len(places))) if (before in absent) != (n in absent)}
+        for piece, pieces in unit.divide(meet):
+            self._divide(piece, pieces)
+        return {places[n] for n in absent}
+
+    def _divide(self, piece: _Piece, pieces: list[_Piece]) -> None:
+        """Let each of these pieces have its part of the state that they had as one."""
+        parts = [(new[0].at, new[0].first - piece[0].first, new[0].numel) for new in pieces]
+        for half, block in enumerate(piece):
+            state = self._state.pop(block.parameter, {})
+            for new, (_, low, numel) in zip(pieces, parts, strict=True):
+                self._state[new[half].parameter] = {key: _part_of(value, low, numel) for key, value in state.items()}
+        if self._kept is not None:
+            self._kept.divide(parts)
+
+    def _step(self, piece: _Piece, half: int, total: torch.Tensor) -> None:
+        """Write one piece of the new version, and its optimizer's state, into a half."""
+        block, before = piece[half], piece[-1 - half]
         parameter, optimizer = block.parameter, self._optimizers[block.group]
         grad = torch.as_strided(total, parameter.shape, parameter.stride()) if block.whole else total
         if block is not before:
-            states = self._state_of(unit, 1 - half), self._state_of(unit, half)
+            states = self._state_of(piece, 1 - half), self._state_of(piece, half)
             if step_across(self._name, optimizer.param_groups[0], (before.parameter, parameter), states, grad):
                 return
-            self._leave(unit, half)
+            self._leave(piece, half)
         parameter.grad = grad
         optimizer.param_groups[0]["params"] = [parameter]
         if self._early and not self._state.get(parameter):
             self._state[parameter] = build(self._name, self._groups[block.group], [parameter]).state[parameter]
         optimizer.step()
         parameter.grad = None
-        self._adopt(unit, half)
+        self._adopt(piece, half)
 
-    def _adopt(self, unit: _Unit, half: int) -> None:
-        """Let what a block's state has got outlive this process, if the shard does."""
+    def _adopt(self, piece: _Piece, half: int) -> None:
+        """Let what a piece's state has got outlive this process, if the shard does."""
         if self._kept is not None:
-            number, blocks = unit
-            self._kept.adopt(number, half, self._state.get(blocks[half].parameter, {}))
+            self._kept.adopt(piece[half].at, half, self._state.get(piece[half].parameter, {}))
 
-    def _leave(self, unit: _Unit, half: int) -> None:
-        """Let a block, and its state, be in a half what they are in the other one."""
-        _, blocks = unit
-        blocks[half].parameter.copy_(blocks[1 - half].parameter)
-        self._carry_over(unit, half)
+    def _leave(self, piece: _Piece, half: int) -> None:
+        """Let a piece, and its state, be in a half what they are in the other one."""
+        piece[half].parameter.copy_(piece[1 - half].parameter)
+        self._carry_over(piece, half)
 
-    def _carry_over(self, unit: _Unit, half: int) -> None:
-        """Let a block's state in a half be the state in the other one."""
-        before, now = self._state_of(unit, 1 - half), self._state_of(unit, half)
+    def _carry_over(self, piece: _Piece, half: int) -> None:
+        """Let a piece's state in a half be the state in the other one."""
+        before, now = self._state_of(piece, 1 - half), self._state_of(piece, half)
         for key in now.keys() - before.keys():
             del now[key]
         for key, value in before.items():
@@ -477,8 +519,8 @@ class _Lane:
             else:
                 now[key] = value.clone()
 
-    def _state_of(self, unit: _Unit, half: int) -> dict[str, Any]:
-        state: dict[str, Any] = self._state[unit[1][half].parameter]
+    def _state_of(self, piece: _Piece, half: int) -> dict[str, Any]:
+        state: dict[str, Any] = self._state[piece[half].parameter]
         return state
 
     def _sum(self, parts: list[torch.Tensor], work: _Work, out: torch.Tensor, norms: list[float]) -> None:
@@ -499,6 +541,13 @@ class _Lane:
         if work.norms:
             norms[-2] += float(torch.dot(total, total))
         out.copy_(total)
+
+
+def _part_of(value: Any, low: int, numel: int) -> Any:
+    """Return a part of a piece's state: some elements of a tensor, or a number, which each part has."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value[low : low + numel] if value.dim() else value.clone()
 
 
 def _in_thread(lane: _Lane, work: _Work) -> list[float]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
     nbytes: int
     """Of the parameters."""
     units: int
-    """Most blocks that have a state of their own."""
+    """Most pieces of blocks that have a state of their own."""
     sums: int = 0
     """How many sums of gradients, each as large as the parameters."""
 
@@ -62,6 +62,16 @@ class Sizes(NamedTuple):
     def total(self) -> int:
         """Return the size of the memory; pages that are not used are not allocated."""
         return self.heap_at + 2 * _pages(self.nbytes * (STATES_MAX + self.sums) + (self.units + 1) * STATES_MAX * ALIGNMENT)
+
+
+class _Kept(NamedTuple):
+    """A state tensor, or a number."""
+
+    kind: str
+    halves: list[torch.Tensor]
+    at: Place
+    apart: int
+    """From one half to the other, in bytes."""
 
 
 class ShardMemory:
@@ -95,8 +105,8 @@ class ShardMemory:
         self._words = view[:PAGE].cast("Q")
         self._number = self.done
         """Of the operation in work, or the last one."""
-        self._kept: defaultdict[int, dict[str, tuple[str, list[torch.Tensor]]]] = defaultdict(dict)
-        """By unit and key: the kind of a kept state, and where its halves are kept."""
+        self._kept: defaultdict[int, dict[str, _Kept]] = defaultdict(dict)
+        """By unit and key. The number of a unit is where in the span it begins, in bytes."""
         self._lock = threading.Lock()
         """Held while a thread extends the heap and the directory."""
         self._named: dict[str, list[torch.Tensor]] = {}
@@ -104,6 +114,8 @@ class ShardMemory:
         """Names whose bytes an operation of an earlier process has written, to its end."""
         self.runs: list[int] | None = None
         """Which tensors form one run of blocks (`Shard.load_state`); None: those of a shard without loaded state."""
+        self.cuts: set[int] = set()
+        """Where blocks are cut into pieces, in bytes of the span."""
         self._read_directory()
 
     # Operations.
@@ -137,34 +149,62 @@ class ShardMemory:
         if name not in self._named:
             at = self._allocate(nbytes) if self._chunk is None else self._allocate_in_chunk(nbytes)
             self._note(["named", self._number, name, at, nbytes])
-            self._named[name] = self._halves_at(at, nbytes)
+            self._named[name] = self._halves_at(at, nbytes, aligned(nbytes))
         return self._named[name]
 
     def state_of(self, unit: int, half: int) -> dict[str, Any]:
         """Return the kept state of a unit, for the optimizer that reads this half."""
-        return {key: _value(kind, kept[half]) for key, (kind, kept) in self._kept[unit].items()}
+        return {key: _value(kept.kind, kept.halves[half]) for key, kept in self._kept[unit].items()}
 
     def adopt(self, unit: int, half: int, state: dict[str, Any]) -> None:
         """Move into one half of the heap what a step has made or replaced of a unit's state."""
         for key, value in state.items():
             entry = self._kept[unit].get(key)
             if isinstance(value, torch.Tensor):
-                kept = None if entry is None else entry[1][half]
+                kept = None if entry is None else entry.halves[half]
                 if kept is not None and kept.data_ptr() == value.data_ptr() and kept.shape == value.shape:
                     continue
-                if kept is None or entry is None or entry[0] != "t" or kept.shape != value.shape or kept.dtype != value.dtype:
+                if kept is None or entry is None or entry.kind != "t" or kept.shape != value.shape or kept.dtype != value.dtype:
                     kept = self._make(unit, key, value)[half]
                 kept.copy_(value)
                 state[key] = kept
             elif value is not None:
-                if entry is None or entry[0] != _kind(value):
+                if entry is None or entry.kind != _kind(value):
                     self._make(unit, key, value)
-                self._kept[unit][key][1][half].fill_(value)
+                self._kept[unit][key].halves[half].fill_(value)
+
+    def divide(self, parts: Sequence[tuple[int, int, int]]) -> None:
+        """Let each part of a unit be a unit, whose state tensors are where the whole unit's are, and which has its numbers.
+
+        Args:
+            parts: where each part begins in the span, in bytes; and its first element in the unit, and how many it has.
+        """
+        with self._lock:
+            self._note(["cuts", self._number, [at for at, *_ in parts[1:]]])
+            self.cuts.update(at for at, *_ in parts[1:])
+            for key, kept in list(self._kept[parts[0][0]].items()):
+                for unit, low, numel in parts if kept.halves[0].dim() else parts[1:]:
+                    self._add_part(unit, key, kept, low, numel)
+
+    def _add_part(self, unit: int, key: str, kept: _Kept, low: int, numel: int) -> None:
+        whole = kept.halves[0]
+        dtype, first = str(whole.dtype).removeprefix("torch."), low * whole.itemsize
+        if whole.dim():
+            at: Place = kept.at + first if isinstance(kept.at, int) else [kept.at[0], kept.at[1] + first]
+            self._add(unit, key, kept.kind, dtype, [numel], [1], at, kept.apart)
+            return
+        at = (self._allocate if isinstance(kept.at, int) else self._allocate_in_chunk)(whole.itemsize)
+        for half, value in zip(self._add(unit, key, kept.kind, dtype, [], [], at, aligned(whole.itemsize)), kept.halves, strict=True):
+            half.copy_(value)
 
     def clear(self, runs: list[int]) -> None:
         """Forget the state of all units: another one is loaded, with which the blocks are cut anew."""
         self._note(["runs", self._number, runs])
+        self._forget(runs)
+
+    def _forget(self, runs: list[int]) -> None:
         self._kept.clear()
+        self.cuts.clear()
         self.runs = runs
 
     def _make(self, unit: int, key: str, value: Any) -> list[torch.Tensor]:
@@ -177,21 +217,27 @@ class ShardMemory:
             dtype, shape, stride = "float64" if kind == "f" else "int64", [], []
         with self._lock:
             on_host = self._chunk is None or not isinstance(value, torch.Tensor) or (value.dim() == 0 and value.is_cpu)
-            at = (self._allocate if on_host else self._allocate_in_chunk)(_nbytes(dtype, shape))
-            self._note(["state", self._number, unit, key, kind, dtype, shape, stride, at])
-        made = self._tensors(dtype, shape, stride, at)
-        self._kept[unit][key] = kind, made
-        return made
+            nbytes = _nbytes(dtype, shape)
+            at = (self._allocate if on_host else self._allocate_in_chunk)(nbytes)
+            return self._add(unit, key, kind, dtype, shape, stride, at, aligned(nbytes))
 
-    def _tensors(self, dtype: str, shape: list[int], stride: list[int], at: Place) -> list[torch.Tensor]:
-        flats = [half.view(getattr(torch, dtype)) for half in self._halves_at(at, _nbytes(dtype, shape))]
+    def _add(
+        self, unit: int, key: str, kind: str, dtype: str, shape: list[int], stride: list[int], at: Place, apart: int
+    ) -> list[torch.Tensor]:
+        """Note what is kept at a place. The caller holds the lock. Returns its halves."""
+        self._note(["state", self._number, unit, key, kind, dtype, shape, stride, at, apart])
+        self._kept[unit][key] = kept = _Kept(kind, self._tensors(dtype, shape, stride, at, apart), at, apart)
+        return kept.halves
+
+    def _tensors(self, dtype: str, shape: list[int], stride: list[int], at: Place, apart: int) -> list[torch.Tensor]:
+        flats = [half.view(getattr(torch, dtype)) for half in self._halves_at(at, _nbytes(dtype, shape), apart)]
         return [torch.as_strided(flat, shape, stride, flat.storage_offset()) for flat in flats]
 
-    def _halves_at(self, at: Place, nbytes: int) -> list[torch.Tensor]:
+    def _halves_at(self, at: Place, nbytes: int, apart: int) -> list[torch.Tensor]:
         if isinstance(at, int):
-            return [self._bytes[start : start + nbytes] for start in (at, at + aligned(nbytes))]
+            return [self._bytes[start : start + nbytes] for start in (at, at + apart)]
         number, first = at
-        return [elements(self._chunks[number], start, nbytes, torch.uint8) for start in (first, first + aligned(nbytes))]
+        return [elements(self._chunks[number], start, nbytes, torch.uint8) for start in (first, first + apart)]
 
     def _allocate_in_chunk(self, nbytes: int) -> Place:
         """Return the place of two halves of so many bytes, which are zeros."""
@@ -200,7 +246,7 @@ class ShardMemory:
             self._add_chunk(max(more, CHUNK_NBYTES))
         at = [len(self._chunks) - 1, self._filled]
         self._filled += more
-        for half in self._halves_at(at, nbytes):
+        for half in self._halves_at(at, nbytes, aligned(nbytes)):
             half.zero_()
         return at
 
@@ -209,12 +255,12 @@ class ShardMemory:
         self._chunks.append(self._chunk(len(self._chunks), nbytes))
         self._filled = 0
 
-    def _used(self, at: Place, nbytes: int) -> None:
+    def _used(self, at: Place, nbytes: int, apart: int) -> None:
         """Note that an earlier process has used a place, which may be in a chunk that this one does not have yet."""
         if not isinstance(at, int):
             while len(self._chunks) <= at[0]:
-                self._add_chunk(max(2 * aligned(nbytes), CHUNK_NBYTES))
-            self._filled = max(self._filled, at[1] + 2 * aligned(nbytes))
+                self._add_chunk(max(apart + aligned(nbytes), CHUNK_NBYTES))
+            self._filled = max(self._filled, at[1] + apart + aligned(nbytes))
 
     def _allocate(self, nbytes: int) -> int:
         """Return the place of two halves of so many bytes."""
@@ -244,20 +290,21 @@ class ShardMemory:
             at += 4 + size
             match kind, entry:
                 case "named", [_, place, nbytes]:
-                    self._used(place, nbytes)
-                case "state", [_, _, _, dtype, shape, _, place]:
-                    self._used(place, _nbytes(dtype, shape))
+                    self._used(place, nbytes, aligned(nbytes))
+                case "state", [_, _, _, dtype, shape, _, place, apart]:
+                    self._used(place, _nbytes(dtype, shape), apart)
             if number > self.done:
                 continue  # an operation has made it that did not come to its end, and is made again
             match kind, entry:
                 case "runs", [runs]:
-                    self._kept.clear()
-                    self.runs = runs
+                    self._forget(runs)
+                case "cuts", [cuts]:
+                    self.cuts.update(cuts)
                 case "named", [name, place, nbytes]:
-                    self._named[name] = self._halves_at(place, nbytes)
+                    self._named[name] = self._halves_at(place, nbytes, aligned(nbytes))
                     self.known.add(name)
-                case "state", [unit, key, what, dtype, shape, stride, place]:
-                    self._kept[unit][key] = what, self._tensors(dtype, shape, stride, place)
+                case "state", [unit, key, what, dtype, shape, stride, place, apart]:
+                    self._kept[unit][key] = _Kept(what, self._tensors(dtype, shape, stride, place, apart), place, apart)
 
     def _need(self, part: int, start: int, nbytes: int) -> None:
         """Have the pages of ``start`` to ``start + nbytes`` allocated; a ``part`` grows from its beginning on."""

@@ -14,6 +14,9 @@ zeros in ``int8``, since its scale would be a subnormal number.
 Infinity and NaN stay infinity and NaN in ``bf16``; a finite magnitude above 3.39e38 rounds to infinity there. In ``int8`` all values of a
 block that contains infinity or NaN become NaN. So a gradient that is not finite is not finite after decoding either.
 
+A tensor without a gradient is one after decoding, too: negative zeros (`absent`) stay negative zeros in ``bf16``, and in ``int8`` the code
+-128 means one, where all of a tensor are. Its feedback stays as it is.
+
 Parameters in ``int8`` travel as changes to a base: both ends keep the values that the receiver has, and what is sent is the difference to
 them. So errors do not add up, and an error is at most 1/254 of the largest change of a block. Fragments of the model travel as changes in
 both formats (`Changes`).
@@ -31,8 +34,10 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
+from offbeat.tensors.absent import ABSENT, candidates, is_absent, sign_at, words_of
 from offbeat.tensors.blocks import owned
 from offbeat.tensors.layout import DTYPES, Layout, Memory, Span, aligned, elements
 from offbeat.tensors.threads import single_threaded
@@ -40,6 +45,7 @@ from offbeat.tensors.threads import single_threaded
 BLOCK: int = 256
 """Values that share a scale in ``int8``."""
 LARGEST_CODE = 127
+ABSENT_CODE = -128
 CHUNK_NUMEL = 1 << 18
 """Values encoded at a time, a multiple of `BLOCK`: the scratch memory of 2 MiB stays in the cache. 2**16 measured 50 % slower."""
 
@@ -59,6 +65,12 @@ class _Run(NamedTuple):
     """First byte of the scales in the encoded span; ``at`` where the format has none."""
     first: int
     """Number of values in the runs before this one."""
+    parts: tuple[slice, ...]
+    """The values of each tensor, without padding."""
+    starts: torch.Tensor
+    """Where each begins."""
+    signs: np.ndarray
+    """Where the sign of its first value is: see `absent.sign_at`."""
 
 
 class Codec:
@@ -90,7 +102,10 @@ class Codec:
             numel = (parts[-1].end - parts[0].at) // dtype.itemsize
             scales = -(-numel // BLOCK) * 4 if wire == "int8" else 0
             codes_at = at + aligned(scales)
-            self._runs.append(_Run(dtype, parts[0].at, numel, codes_at, at, first))
+            starts = [(own.at - parts[0].at) // dtype.itemsize for own in parts]
+            tensors = tuple(slice(start, start + own.stop - own.start) for start, own in zip(starts, parts, strict=True))
+            signs = np.array([sign_at(start * dtype.itemsize, dtype.itemsize) for start in starts])
+            self._runs.append(_Run(dtype, parts[0].at, numel, codes_at, at, first, tensors, torch.tensor(starts, device="cpu"), signs))
             at, first = codes_at + aligned(numel * self._code(dtype).itemsize), first + numel
         self.nbytes = at
         """Size of the encoded span, in bytes."""
@@ -147,6 +162,8 @@ class Codec:
                     torch.sub(x, y, out=after[at])
                     if not finite:
                         after[at].nan_to_num_(0.0, 0.0, 0.0)
+            if base is None:
+                self._mark(values, encoded, before, after)
 
     def decode(self, encoded: Memory, values: Memory, base: torch.Tensor | None = None) -> None:
         """Write the values of an encoded span to ``values``. Any bytes of the right size can be decoded.
@@ -167,6 +184,21 @@ class Codec:
                         block.mul_(scale)
                 if base is not None:
                     out.copy_(base[run.first + start : run.first + stop].add_(came))
+            for run in self._runs if self._wire == "int8" and base is None else ():
+                codes = self._codes(run, encoded)
+                for n in (codes[run.starts] == ABSENT_CODE).nonzero().flatten().tolist():
+                    elements(values, run.start, run.numel, run.dtype)[run.parts[n]].fill_(ABSENT)
+
+    def _mark(self, values: Memory, encoded: Memory, before: torch.Tensor | None, after: torch.Tensor | None) -> None:
+        """Mark, in ``int8``, the tensors without a gradient; the feedback after it is theirs before it."""
+        for run in self._runs:
+            source = elements(values, run.start, run.numel, run.dtype)
+            for n in candidates(words_of(source), run.signs):
+                if is_absent(source[part := run.parts[n]]):
+                    self._codes(run, encoded)[part].fill_(ABSENT_CODE)
+                    if before is not None and after is not None:
+                        at = slice(run.first + part.start, run.first + part.stop)
+                        after[at].copy_(before[at])
 
     def read(self, values: Memory, base: torch.Tensor) -> None:
         """Copy the values of a span to ``base``, as float32: the base of the changes after it."""

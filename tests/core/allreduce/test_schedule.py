@@ -14,6 +14,7 @@ from tests.tiers import examples, marked
 
 from offbeat.core.allreduce.algorithms import doubling, halving, partial_allreduce, ring
 from offbeat.core.allreduce.schedule import Action, ElementRange, Operation, OperationKind, Passage, RankProgram, Schedule
+from offbeat.tensors.absent import ABSENT, is_absent
 from offbeat.tensors.running_sum import RunningSum
 
 RANKS = range(1, 34)
@@ -79,9 +80,13 @@ def test_all_results_are_equal_bit_by_bit(ranks: int, numel: int, way: str, seed
             if draws.random() < 0.1:
                 part.fill_(-0.0)
         parts.append(own)
+    absent = slice(draws.randrange(numel + 1), numel)
+    for part in (part for own in parts for part in own):
+        part[absent] = ABSENT
     played, results = run(WAYS[way](ranks, numel), parts, numel, draws)
     assert played.waiting == ()
     assert len({bits(result) for result in results}) == 1
+    assert absent.start == numel or is_absent(results[0][absent]), "negative zeros are not there where all have them"
 
 
 @pytest.mark.few(8)

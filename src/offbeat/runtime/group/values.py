@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from offbeat.errors import JobError
+from offbeat.tensors.absent import ABSENT, distinguish
 from offbeat.tensors.flat import all_finite
 from offbeat.tensors.layout import DTYPES, Layout, elements
 
@@ -125,7 +126,7 @@ class Own:
 
     @torch.no_grad()
     def give_gradients(self) -> dict[int, bool]:
-        """Write the gradients that this process writes to memory, zeros for a shard without a gradient.
+        """Write the gradients that this process writes to memory, and mark shards without a gradient: see `tensors.absent`.
 
         Returns:
             For each written piece, by its number: True if the gradient is finite.
@@ -134,9 +135,10 @@ class Own:
         for (number, parameter, piece), place in zip(self._gives, self._gradients, strict=True):
             if parameter.grad is not None:
                 place.copy_(local(parameter.grad))
+                distinguish([place.view(-1)[:1]])
                 found[number] = all_finite(place)
             elif piece.rank != REPLICATED:
-                place.zero_()
+                place.fill_(ABSENT)
                 found[number] = True
         return found
 

@@ -114,8 +114,7 @@ class Dispatcher:
     def _fold_order(self, effect: Fold) -> Order:
         self._hyper = self._schedules.newest(self._peers.gone) or self._hyper
         if self._policy.measures != "nothing":
-            rate = 0.0 if self._hyper[0] is None else self._hyper[0]["lr"]
-            self.measurements.ordered(effect.version, rate * effect.scale)
+            self.measurements.ordered(effect.version, self._hyper[0]["lr"] * effect.scale)
         if self._policy.averaging is not None:
             self._notifier.average(part.worker for part in effect.parts)
         return fold_order(effect, self._hyper)

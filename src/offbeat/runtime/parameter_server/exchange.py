@@ -27,7 +27,7 @@ from offbeat.runtime.worker.connection import Pair, WorkerConnection
 from offbeat.tensors import gpu
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
-from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, hyperparameters, resting, rests
+from offbeat.tensors.optimizers import OptimizerSpec, hyperparameters
 from offbeat.tensors.state import assemble_state_dict, split_state_dict
 from offbeat.transport.base import Connection, SharedMemory
 from offbeat.transport.copy_on_write import OwnCopy, OwnView, own_view
@@ -76,7 +76,6 @@ class Exchange:
         (self._push_block, self._pull_block), *self._instead = allocate(plane, layout.nbytes, name, trained, link.servers, grouped=grouped)
         """Memory for gradients and for parameters; and until the job has welcomed this worker, what is used if servers cannot use that."""
         self.flat = FlatModel(layout, model, self._push_block.view, self._pull_block.view)
-        self.flat.resting = self._resting
         self.buffers = ModelBuffers(model)
         self.policy: ServerRule | None = None
         """The job's rule; known once the job has welcomed this worker."""
@@ -95,7 +94,7 @@ class Exchange:
         self.flat.detach()
         self._push_block, self._pull_block = push, pull
         self.flat = FlatModel(self._layout, self._model, push.view, pull.view)
-        self.flat.watch, self.flat.resting = watch, self._resting
+        self.flat.watch = watch
         self.flat.attach()
 
     def settle(self) -> None:
@@ -106,10 +105,6 @@ class Exchange:
     def memory(self) -> Pair:
         """Return the blocks into which gradients are written and from which parameters are read. The second may be replaced in a call."""
         return self._push_block, self._pull_block
-
-    def _resting(self) -> set[int]:
-        """Return the ids of the parameters for which no zeros count as a gradient: under averaging these are all, since workers step."""
-        return resting(self._optimizer) if self.averaging is None else {id(parameter) for parameter in self.flat.parameters}
 
     @property
     def averaging(self) -> Averaging | None:
@@ -218,7 +213,7 @@ class Exchange:
         if self.averaging is not None:
             self.flat.offer()
             self.settle()
-        hyper = self._hyperparameters()
+        hyper = hyperparameters(self._optimizer)
         changed = {"hyper": hyper} if hyper != self._sent_hyper else {}
         self._sent_hyper = hyper
         header = {"kind": "push", "number": next(self._numbers), "steps": steps, **changed, **news, "push": push}
@@ -234,13 +229,6 @@ class Exchange:
         for server in self._link.servers[1:]:
             server.send({"kind": "push", "worker": self._link.worker, "number": header["number"]}, carry=_whole(server))
         self._link.coordinator.send(header, carry=_whole(self._link.coordinator))
-
-    def _hyperparameters(self) -> list[Hyperparameters | None]:
-        """Return the settings of each parameter group, None for one that rests: servers do not step it."""
-        groups = hyperparameters(self._optimizer)
-        if self.averaging is not None:
-            return list(groups)
-        return [None if rests(own) else group for own, group in zip(self._optimizer.param_groups, groups, strict=True)]
 
     def keep_blocks(self, machine: Worker) -> None:
         """Keep the blocks that come until ``machine`` begins an iteration with them."""

@@ -3,7 +3,7 @@
 Each rank has its own optimizer, and schedulers that count its own steps: those of a slow rank are behind, and those of a restarted one
 begin at 0. If each rank applied results with its own settings, replicas would drift apart. So a few numbers behind each gradient hold its
 rank's settings; each rank has its own place there, so that the sum does not mix them. All ranks use the settings of the rank that has made
-the most steps, as servers do; and they leave the parameter groups alone that rest there.
+the most steps, as servers do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from offbeat.core.allreduce.rounds import BUFFERS
-from offbeat.tensors.optimizers import rests
 from offbeat.types import WorkerId
 
 SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
@@ -40,10 +39,10 @@ class PiggybackedHyperparameters:
 
     def __init__(self, optimizer: torch.optim.Optimizer, rank: WorkerId, ranks: int) -> None:
         self._optimizer, self._rank, self._ranks = optimizer, rank, ranks
-        self._width = 1 + _WORDS * (1 + len(self._own()) + len(optimizer.param_groups))
+        self._width = 1 + _WORDS * (1 + len(self._own()))
         self._parity = 0
         self.known: dict[WorkerId, tuple[float, ...]] = {}
-        """By rank: its step number at its last gradient that was folded, its settings then, and for each parameter group 1 if it rested."""
+        """By rank: its step number at its last gradient that was folded, and its settings then."""
 
     @property
     def numel(self) -> int:
@@ -52,8 +51,7 @@ class PiggybackedHyperparameters:
 
     def write(self, place: torch.Tensor, steps: int) -> None:
         """Write this rank's settings, and the number ``steps`` of its step, into the elements behind its gradient."""
-        rest = (float(rests(group)) for group in self._optimizer.param_groups)
-        numbers = np.array([float(steps), *self._own(), *rest], dtype=np.float64).view(np.uint16)
+        numbers = np.array([float(steps), *self._own()], dtype=np.float64).view(np.uint16)
         row = torch.as_tensor(np.concatenate(([1.0], numbers)) * _SMALL, dtype=place.dtype, device="cpu")
         place.zero_()
         place.view(self._ranks, BUFFERS, self._width)[self._rank, self._parity] = row
@@ -84,26 +82,17 @@ class PiggybackedHyperparameters:
         return float(place.view(-1, self._width)[:, 0].to(torch.float64).sum()) / _SMALL
 
     @contextmanager
-    def leading(self) -> Iterator[list[torch.Tensor]]:
-        """Give the optimizer, inside the ``with`` block, the settings of the rank with the most steps (the lowest of several).
-
-        Yields:
-            The parameters of the groups that rest there.
-        """
+    def leading(self) -> Iterator[None]:
+        """Give the optimizer, inside the ``with`` block, the settings of the rank with the most steps (the lowest of several)."""
+        settings = max(self.known.items(), key=lambda item: (item[1][0], -item[0]))[1][1:] if self.known else None
+        if settings is None or list(settings) == self._own():
+            yield
+            return
         groups = self._optimizer.param_groups
-        leads = max(self.known.items(), key=lambda item: (item[1][0], -item[0]))[1][1:] if self.known else None
-        if leads is None:
-            yield []
-            return
-        settings, rest = leads[: -len(groups)], leads[-len(groups) :]
-        resting = [parameter for group, flag in zip(groups, rest, strict=True) if flag for parameter in group["params"]]
-        if list(settings) == self._own():
-            yield resting
-            return
         before = [{key: group[key] for key in SCHEDULED if key in group} for group in groups]
         self._set(settings)
         try:
-            yield resting
+            yield
         finally:
             for group, own in zip(groups, before, strict=True):
                 group.update(own)

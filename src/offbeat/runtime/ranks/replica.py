@@ -6,11 +6,12 @@ wider dtype on the way. The parameters are in memory of this process, or of the 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from offbeat.core.phases import UNMEASURED, Phase, PhaseClock
@@ -18,9 +19,10 @@ from offbeat.errors import ConfigurationError
 from offbeat.runtime.job.loading import checksum
 from offbeat.runtime.job.packing import pack, unpack
 from offbeat.runtime.ranks.hyperparameters import SCHEDULED, PiggybackedHyperparameters
+from offbeat.tensors.absent import candidates, is_absent, sign_at, words_of
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import DTYPES, Layout, Memory, elements, view
-from offbeat.tensors.optimizers import resting, supported, weighted_decay
+from offbeat.tensors.optimizers import supported, weighted_decay
 from offbeat.transport.base import Buffer, SharedMemory
 from offbeat.transport.shm import MemoryBlock, PrivateBlock
 from offbeat.types import WorkerId
@@ -56,6 +58,12 @@ class Replica:
         self.sums = False
         """Whether a step is with the sum of the gradients of a round, and not with their sum divided by the number of ranks."""
         self._body = layout.nbytes // self.dtype.itemsize if self._in_place else sum(spec.numel for spec in layout.tensors)
+        numels = [0, *(spec.numel for spec in layout.tensors)]
+        packed = itertools.accumulate(numels[:-1])
+        self._starts = [spec.offset // self.dtype.itemsize for spec in layout.tensors] if self._in_place else list(packed)
+        """Of each tensor in a result, in elements."""
+        self._signs = np.array([sign_at(start * self.dtype.itemsize, self.dtype.itemsize) for start in self._starts])
+        """Of each tensor's first element: see `absent.sign_at`."""
         self.numel = self._body + self.riders.numel
         """Elements that are sent for each gradient, hyperparameters included, of type `dtype`."""
         self._model = model
@@ -91,7 +99,6 @@ class Replica:
 
     def _attach(self, push: Memory) -> None:
         self._flat = FlatModel(self._layout, self._model, push, self._pull.view)
-        self._flat.resting = partial(resting, self._optimizer)
         self._flat.attach()
 
     # Gradients.
@@ -132,7 +139,7 @@ class Replica:
         return all(float(piece.abs().amax()) <= torch.finfo(dtype).max for piece, dtype in narrow if dtype != self.dtype)
 
     def step(self, result: torch.Tensor) -> None:
-        """Apply the result of a round with the optimizer. ``p.grad`` keeps its contents."""
+        """Apply the result of a round with the optimizer, where a rank had a gradient. ``p.grad`` keeps its contents."""
         riders = result[self._body :]
         self.riders.read(riders)
         own = [parameter.grad for parameter in self._parameters]
@@ -141,11 +148,12 @@ class Replica:
             if ranks > 1:
                 grad = grad * ranks  # the result is read by other ranks, too
             parameter.grad = grad if grad.device == parameter.device else grad.to(parameter.device)
+        for i in candidates(words_of(result), self._signs):
+            if is_absent(result[self._starts[i] : self._starts[i] + self._layout.tensors[i].numel]):
+                self._parameters[i].grad = None
         try:
             decayed = weighted_decay(self._optimizer, self.riders.weight(riders))
-            with self.riders.leading() as resting, decayed, self.phases.within(Phase.UPDATE):
-                for one in resting:
-                    one.grad = None
+            with self.riders.leading(), decayed, self.phases.within(Phase.UPDATE):
                 self._optimizer.step()
         finally:
             for parameter, grad_of_its_own in zip(self._parameters, own, strict=True):
@@ -206,7 +214,7 @@ class Replica:
 
     def _averages(self) -> list[str]:
         """Return the names of the optimizer's state that has one element per parameter: momenta, Adam's moments."""
-        # Groups that have rested from the beginning have no state yet.
+        # Parameters that have had no gradient from the beginning on have no state yet.
         states = [(state, parameter) for parameter in self._parameters if (state := self._optimizer.state.get(parameter))]
         return sorted(
             key

@@ -12,6 +12,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.sim.training.engine import Engine, Key, Schedule
 from offbeat.sim.training.model import Model
 from offbeat.sim.training.workload import Handed
+from offbeat.tensors.absent import ABSENT
 from offbeat.tensors.layout import Span, view
 from offbeat.tensors.optimizers import spec_of
 from offbeat.tensors.shard import Shard
@@ -44,7 +45,8 @@ class JobGradients(Engine):
 
     def fold(self, effect: Fold) -> Folded:
         factor = self.factor(effect.version, self.pushes(effect)) * effect.scale
-        self._sum.zero_()
+        for place in self._places:
+            place.fill_(ABSENT)
         squares: dict[int, float] = {}
         order = sorted(range(len(effect.parts)), key=lambda i: effect.parts[i].staleness)  # load each version only once
         for i in order:

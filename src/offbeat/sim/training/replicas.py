@@ -19,6 +19,7 @@ from offbeat.sim.training.engine import Engine, Key, Schedule, State, average, c
 from offbeat.sim.training.gossip_replicas import Vector
 from offbeat.sim.training.model import Model
 from offbeat.sim.training.workload import Handed
+from offbeat.tensors.absent import ABSENT, is_absent
 from offbeat.tensors.layout import view
 from offbeat.tensors.optimizers import weighted_decay
 from offbeat.types import Version, WorkerId
@@ -54,7 +55,8 @@ class Replicas(Engine):
         return self._snapshots[push.version]
 
     def _add_up(self, effect: Fold) -> None:
-        self._sum.zero_()
+        for place in self._places:
+            place.fill_(ABSENT)
         self._weight = 0.0
         for part in sorted(effect.parts, key=lambda part: part.staleness):  # load each version only once
             push = self._handed[part.worker, part.incarnation, part.clock]
@@ -74,7 +76,8 @@ class Replicas(Engine):
         model.stale()
         model.memory.copy_(parameters)
         with weighted_decay(self._optimizer, weight):
-            self.step([view(total, tensor) for tensor in model.layout.tensors])
+            gradients = (view(total, tensor) for tensor in model.layout.tensors)
+            self.step([None if is_absent(gradient) else gradient for gradient in gradients])
         for parameter in model.parameters:
             parameter.grad = None
         return model.memory

@@ -13,6 +13,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.sim.training.engine import Engine, Key, Schedule
 from offbeat.sim.training.model import Model, Snapshots
 from offbeat.sim.training.workload import Handed
+from offbeat.tensors.absent import ABSENT
 from offbeat.tensors.layout import Span, view
 from offbeat.tensors.optimizers import spec_of
 from offbeat.tensors.shard import Shard
@@ -115,6 +116,6 @@ class ShardGradients(Engine):
             self._drop_blocks(entry)
             entry.gradient = torch.zeros_like(self.memory)
             for tensor, gradient in zip(model.layout.tensors, gradients, strict=True):
-                if gradient is not None:
-                    view(entry.gradient, tensor).copy_(gradient)
+                place = view(entry.gradient, tensor)
+                place.fill_(ABSENT) if gradient is None else place.copy_(gradient)
         return entry.gradient

@@ -21,6 +21,7 @@ from offbeat.core.allreduce.rounds import BUFFERS
 from offbeat.runtime.allreduce.one_host.layout import RoundsLayout
 from offbeat.runtime.allreduce.one_host.state import Closing
 from offbeat.runtime.shared_memory.layout import lock_row
+from offbeat.tensors.absent import ABSENT
 
 BLOCK_NBYTES = 1 << 18
 INLINE_NBYTES = 1 << 18
@@ -112,7 +113,7 @@ def mean(parts: Sequence[NDArray[np.floating]], divisor: int, out: NDArray[np.fl
         True if all elements are finite, given finite parts.
     """
     if not parts:
-        out.fill(0.0)
+        out.fill(ABSENT)
         return True
     try:
         _mean(parts, divisor, out, weights)
