@@ -38,6 +38,10 @@ def test_one_round_by_hand() -> None:
     assert (second["compute_s"], second["wait_s"], second["samples"]) == (1.0, 0.5, 8)
 
 
+def test_a_resumed_job_in_which_nothing_is_left_to_do_has_the_version_of_its_checkpoint() -> None:
+    assert Tally.of([JOB, state(0.0, 0, "alive"), release(0.1, 0, version=32, clock=32)]).summary()["version"] == 32
+
+
 def test_what_was_folded_and_went_with_its_host_is_taken_back() -> None:
     *records, end = round_of_two()
     undone = {"kind": "undone", "t": end["t"], "worker": 1, "incarnation": 1, "clock": 1, "version": 1, "samples": 8, "reason": "gone"}

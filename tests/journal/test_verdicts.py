@@ -282,5 +282,15 @@ def test_a_death_has_its_cause_whatever_is_heard_of_first(first: int) -> None:
     assert "its process killed by SIGKILL" in verdict.evidence and "connection" not in verdict.evidence
 
 
+@pytest.mark.parametrize(("ok", "folded", "told"), [(False, False, 0), (False, True, 1), (True, False, 1)])
+def test_a_death_with_which_the_job_fails_costs_nothing(ok: bool, folded: bool, told: int) -> None:
+    records = barrier([[STEP] * 3] * 20)
+    t = records[-1]["t"]
+    dead = {"kind": "state_changed", "t": t + 0.1, "worker": 2, "state": "dead", "reason": "its script failed"}
+    fold = {"kind": "fold", "t": t + 0.2, "version": 21, "parts": [{"worker": 0}]}
+    end = {"kind": "end", "t": t + 0.3, "ok": ok, "reason": "the script raised the same exception on workers 1 and 2"}
+    assert len(found([*records, dead, *([fold] if folded else []), end])) == told
+
+
 def test_a_few_folds_say_nothing() -> None:
     assert found(barrier([[STEP, with_more(data=1.0)]] * 4)) == []

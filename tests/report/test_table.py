@@ -29,6 +29,7 @@ from tests.journal.records import (
 from tests.support.printed import printed
 
 from offbeat.journal.summary import Tally
+from offbeat.journal.verdicts import DEATHS_TOLD
 from offbeat.journal.worker_summary import NO_MACHINE
 from offbeat.policies import BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import accuracy, seconds, share, short, state_words
@@ -79,7 +80,8 @@ def test_colour_points_to_few(slow: range, shown: range, coloured: bool) -> None
 def test_a_death_is_told(run_job: RunJob) -> None:
     summary = Tally.of(run_job(BSP(), [0.1, 0.1, 0.1], kill={1: 0.5})).summary()
     assert "Worker 1 died at 0.5 s and was back after " in remarks(summary)
-    summary["per_worker"][1]["deaths"] += 2
+    summary["verdicts"] *= DEATHS_TOLD
+    summary["per_worker"][1]["deaths"] += DEATHS_TOLD + 1
     assert "There were 2 more deaths, which have cost less." in remarks(summary)
     summary |= {"ok": False, "reason": "nobody is left"}
     assert remarks(summary).endswith("The job failed: nobody is left.")

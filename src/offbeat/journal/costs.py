@@ -287,6 +287,12 @@ class Costs:
             if record["what"] == "exited" and death.reason.startswith("connection closed"):
                 death.reason = f"its process {record['detail']}"
 
+    def _ended(self, record: Record) -> None:
+        """Forget the deaths of a failed job after which nothing was folded: they are its end, or come with it, and the reason says why."""
+        for worker in () if record.get("ok", True) else self.workers.values():
+            if worker.deaths and worker.deaths[-1].back is None and worker.deaths[-1].t >= self._folded_at:
+                del worker.deaths[-1]
+
     @property
     def seconds(self) -> Seconds:
         """The time from the first release until now."""
@@ -353,6 +359,7 @@ COST_HANDLERS: Final[Mapping[str, Callable[[Costs, Record], None]]] = {
     "skipped": Costs._given_back,
     "fault": Costs._fault,
     "job": Costs._job,
+    "end": Costs._ended,
 }
 
 

@@ -304,6 +304,8 @@ class Tally(Watcher):
     def _on_release(self, record: Record) -> None:
         worker, turn = self._workers[record["worker"]], self.turns.workers[record["worker"]]
         worker.released(record)
+        if self._last_fold is None:  # a job that has resumed begins with another version than 0
+            self._version = record["version"]
         if self._slowest is not None and turn.doing == "computing":
             self._slowest.note(record["worker"])
             worker.lead.add(turn.clock - self._slowest.clock())

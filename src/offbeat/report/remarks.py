@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
-from offbeat.journal.verdicts import named, percent
+from offbeat.journal.verdicts import DEATHS_TOLD, named, percent
 from offbeat.report.figures import Summary, chooses, is_awaited, per_fold, short, spread
 
 MARKED: Final = 3
@@ -18,7 +18,9 @@ RULES_LISTED: Final = 6
 def remarks(summary: Summary) -> str:
     """Return remarks on a job, one sentence each; empty if there are none."""
     said = [*map(verdict_sentence, summary["verdicts"]), *_choices(summary)]
-    if untold := sum(worker["deaths"] for worker in summary["per_worker"]) - sum(one["kind"] == "death" for one in summary["verdicts"]):
+    told = sum(one["kind"] == "death" for one in summary["verdicts"])
+    untold = sum(worker["deaths"] for worker in summary["per_worker"]) - told
+    if untold and told >= DEATHS_TOLD:  # else it is a death with which a job has failed, and the reason says why
         said.append(
             f"There were {untold:,} more deaths, which have cost less." if untold > 1 else "There was one more death, which has cost less."
         )
