@@ -196,7 +196,7 @@ TO_WORKER: dict[str, dict[str, Any]] = {
     "chief": {"chief": 1},
     "place": {"released": True, "version": 3, "places": [[0, None]]},
     "parts": {"awaited": [1], "parts": [[0, [["torch", 1]], 8]]},
-    "checkpoint": {"version": 3, "rest": True, "frozen": False},
+    "checkpoint": {"version": 3, "random": True, "rest": True, "frozen": False, "others": [[0, True, False]]},
     "resume_part": {"part": {"map": [["buffers", {"list": []}], ["groups", {"list": []}], ["schedulers", {"list": []}]]}},
     "noted": {},
     "refused": {"reason": "no"},

@@ -324,8 +324,12 @@ class Job:
 
     def await_checkpoint(self, version: int) -> None:
         """Wait, in a worker's thread, until server 0 has reported the checkpoint of this version."""
+        assert self.has_saved(version, DEADLINE_S), version
+
+    def has_saved(self, version: int, within_s: float = 0.01) -> bool:
+        """Return True if server 0 reports the checkpoint of this version in time."""
         with self.told:
-            assert self.told.wait_for(lambda: any(told["version"] == version for told in self.checkpoints), DEADLINE_S), version
+            return self.told.wait_for(lambda: any(told["version"] == version for told in self.checkpoints), within_s)
 
     def ask_for_last_checkpoint(self) -> None:
         """Have the job's end saved, as the supervisor does once every script has ended, and wait for that."""

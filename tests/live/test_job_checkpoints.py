@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
+from offbeat.runtime.coordination.checkpoints import IDLE_FOLDS
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, manifest_of
 from offbeat.runtime.job.settings import CheckpointOrder
 
@@ -286,54 +287,80 @@ def test_two_optimizers_of_a_script_resume_together(tmp_path: Path) -> None:
         assert same(last, end), "bit for bit"
 
 
-def one_after_the_other(worker: Worker, sync: str) -> list[tuple[int, list[torch.Tensor]]]:
+TRAININGS = 3
+EPOCHS_EACH = 2
+EACH = EPOCHS_EACH * SIZE // BATCH // 2
+
+
+def one_after_the_other(worker: Worker, sync: str, epochs: int = EPOCHS_EACH) -> list[tuple[int, list[torch.Tensor]]]:
     """Train three models, with an optimizer each; the version at the beginning of each training, and the parameters at its end."""
     trained = []
-    for number in range(3):
+    for number in range(TRAININGS):
         with seeded(number):
-            model = nn.Linear(3, 1)
+            model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
         optimizer = worker.distribute(torch.optim.AdamW(model.parameters(), lr=0.01), model, sync)
-        begun = optimizer.version
-        for batch in optimizer.batch_sampler(range(SIZE), batch_size=BATCH):
-            optimizer.zero_grad()
-            model(torch.tensor(batch, dtype=torch.float32)[:, None].expand(-1, 3)).square().mean().backward()
-            optimizer.step()
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        begun, awaits = optimizer.version, worker.job.settings.checkpoint is not None and epochs == EPOCHS_EACH
+        sampler = optimizer.batch_sampler(range(SIZE), batch_size=BATCH)
+        for _ in range(epochs):
+            for batch in sampler:
+                if awaits and optimizer.version > (IDLE_FOLDS if number else 0):  # else a job is over before it has saved much
+                    first = number and optimizer.version == IDLE_FOLDS + 1  # now the training before is known to be over
+                    saved = number * EACH + (0 if first else optimizer.version)
+                    while not worker.job.has_saved(saved):
+                        worker.sessions[-1].look()  # a rank's replica of a model before is asked for, too
+                optimizer.zero_grad()
+                model(torch.tensor(batch, dtype=torch.float32)[:, None].expand(-1, 3)).square().mean().backward()
+                optimizer.step()
+                schedule.step()
         optimizer.pull()
         trained.append((begun, [parameter.detach().clone() for parameter in model.parameters()]))
     return trained
 
 
 @pytest.mark.parametrize(("sync", "servers"), [("bsp", 1), ("bsp", 2), ("full", 1)])
-def test_a_training_that_has_yet_to_begin_begins_in_the_resumed_job(
-    tmp_path: Path, sync: str, servers: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("training", range(TRAININGS))
+def test_a_job_resumes_in_the_training_in_which_it_was_saved(
+    tmp_path: Path, sync: str, servers: int, training: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first training's folds begin the checkpoints, which a warning says in time."""
+    """Trainings that were over stay so, and those that had yet to begin begin."""
 
     def script(worker: Worker) -> list[tuple[int, list[torch.Tensor]]]:
         return one_after_the_other(worker, sync)
 
-    with Job(2, servers=servers, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=3, keep=9)) as job:
+    with Job(2, servers=servers, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=1, keep=99)) as job:
         whole = job.run(script)
-        job.until(lambda: bool(job.checkpoints), "the checkpoint of the first training")
-    assert sum("which has made none for" in record.message for record in caplog.records) == 1
-    taken = CheckpointFolder(tmp_path).newest()
-    assert taken is not None and len(taken.manifest["optimizers"]) == 1
+        job.until(lambda: bool(job.checkpoints), "a checkpoint")
+    assert all(told["failed"] is None and not told["missing"] for told in job.checkpoints)
+    versions = [version for version, _ in CheckpointFolder(tmp_path).versions()]
+    assert versions == sorted(versions, reverse=True)
+    taken = next((one for one in folder_of_each(tmp_path) if len(one.manifest["optimizers"]) == training + 1), None)
+    assert taken is not None
+    assert taken.version == sum(one["version"] for one in taken.manifest["optimizers"])
     with Job(2, servers=servers, resume=str(taken.path)) as job:
         results = job.run(script)
-    assert sum("is not in the checkpoint" in record.message for record in caplog.records) == 2
+    assert sum("is not in the checkpoint" in record.message for record in caplog.records) == TRAININGS - 1 - training
     for trained, before in zip(results, whole, strict=True):
-        assert [begun for begun, _ in trained] == [taken.version if sync == "bsp" else 0, 0, 0]
+        if sync == "bsp":
+            assert [begun for begun, _ in trained] == [EACH] * training + [taken.version - training * EACH] + [0] * (
+                TRAININGS - 1 - training
+            )
         assert all(same(now, then) for (_, now), (_, then) in zip(trained, before, strict=True)), "bit for bit"
+
+
+def folder_of_each(folder: Path) -> list[Checkpoint]:
+    """The checkpoints of a folder, newest first."""
+    return [Checkpoint(path, manifest) for _, path in CheckpointFolder(folder).versions() if (manifest := manifest_of(path)) is not None]
 
 
 def test_the_end_is_saved_where_the_first_training_s_end_has_been(tmp_path: Path) -> None:
     last = SIZE // BATCH // 2
     with Job(2, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=last)) as job:
-        job.run(lambda worker: one_after_the_other(worker, "bsp"))
+        job.run(lambda worker: one_after_the_other(worker, "full", epochs=1))
         job.until(lambda: bool(job.checkpoints), "the checkpoint of the first training's end")
         job.ask_for_last_checkpoint()
     newest = CheckpointFolder(tmp_path).newest()
-    assert newest is not None and [one["version"] for one in newest.manifest["optimizers"]] == [last] * 3
+    assert newest is not None and [one["version"] for one in newest.manifest["optimizers"]] == [last] * TRAININGS
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -71,9 +71,11 @@ class LiveJob:
         self.journal = Journal(settings.journal, now=now, listeners=(self._tally.add,), later=True, follow=settings.follow)
         self.checkpoints: CheckpointKeeper | None = None
         """Makes the job's checkpoints; None: there are none."""
-        if settings.checkpoint is not None:
-            self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self.journal, writer or FileWriter(hub.wake))
         self._resumed = None if settings.resume is None else Resumed(settings.resume)
+        if settings.checkpoint is not None:
+            manifest = None if self._resumed is None else self._resumed.checkpoint.manifest
+            writer = writer or FileWriter(hub.wake)
+            self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self.journal, writer, manifest)
         self.first = self._new_coordinator(0, self._shards, self.journal)
         self._live = [self.first]
         self._at: WeakKeyDictionary[Connection, LiveCoordinator] = WeakKeyDictionary()

@@ -4,8 +4,12 @@ A checkpoint is of the state between two events: after the effects of a fold the
 have carried out the orders so far, are of one version. In that moment the shards copy what they hold, the coordinator's places are copied,
 and each worker is asked for its part before it is released with that version. Everything else happens later: workers send their parts when
 they next call the library, and threads write. A checkpoint becomes complete once all parts of living workers have come, or after `PARTS_S`;
-then it lacks some, and its manifest says which. Of several optimizers the first one's fold begins a checkpoint. One that has made fewer
-folds so far has yet to step with the batch of that fold: its moment is its own next fold, at the latest the first one's.
+then it lacks some, and its manifest says which.
+
+Of several optimizers one *leads*: its fold begins a checkpoint. One that has made fewer folds so far has yet to step with the batch of that
+fold: its moment is its own next fold, at the latest the leading one's. At first the script's first optimizer leads. Where it makes no more
+folds and others do, its training is over, and one of these leads. Those whose training is over are in each checkpoint as they are. The
+versions of all that have led, or have been over, add up to a checkpoint's.
 
 A server that outlives its process (``runtime/recovery``) loses what it has copied and not written. Its next process gives the checkpoint in
 the making up, unless all of it is on the disk, and makes another one at the next fold.
@@ -48,6 +52,9 @@ PLACES_KEPT: Final = 256
 """Of how many versions the place of a job without servers is kept: a rank can be that far behind the coordinator, or before it."""
 SERVERS_S: Final[Seconds] = 600.0
 """Longest wait for the files of other servers, in seconds."""
+IDLE_FOLDS: Final = 4
+"""An optimizer's training is over if it has made no fold while others have made so many times what they usually make in between."""
+LONG_AGO: Final = 1 << 40
 CLOSE_S: Final[Seconds] = 2.0
 """Longest wait for a checkpoint that is being written when the job ends, in seconds."""
 
@@ -105,6 +112,8 @@ class _Making:
     """True if the process that has begun it has died, and what it had copied is lost."""
     of_end: bool = False
     """True for the checkpoint of the job's end: every worker has left."""
+    over: Collection[int] = ()
+    """The optimizers whose training is over."""
 
     @property
     def last(self) -> bool:
@@ -121,9 +130,18 @@ class CheckpointKeeper:
         supervisor: gets a message about each checkpoint.
         journal: has a record of each.
         writer: writes the files.
+        resumed: the manifest of the checkpoint from which the job resumes; None: it begins anew.
     """
 
-    def __init__(self, settings: JobSettings, order: CheckpointOrder, supervisor: Connection, journal: Journal, writer: FileWriter) -> None:
+    def __init__(
+        self,
+        settings: JobSettings,
+        order: CheckpointOrder,
+        supervisor: Connection,
+        journal: Journal,
+        writer: FileWriter,
+        resumed: Mapping[str, Any] | None = None,
+    ) -> None:
         self._settings, self._order, self._supervisor, self._journal, self._writer = settings, order, supervisor, journal, writer
         self.folder = CheckpointFolder(order.folder)
         if not writer.replays:
@@ -137,7 +155,22 @@ class CheckpointKeeper:
         self._places: dict[int, dict[Version, dict[str, Any]]] = {}
         """By optimizer of a job without servers: its places at the newest versions."""
         self._folds: Counter[int] = Counter()
-        """By optimizer: how many folds there were since the job began, or resumed; of one that came later, and of the first before."""
+        """By optimizer: how many folds there were since the leading one has led; of one that came later, and of the leading one before."""
+        resumed = resumed or {}
+        self._leads: int = resumed.get("leads", 0)
+        """The optimizer that leads."""
+        self._counted: set[int] = set(resumed.get("counted", (0,)))
+        """The optimizers that have led, or whose training has been over."""
+        self._count = 0
+        """Folds of all optimizers."""
+        self._at: Counter[int] = Counter(dict.fromkeys(self._counted - {self._leads}, -LONG_AGO))
+        """By optimizer: at which of them it has made its last one."""
+        self._led: Seconds | None = None
+        """When the leading optimizer folded last; None: no optimizer has folded."""
+        self._most = 0
+        """The most folds of others between two of the leading one: a GAN's critic makes several for one of the generator."""
+        self._overdue = False
+        """True if another optimizer has begun to lead, and no checkpoint has been begun since."""
         self._making: _Making | None = None
         self._last: tuple[Seconds, Version] | None = None
         """When the last checkpoint was begun, and of which version; None: no fold has been seen."""
@@ -147,8 +180,6 @@ class CheckpointKeeper:
         """True once the job's end is wanted as a checkpoint, until there is one."""
         self._made: list[Version] | None = None
         """The versions of the optimizers in the newest complete one that this job has made."""
-        self._idle: tuple[Seconds, int] | None = None
-        """When the first optimizer folded last, and how many folds others have made since; None: not known, or a warning has said it."""
         self._asked: Seconds | None = None
         """Within how many seconds a checkpoint is wanted now; None: it is not."""
 
@@ -159,7 +190,8 @@ class CheckpointKeeper:
     def add(self, job: Saves) -> None:
         """Note the job of one more optimizer."""
         self._jobs.append(job)
-        self._folds[job.number] = self._folds[0]
+        self._folds[job.number] = self._folds[self._leads]
+        self._at.setdefault(job.number, self._count)
 
     def ask(self, within_s: Seconds) -> None:
         """Make a checkpoint at the next fold, whatever the interval, and wait for parts for half of ``within_s`` seconds at most.
@@ -183,12 +215,13 @@ class CheckpointKeeper:
         if job.spec is not None and not isinstance(job.spec.policy, ServerRule):
             self._remember(job, now)
         self._folds[job.number] += folds
-        self._watch_first(job, folds, now)
+        self._follow_leader(job, folds, now)
+        leads = job.number == self._leads
         if self._making is not None:
-            return self._take(self._making, {job.number} & self._making.to_come if job.number else self._making.to_come, now)
-        if job.number:
+            return self._take(self._making, self._making.to_come if leads else {job.number} & self._making.to_come, now)
+        if not leads:
             return False
-        version = job.version
+        version = self._version
         if self._last is None:
             self._last = now, version - folds
         if self._asked is None and not self._due(now, version):
@@ -196,18 +229,31 @@ class CheckpointKeeper:
         former, self._last = self._last, (now, version)
         within_s, self._asked = self._asked, None
         patience_s = PARTS_S if within_s is None else min(PARTS_S, within_s / 2)
+        self._overdue = False
         making = self._making = _Making(version, now, former, within_s, patience_s=patience_s)
         # A further optimizer of the script of which there is nothing yet is left out.
-        begun = {one.number for one in self._jobs if one.coordinator is not None and one.spec is not None and one.coordinator.start.begun}
-        making.to_come = {number for number in begun if self._folds[number] < self._folds[0]}
+        begun = {one.number for one in self._begun()}
+        making.over = {number for number in begun if self._is_over(number)}
+        making.to_come = {number for number in begun - making.over if self._folds[number] < self._folds[self._leads]}
         return self._take(making, begun - making.to_come, now)
+
+    @property
+    def _version(self) -> Version:
+        """Return the version of a checkpoint of now."""
+        return sum(job.version for job in self._jobs if job.number in self._counted)
+
+    def _is_over(self, number: int) -> bool:
+        """Return True if an optimizer's training is over, as far as is known."""
+        return self._count - self._at[number] > IDLE_FOLDS * (1 + self._most)
 
     def _take(self, making: _Making, numbers: Collection[int], now: Seconds) -> bool:
         """Let the moment of these optimizers be now, and ask the workers for their parts. Returns False if there are none."""
         making.taken = sorted(numbers)
         making.to_come.difference_update(making.taken)
+        over = [self._jobs[number] for number in making.taken if number in making.over]
         for number in making.taken:
-            self._ask_workers(self._jobs[number], making, now)
+            if number not in making.over:
+                self._ask_workers(self._jobs[number], over if number == self._leads else [], making, now)
         return bool(making.taken)
 
     def _remember(self, job: Saves, now: Seconds) -> None:
@@ -218,42 +264,52 @@ class CheckpointKeeper:
         if len(places) > PLACES_KEPT:
             del places[min(places)]
 
-    def _watch_first(self, job: Saves, folds: int, now: Seconds) -> None:
-        """Warn once where a checkpoint would be due, and only other optimizers than the first one make steps."""
-        if not job.number:
-            self._idle = now, 0
-        elif self._idle is not None:
-            since, others = self._idle[0], self._idle[1] + folds
-            self._idle = since, others
-            if now - since >= (self._order.every_s or math.inf) or others >= (self._order.every_versions or math.inf):
-                self._idle = None
-                log.warning(
-                    "checkpoints begin with a step of the script's first optimizer, which has made none for %.0f s, while another one has "
-                    "made %d: what is trained after it is in the checkpoint of the job's end only; for one before that call offbeat.save",
-                    now - since,
-                    others,
-                )
+    def _follow_leader(self, job: Saves, folds: int, now: Seconds) -> None:
+        """Count folds, and let this optimizer lead where the leading one makes no more."""
+        self._led = now if self._led is None else self._led
+        idle = self._count - self._at[self._leads]
+        self._count += folds
+        self._at[job.number] = self._count
+        if job.number == self._leads:
+            self._led, self._most = now, max(self._most, idle if idle < LONG_AGO else 0)
+            return
+        order = self._order
+        due = now - self._led >= (order.every_s or math.inf) or idle >= (order.every_versions or math.inf) or self._asked is not None
+        if due and self._is_over(self._leads):
+            over = {one.number for one in self._begun() if self._is_over(one.number)}
+            self._leads, self._led, self._most, self._overdue = job.number, now, 0, True
+            self._counted |= {job.number, *over}
+            self._folds.clear()
 
     def _due(self, now: Seconds, version: Version) -> bool:
         assert self._last is not None
         then, before = self._last
         order = self._order
-        return (order.every_s is not None and now - then >= order.every_s) or (
-            order.every_versions is not None and version - before >= order.every_versions
+        return (
+            self._overdue
+            or (order.every_s is not None and now - then >= order.every_s)
+            or (order.every_versions is not None and version - before >= order.every_versions)
         )
 
-    def _ask_workers(self, job: Saves, making: _Making, now: Seconds) -> None:
+    def _ask_workers(self, job: Saves, over: Sequence[Saves], making: _Making, now: Seconds) -> None:
+        """Ask a job's workers for their parts, also of the optimizers whose training is over: scripts do not call these any more."""
         assert job.coordinator is not None
         alive = set(job.coordinator.membership.in_state(WorkerState.ALIVE))
         asked = [peer for peer in job.peers if peer.worker in alive and peer.welcomed]
         giver = min((peer.worker for peer in asked), default=None)
-        frozen = job.number not in self._known
+        for one in (job, *over):
+            assert one.coordinator is not None
+            members = one.coordinator.membership
+            here = [peer.worker for peer in asked if members[peer.worker].state is WorkerState.ALIVE]
+            making.awaited[one.number] = {worker: members[worker].incarnation for worker in here}
+            making.asked.update(here)
+            making.contents[one.number] = content = self._content(one, giver if giver in here else None, now)
+            content.parts.update(self._left.get(one.number, {}) if one is not job else {})
         for peer in asked:
-            rest = peer.worker == giver
-            peer.connection.send({"kind": "checkpoint", "version": making.version, "rest": rest, "frozen": rest and frozen})
-        making.awaited[job.number] = {peer.worker: peer.incarnation for peer in asked}
-        making.asked.update(making.awaited[job.number])
-        making.contents[job.number] = self._content(job, giver, now)
+            header = {"kind": "checkpoint", "version": making.version, "random": job.number == self._leads}
+            gives = peer.worker == giver
+            others = [[one.number, gives, gives and one.number not in self._known] for one in over]
+            peer.connection.send({**header, "rest": gives, "frozen": gives and job.number not in self._known, "others": others})
 
     def _content(self, job: Saves, giver: WorkerId | None, now: Seconds) -> OptimizerContent:
         """Return what is known at this moment of an optimizer, apart from what shards and workers have."""
@@ -279,13 +335,11 @@ class CheckpointKeeper:
     def _begin_last(self, now: Seconds) -> None:
         """Begin the checkpoint of the job's end, from what the servers hold and what the workers have left behind."""
         self._ends = False
-        begun = self._begun()
-        version = begun[0].version if begun else 0
         if self._nothing_new():
-            self._tell(version, None, [], last=True)
+            self._tell(self._version, None, [], last=True)
             return
-        self._making = making = _Making(version, now, self._last, None, patience_s=0.0, of_end=True)
-        for job in begun:
+        self._making = making = _Making(self._version, now, self._last, None, patience_s=0.0, of_end=True)
+        for job in self._begun():
             content = making.contents[job.number] = self._content(job, None, now)
             content.parts.update(self._left.get(job.number, {}))
             making.asked.update(self._left.get(job.number, {}))
@@ -363,7 +417,7 @@ class CheckpointKeeper:
             self._begin_last(now)
         elif self._making is None and self._asked is not None and self._nothing_new():
             self._asked = None
-            self._tell(self._jobs[0].version if self._jobs else 0, None, [], last=True)
+            self._tell(self._version, None, [], last=True)
         making = self._making
         if making is None or making.writing:
             return
@@ -411,9 +465,15 @@ class CheckpointKeeper:
             assert job.coordinator is not None
             membership = job.coordinator.membership
             for worker, incarnation in awaited.items():
+                if worker in making.contents[number].parts and self._is_over(number):
+                    continue  # its script calls this session no more: what it has handed in for now is its last part
                 if membership[worker].state is WorkerState.ALIVE and membership[worker].incarnation == incarnation:
                     return False
         return True
+
+    def _version_of(self, making: _Making) -> Version:
+        """Return the version of a checkpoint that has everything: a rank's replica may be of another than the newest one was."""
+        return sum(content.place["version"] for number, content in making.contents.items() if number in self._counted)
 
     def _missing(self, making: _Making) -> list[WorkerId]:
         return sorted({worker for worker in making.asked if any(worker not in content.parts for content in making.contents.values())})
@@ -424,7 +484,7 @@ class CheckpointKeeper:
         optimizers = write_files(folder, [content for _, content in sorted(making.contents.items())])
         settings = self._settings
         manifest = {
-            "version": optimizers[0]["version"],
+            "version": self._version_of(making),
             "offbeat": __version__,
             "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "workers": settings.workers,
@@ -437,6 +497,8 @@ class CheckpointKeeper:
             "script": settings.script,
             "finished": making.of_end,
             "missing": self._missing(making),
+            "leads": self._leads,
+            "counted": sorted(self._counted),
             "optimizers": optimizers,
         }
         self.folder.finish(folder, manifest)
@@ -458,7 +520,7 @@ class CheckpointKeeper:
         for number, content in making.contents.items() if not making.lost else ():
             self._rests[number] = content.rest
             self._known.add(number)
-        missing, version = self._missing(making), making.contents[0].place["version"]
+        missing, version = self._missing(making), self._version_of(making)
         self._journal.write(checkpoint_record(now, version, now - making.began, missing))
         self._made = [content.place["version"] for _, content in sorted(making.contents.items())]
         self._tell(version, None, missing, last=making.last)

@@ -407,7 +407,9 @@ TO_WORKER: Final = Kinds(
         "noted": MessageSchema(fields({}, {"before": maybe(_worker)})),
         "refused": MessageSchema(fields({"reason": _words})),
         "state": MessageSchema(fields({"pieces": anything}), payload=True),
-        "checkpoint": MessageSchema(fields({"version": whole(), "rest": flag, "frozen": flag})),
+        "checkpoint": MessageSchema(
+            fields({"version": whole(), "random": flag, "rest": flag, "frozen": flag, "others": many(row(whole(), flag, flag))})
+        ),
         "resume_part": MessageSchema(fields({"part": plain(40)}), payload=True),
         "place": MessageSchema(fields({"released": flag, "version": whole(), "places": many(row(whole(), plain()))})),
         "parts": MessageSchema(

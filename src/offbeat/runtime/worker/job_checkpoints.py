@@ -78,7 +78,7 @@ class JobCheckpoints:
         """True once this worker has sent the model's untrained parameters, as they were at the script's first batch."""
         self._untrained: int | None = None
         """Their checksum then. Few scripts change them: one that keeps an average of the weights in the model, say."""
-        self._wanted: Message | None = None
+        self._wanted: Mapping[str, Any] | None = None
         """Newest request to which this worker has not sent a final part; None: no request is open."""
         self._held: dict[str, Any] | None = None
         """The part as of the end of the last step; None: no request was open then."""
@@ -92,11 +92,17 @@ class JobCheckpoints:
         if self._link.checkpoints:
             watch_schedulers()
 
-    def wanted(self, message: Message) -> None:
-        """Note a request for this worker's part, and hand in a provisional part at once if the script is waiting for the job."""
-        self._wanted, self._held = message, None
-        if self.asking:
-            self._hand_in(self._part(), final=False)
+    def wanted(self, request: Mapping[str, Any], *, rests: bool = False) -> None:
+        """Note a request for this worker's part, and hand in a provisional part at once if the script is waiting for the job.
+
+        Args:
+            request: ``version`` of the checkpoint; whether the part is to have the ``random`` generators, what the job does not know of
+                the model (``rest``), and its ``frozen`` parameters.
+            rests: True: the script does not call this session any more, and the part is final.
+        """
+        self._wanted, self._held, self.random = request, None, request["random"]
+        if self.asking or rests:
+            self._hand_in(self._part(), final=rests)
 
     def resume(self, message: Message) -> None:
         """Note the part from which this worker resumes, and load its buffers at once: the script may evaluate at any time."""
@@ -165,7 +171,7 @@ class JobCheckpoints:
 
     def _hand_in(self, part: Mapping[str, Any], *, final: bool) -> None:
         assert self._wanted is not None
-        wanted = self._wanted.header
+        wanted = self._wanted
         if wanted["rest"]:
             part = {**part, "model": self._rest(frozen=wanted["frozen"])}
             self._described = self._described or wanted["frozen"]
@@ -216,7 +222,7 @@ class JobCheckpoints:
         if part is None:
             return
         self._compare(part)
-        if "random" in part and self.random:
+        if "random" in part:
             set_random_state(part["random"])
         load_buffers([self.model], part["buffers"])
         load_settings(self._optimizer, part["groups"], strict=False)

@@ -522,7 +522,7 @@ class JobSession(Session):
         if not self.link.closed.is_set():
             if self._loss is not None:  # no push has taken it along
                 self._coordinator.send({"kind": "metrics", "values": {"loss": self._loss}})
-            if self.steps:
+            if self.steps or self.resumed:  # of a training that was over in the checkpoint, nothing was left to do
                 self.checkpoints.leaving(chief=self.chief)
             left = {"kind": "left", "incarnation": self.link.incarnation, "noticed": self.link.told_to_leave}
             more = {"exits": True, "over": self.over is not None, "early": orders.seen}
@@ -554,6 +554,7 @@ class JobSession(Session):
     def look(self) -> None:
         if self.restarted:  # no other worker can find that the job has ended
             self.link.glance()
+        self._siblings.glance_at_others(self)
 
     def _on_parameters(self, message: Message) -> None:
         """Take what comes with the parameters of a release under every rule."""
@@ -653,7 +654,10 @@ class JobSession(Session):
         return self._last_save
 
     def _on_checkpoint(self, message: Message) -> None:
-        self.checkpoints.wanted(message)
+        for number, rest, untrained in message.header["others"]:
+            about = {"version": message.header["version"], "random": False, "rest": rest, "frozen": untrained}
+            self._siblings[number].checkpoints.wanted(about, rests=True)
+        self.checkpoints.wanted(message.header)
 
     def _on_resume(self, message: Message) -> None:
         self.resumed = True

@@ -32,6 +32,9 @@ class Siblings:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def __getitem__(self, number: int) -> JobSession:
+        return self._sessions[number]
+
     def __iter__(self) -> Iterator[JobSession]:
         return iter(self._sessions)
 
@@ -47,6 +50,12 @@ class Siblings:
         if any(session.tended for session in self._sessions):
             for session in self._sessions:
                 session.link.meanwhile = IDLE_S, partial(self._tend, session)
+
+    def glance_at_others(self, stepped: JobSession) -> None:
+        """Read what the other sessions have been sent: a checkpoint needs the replica of one whose training is over, too."""
+        for session in self._sessions:
+            if session.tended and session is not stepped and not session.link.closed.is_set():
+                session.link.glance()
 
     def tend_others(self, waiting: JobSession) -> None:
         """Tend all sessions except the one with which the process waits."""
