@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Contribution, ServerRule, whole_number
+from offbeat.core.policy import Contribution, ServerRule
+from offbeat.core.settings import whole_number
 from offbeat.policies.rounds import AveragedRounds, Combine, Momentum, RoundsPolicy
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from offbeat.core.about import About, Row
 from offbeat.core.policy import Decision, ServerRule, View
-from offbeat.policies.fresh import one_of
+from offbeat.core.settings import one_of
 from offbeat.types import Version
 
 Discount = Literal["none", "inverse", "sqrt"]

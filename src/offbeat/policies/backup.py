@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Decision, ObsoleteWork, ServerRule, View, whole_number
+from offbeat.core.policy import Decision, ObsoleteWork, ServerRule, View
+from offbeat.core.settings import seconds, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.deadline import Learning
-from offbeat.policies.fresh import FirstFresh, fresh, outdated, seconds
+from offbeat.policies.fresh import FirstFresh, fresh, outdated
 from offbeat.types import Seconds
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import ObsoleteWork, ServerRule, whole_number
+from offbeat.core.policy import ObsoleteWork, ServerRule
+from offbeat.core.settings import number, whole_number, yes_or_no
 from offbeat.errors import ConfigurationError
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_run import Run
-from offbeat.policies.fresh import FirstFresh, number, yes_or_no
+from offbeat.policies.fresh import FirstFresh
 
 
 def _drawn(workers: int) -> dict[str, Sequence[Any]]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Contribution, Decision, ServerRule, View, whole_number
+from offbeat.core.policy import Contribution, Decision, ServerRule, View
+from offbeat.core.settings import number, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.diloco import FragmentRule
-from offbeat.policies.fresh import number
 from offbeat.types import Seconds, WorkerId
 
 

@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.fragments import Fragments
-from offbeat.core.policy import Averaging, Decision, ServerRule, View, whole_number
-from offbeat.policies.fresh import number
+from offbeat.core.policy import Averaging, Decision, ServerRule, View
+from offbeat.core.settings import number, whole_number
 
 
 class FragmentRule(ServerRule):

@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.allreduce.policy import RoundRule, RoundView
-from offbeat.core.policy import whole_number
+from offbeat.core.settings import is_number, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.policies.fresh import is_number
 
 
 @dataclass(frozen=True, kw_only=True)

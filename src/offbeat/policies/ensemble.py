@@ -7,10 +7,10 @@ from math import ceil
 from typing import Literal, TypeAlias, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Averaging, ServerRule, whole_number
+from offbeat.core.policy import Averaging, ServerRule
+from offbeat.core.settings import one_of, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.allocation import Budget
-from offbeat.policies.fresh import one_of
 from offbeat.policies.rounds import AveragedRounds, Combine, Momentum, RoundsPolicy
 
 Reallocate: TypeAlias = Literal["none", "affine", "inverse"]

@@ -1,7 +1,6 @@
 """Base class of static and dynamic backup workers: fold the first fresh gradients, drop later ones, scale the learning rate.
 
-Subclasses choose the number of gradients: `backup` leaves out a fixed number of workers, `dbw` chooses for each version. This file also
-has the checks of settings that several rules use.
+Subclasses choose the number of gradients: `backup` leaves out a fixed number of workers, `dbw` chooses for each version.
 """
 
 from __future__ import annotations
@@ -9,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, ClassVar, Final, Literal, TypeAlias, cast, get_args
+from typing import ClassVar, Final, Literal, TypeAlias, cast, get_args
 
 from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View
+from offbeat.core.settings import number, one_of
 from offbeat.errors import ConfigurationError
 from offbeat.types import WorkerId
 
@@ -88,52 +88,3 @@ def outdated(view: View) -> Decision | None:
         return None
     stale = tuple(c for c in view.pending.values() if c.version != view.version)
     return Decision((), f"computed from an older version than {view.version}", drop=stale) if stale else None
-
-
-def number(owner: str, name: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None) -> None:
-    """Check that a setting is a finite number greater than ``above``, at least ``least``, at most ``most``.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    bounds = (("above", above), ("at least", least), ("at most", most))
-    limits = " and ".join(f"{words} {limit:g}" for words, limit in bounds if limit is not None)
-    right = is_number(value) and abs(value) < float("inf")
-    right = right and (above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)
-    if not right:
-        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a number, {limits}")
-
-
-def seconds(owner: str, name: str, value: Any) -> None:
-    """Check that a setting is a time in seconds, at least 0, or the word ``auto``, or None.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if value is not None and value != "auto" and not (is_number(value) and 0.0 <= value < float("inf")):
-        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a time in seconds, at least 0, or auto")
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a setting is a number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def yes_or_no(owner: str, name: str, value: Any) -> None:
-    """Check that a setting is True or False.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be True or False")
-
-
-def one_of(owner: str, name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Check that a setting is one of the words ``known``.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if value not in known:
-        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be one of {', '.join(known)}")

@@ -11,9 +11,9 @@ from math import inf
 from typing import Any, Literal, TypeAlias, get_args
 
 from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, ServerRule, View
+from offbeat.core.settings import is_number, one_of
 from offbeat.errors import ConfigurationError
 from offbeat.policies.allocation import Budget
-from offbeat.policies.fresh import is_number, one_of
 from offbeat.types import Version, WorkerId
 
 INTERVAL = 50

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Hold, ServerRule, View, whole_number
+from offbeat.core.policy import Admit, Hold, ServerRule, View
+from offbeat.core.settings import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.asp import OneByOne
 from offbeat.types import Clock, WorkerId
