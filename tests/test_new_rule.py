@@ -103,8 +103,9 @@ def test_it_is_in_all_that_is_made_from_the_rules(house: Path) -> None:
 
 
 def test_it_is_listed_and_simulated_by_the_command_line(house: Path) -> None:
-    listed = run(house, "-c", "import offbeat; print(offbeat.ToyServer(), offbeat.ToyRounds(), offbeat.ToyGossip())")
-    assert listed == "ToyServer(size=2) ToyRounds() ToyGossip(peers=1)\n"
+    spelled = "print(*(kind().spelling for kind in (offbeat.ToyServer, offbeat.ToyRounds, offbeat.ToyGossip)))"
+    listed = run(house, "-c", f"import offbeat; {spelled}")
+    assert listed == "toyserver(size=2) toyrounds toygossip\n"
     chosen = [option for word in TOYS for option in ("--sync", word)]
     shown = run(house, "-m", "offbeat.cli", "simulate", "--workers", "4", "--versions", "20", *chosen)
     assert all(word in shown for word in TOYS)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from offbeat import session as sessions
-from offbeat.core.policy import whole_number
+from offbeat.core.settings import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sampler import Passes
 from offbeat.session import Barrier, Session

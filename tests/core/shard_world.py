@@ -23,7 +23,7 @@ from offbeat.core.events import Abandoned, EpochWanted, Event, Heard, Initialise
 from offbeat.core.fragments import Fragments
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.policy import ServerRule
-from offbeat.policies.diloco import FragmentRule
+from offbeat.policies import Decoupled, DiLoCo
 from offbeat.types import LeaseId
 
 Script: TypeAlias = Generator[Callable[[], bool], None, None]
@@ -271,7 +271,7 @@ class ShardWorld:
 
     def _fragment(self, p: Process, leases: tuple[LeaseId, ...]) -> Script:
         """Local steps, with a look at what has come in the middle of them, and a push of one fragment."""
-        assert isinstance(p.blocks, Fragments) and isinstance(self.plan.policy, FragmentRule)
+        assert isinstance(p.blocks, Fragments) and isinstance(self.plan.policy, DiLoCo | Decoupled)
         left = p.blocks.turn
         leg = p.blocks.leg(0, left)
         yield from self._steps(p, leg)
@@ -287,13 +287,13 @@ class ShardWorld:
         yield from self._whole_model(p) if nonfinite else self._enough_blocks(p)
 
     def _steps(self, p: Process, count: int) -> Script:
-        assert isinstance(self.plan.policy, FragmentRule)
+        assert isinstance(self.plan.policy, DiLoCo | Decoupled)
         end = self.now + float(sum(self._random.randint(0, 1 + p.worker % 2) for _ in range(count)))
         self._at(end - self.now, lambda script=p.script: self._resume(p, script))  # type: ignore[misc]
         yield lambda: self.now >= end
         p.ahead = [steps + count for steps in p.ahead]
         bound = self.plan.policy.steps + self.plan.policy.delay
-        assert max(p.ahead) <= bound or not self.plan.policy.waits, f"{p.ahead} steps without a new version"
+        assert max(p.ahead) <= bound or isinstance(self.plan.policy, Decoupled), f"{p.ahead} steps without a new version"
 
     def _iterate(self, p: Process, leases: tuple[LeaseId, ...]) -> Script:
         compute_s = float(self._random.randint(1, 3 + 2 * p.worker % 5))

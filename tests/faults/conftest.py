@@ -13,6 +13,14 @@ from tests.faults.resuming import RESUMED
 
 
 @pytest.fixture
+def found_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs of a test are found in a folder of its own, and no other test's are."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
+@pytest.fixture
 def begun() -> Iterator[list[Job]]:
     """The jobs of a test, in the order of their starts."""
     jobs: list[Job] = []

@@ -17,17 +17,9 @@ from tests.tiers import marked
 
 from offbeat.journal.worker_summary import NO_JOINER
 
-pytestmark = pytest.mark.timeout(480)
+pytestmark = [pytest.mark.timeout(480), pytest.mark.usefixtures("found_alone")]
 Joins = Callable[..., "subprocess.Popen[str]"]
 ENDED = "the command that had joined the job has ended"
-
-
-@pytest.fixture(autouse=True)
-def of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The jobs of a test are found in a folder of its own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
 
 
 @pytest.fixture

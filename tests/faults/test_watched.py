@@ -19,6 +19,7 @@ from tests.tiers import marked
 from offbeat.launch.watchers import Entry, entries
 from offbeat.top.reach import Link
 
+pytestmark = pytest.mark.usefixtures("found_alone")
 TOP = (sys.executable, "-m", "offbeat", "top")
 SLOW = ("--workers", "3", "--slow", "any=0.01", "--slow", "2=0.05")
 QUESTIONS = 20_000
@@ -32,14 +33,6 @@ assert all(first_answer(link, 30.0) for link in links)
 print("watching", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(autouse=True)
-def of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job and the watchers of a test meet in a folder of its own."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setattr("tempfile.tempdir", None)
 
 
 def top(*options: str) -> subprocess.CompletedProcess[str]:

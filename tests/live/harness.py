@@ -11,6 +11,7 @@ import json
 import secrets
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -274,6 +275,12 @@ class Job:
         self.start_all(script)
         self.join()
         return self.results(*range(self.settings.workers))
+
+    def warned(self, script: Script) -> tuple[list[Any], list[warnings.WarningMessage]]:
+        """Let every worker run the script; what it returned, by worker, and the warnings that were given."""
+        with warnings.catch_warnings(record=True) as given:
+            warnings.simplefilter("always")
+            return self.run(script), given
 
     def results(self, *numbers: int) -> list[Any]:
         """What these workers' newest scripts have returned."""

@@ -7,7 +7,6 @@ import runpy
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,9 +157,8 @@ def test_a_loader_of_an_optimizer_that_steps_rarely_is_told(rarely: bool) -> Non
         for number, real in enumerate(loader):
             gan.step(real, optimizer.step, (lambda: None) if number % 3 else other.step)
 
-    with Job(2) as job, warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        job.run(train)
+    with Job(2) as job:
+        _, given = job.warned(train)
     assert any("the job of one optimizer, which makes no step with some of them" in str(one.message) for one in given) == rarely
 
 
@@ -179,9 +177,8 @@ def test_a_loader_of_an_optimizer_that_steps_no_more_is_told(own: bool) -> None:
                 gan.generator(real).square().mean().backward()
                 second.step()
 
-    with Job(2) as job, warnings.catch_warnings(record=True) as given:
-        warnings.simplefilter("always")
-        job.run(train)
+    with Job(2) as job:
+        _, given = job.warned(train)
     assert any("the next pass has the same batches again" in str(one.message) for one in given) != own
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -147,9 +146,7 @@ def replaced(model: nn.Module) -> None:
 
 def said(job: Job, script: Callable[[Worker], None]) -> list[str]:
     """Run the script on all workers; return what they were warned of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        job.run(script)
+    _, caught = job.warned(script)
     found = [one for one in caught if "other than by optimizer.step()" in str(one.message)]
     assert all(one.filename in (__file__, samples.__file__) for one in found), "the warning does not point into the script"
     return [str(one.message) for one in found]
@@ -227,10 +224,8 @@ def test_values_that_are_put_back_before_the_first_step_too(sync: str, job: dict
         steps = wrapped.batch_sampler(range(24), batch_size=2) if sampler else range(6)
         return [sharpness_aware(wrapped, model, x, back) for _ in steps]
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with Job(2, **job) as running:
-            found = running.run(script)
+    with Job(2, **job) as running:
+        found, caught = running.warned(script)
     if sync in ("bsp", "full"):
         assert found == [pytest.approx(expected)] * 2
     differs = sync == "full" and back == "sub_"  # replicas: their bits must not differ
@@ -268,10 +263,8 @@ def test_what_a_script_puts_into_the_parameters_is_not_what_others_compute_from(
             optimizer.step()
         return read, float(model.weight.detach().abs().max())
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with Job(2) as job:
-            (computed_from, at_end), (_, others_end) = job.run(script)
+    with Job(2) as job:
+        ((computed_from, at_end), (_, others_end)), caught = job.warned(script)
     assert computed_from == [1.0] * 4 and at_end == others_end == 1.0
     assert len([one for one in caught if "a later step replaces what was written. For" in str(one.message)]) == (not back)
 

@@ -15,6 +15,7 @@ from offbeat.core.events import Abandoned, Event, Lost
 from offbeat.core.policy import Contribution
 from offbeat.errors import ConfigurationError
 from offbeat.policies import Backup, rule
+from offbeat.policies.fresh import lr_factor
 from offbeat.types import Fate, WorkerId
 
 
@@ -114,7 +115,7 @@ def test_the_learning_rate_may_depend_on_k(policy: Backup, expected: list[float]
 
 def test_a_table_serves_more_workers_than_it_has_factors_for_with_its_last() -> None:
     policy = Backup(b=0, lr_rule="table", lr_table=(0.1, 0.5))
-    assert [policy.scale(k, 4) for k in (1, 2, 3)] == [0.1, 0.5, 0.5]
+    assert [lr_factor(policy, k, 4) for k in (1, 2, 3)] == [0.1, 0.5, 0.5]
 
 
 def test_obsolete_work_is_broken_off_or_not_handed_in() -> None:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
+from unittest.mock import patch
 
+from tests.sim import stepped_peers
 from tests.sim.dying_servers import DyingCoordinator
 from tests.sim.replicated import ReplicatedServers
-from tests.sim.stepped_network import SteppedHub
+from tests.sim.stepped_network import FIRST, LAST
 from tests.sim.stepped_ranks import SteppedRanks
-from tests.sim.stub_across import Ring, StubAcross
-from tests.sim.with_fleet import LinkedHub, WithFleet
+from tests.sim.with_fleet import WithFleet
 from tests.support.memory_network import MemoryConnection
 
+from offbeat.journal.records import Record
+from offbeat.runtime.allreduce import multi_host_member
 from offbeat.runtime.serving import Service
-from offbeat.transport.base import Address, Connection
-from offbeat.types import WorkerId
-
-
-class FarHub(LinkedHub):
-    """The hub of a rank that does not share memory with the server."""
-
-    def plain(self, address: Address) -> Connection:
-        connection = super().plain(address)
-        assert isinstance(connection, MemoryConnection)
-        for end in (connection, connection.other):
-            assert end is not None
-            end.shares_memory, end.interface = False, "127.0.0.1"
-        return connection
+from offbeat.transport.base import Address
+from offbeat.types import Incarnation, WorkerId, WorkerState
 
 
 class AcrossHosts(WithFleet, SteppedRanks):
@@ -42,26 +32,33 @@ class AcrossHosts(WithFleet, SteppedRanks):
 
     def __init__(self, *arguments: Any, ring_first: bool = True) -> None:
         super().__init__(*arguments)
-        self.ring, self._ring_first = Ring(), ring_first
+        self.network.between_workers = FIRST if ring_first else LAST
 
-    def make(self, number: WorkerId, iteration: int) -> StubAcross:
-        return StubAcross(self, number, iteration)
+    def run(self) -> list[Record]:
+        with stepped_peers.stepped(), patch.object(multi_host_member, "LOOK_S", 0.0):
+            return super().run()
 
-    def deliver(self) -> bool:
-        if self._ring_first:
-            return self._look() or self.ring.deliver() or super().deliver()
-        return super().deliver() or self.ring.deliver()
+    def connected(self, connection: MemoryConnection, address: Address, number: WorkerId) -> None:
+        super().connected(connection, address, number)
+        for end in (connection, connection.other):
+            assert end is not None
+            end.shares_memory, end.interface = False, "127.0.0.1"
 
     def sequencing(self) -> Service:
         """What the process of server 0 does, by now."""
         return cast(Service, self.process_of(0).server.service)
 
+    def knows(self, number: WorkerId, incarnation: Incarnation) -> bool:
+        """Whether a rank takes part. One that was declared dead and does not know it may have summed a round that is another one now."""
+        coordinator = self.sequencing().state.job
+        if coordinator is None:
+            return False  # of a process that has just begun
+        member = coordinator.first.driver.core.membership[number]
+        return member.state is WorkerState.ALIVE and member.incarnation == incarnation
+
 
 class DyingSequencer(AcrossHosts, DyingCoordinator):
     """Another process of server 0 goes on where one has died."""
-
-    def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
-        return FarHub(self.network, turn, worker)
 
 
 class ReplicatedSequencer(AcrossHosts, ReplicatedServers):

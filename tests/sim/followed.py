@@ -1,6 +1,6 @@
 """Follows a journal's folds by hand: what the parameters must have been after each, if the servers have done what the journal says.
 
-The learning rate, the optimizer and the gradients are those of ``stub_worker.py``; the arithmetic is NumPy's, in double precision.
+The learning rate, the optimizer and the gradients are those of ``stepped_process.py``; the arithmetic is NumPy's, in double precision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.core.scripts import served
 from tests.sim.stepped import SteppedJob
-from tests.sim.stub_worker import LR
+from tests.sim.stepped_process import LR
 
 from offbeat.core.policy import Averaging
 from offbeat.journal.records import Record

@@ -1,4 +1,7 @@
-"""Follows replicas through what a simulated job of the gossip family says of parameters, in NumPy; the gradients are a stub rank's."""
+"""Follows replicas through what a simulated job of the gossip family says of parameters, in NumPy.
+
+The gradients are those of ``stepped_process.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from tests.sim.comparison import Replayed
+from tests.sim.stepped_process import LR
 from tests.sim.stepped_ranks import SteppedRanks
-from tests.sim.stub_process import LR
 
 from offbeat.core.effects import Adopt, Fold, Mix, Pair, Share
 from offbeat.core.events import Folded

@@ -6,18 +6,19 @@ real ones, and so is the fleet. The death is an exception that nobody catches, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Final, TypeAlias, TypeGuard
 from unittest.mock import patch
 
 from tests.sim.stepped import Timings
 from tests.sim.stepped_network import SteppedHub
-from tests.sim.with_fleet import LinkedHub, ServerProcess, WithFleet
+from tests.sim.with_fleet import ServerProcess, WithFleet
+from tests.support.memory_network import MemoryConnection
 
 from offbeat.journal.records import Record
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.runtime.leading_server import LeadingServer
 from offbeat.runtime.recovery.replica import Replica, StreamRecorder
 from offbeat.runtime.standby_server import StandbyServer
@@ -46,18 +47,21 @@ class ReplicatedServers(WithFleet):
         with patch("offbeat.runtime.recovery.replica.PIECE_NBYTES", PIECE_NBYTES):
             return super().run()
 
-    def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
-        return ReplicatedHub(self, turn, worker)
-
-    def standby_of(self, address: Address) -> Address | None:
-        """Where the standby listens that could take over from the process at this address."""
+    def worker_settings(self, number: WorkerId) -> WorkerSettings:
         standbys = self.fleet.standbys_at()
         assert standbys is not None
-        return standbys[self.fleet.addresses().index(address)]
+        return replace(super().worker_settings(number), standbys=tuple(standbys))
 
     def leads_at(self, address: Address) -> bool:
         """Whether the process at this address leads a server."""
         return address in self.fleet.addresses()
+
+    def connected(self, connection: MemoryConnection, address: Address, number: WorkerId) -> None:
+        """Every second worker is on the machine of the standbys."""
+        super().connected(connection, address, number)
+        for end in (connection, connection.other):
+            assert end is not None
+            end.within_host = bool(number % 2) and not self.leads_at(address)
 
     def settle(self) -> None:
         super().settle()
@@ -103,26 +107,3 @@ class ReplicatedServers(WithFleet):
 def lacks_gradient(server: Process) -> TypeGuard[LeadingServer]:
     """Whether a server leads, and waits for a gradient that was lost with the leader before."""
     return isinstance(server, LeadingServer) and server._lacking
-
-
-class ReplicatedHub(LinkedHub):
-    """The hub of a worker's process, whose links go over to standbys."""
-
-    def __init__(self, job: ReplicatedServers, turn: Callable[[], None], worker: WorkerId) -> None:
-        super().__init__(job.network, turn, worker)
-        self._job = job
-
-    def plain(self, address: Address) -> Connection:
-        """Connect to whoever listens there now. Every second worker is on the machine of the standbys."""
-        connection = super().plain(address)
-        assert self.worker is not None
-        connection.within_host = connection.other.within_host = bool(self.worker % 2) and not self._job.leads_at(address)  # type: ignore[attr-defined]
-        return connection
-
-    def connect(self, address: Address) -> Connection:
-        return self.links.connect_replicated(address, self._job.standby_of(address))
-
-    def poll(self, timeout_s: Seconds | None) -> Any:
-        if self.process is not None and self.process.gone:
-            return SteppedHub.poll(self, 0.0)
-        return self.links.poll(0.0)

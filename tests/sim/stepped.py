@@ -2,28 +2,31 @@
 
 This is the other half of a comparison with the simulator: one script of timings (a law of compute times, a script of faults) goes through
 both, and they must say the same. What happens when is kept in the simulator's own heap, so that what happens at one instant has the same
-order here as there. How messages are delivered is in ``stepped_network.py``, the workers are in ``stub_worker.py``.
+order here as there. How messages are delivered is in ``stepped_network.py``, the workers are in ``stepped_process.py``.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
-from tests.sim.stepped_network import SteppedHub, SteppedNetwork
-from tests.sim.stub_process import StubProcess
-from tests.sim.stub_worker import StubWorker
+from tests.sim.stepped_network import TOKEN, SteppedHub, SteppedNetwork
+from tests.sim.stepped_process import SteppedProcess
+from tests.sim.stepped_worker import SteppedWorker
+from tests.support.memory_network import MemoryConnection
 
 from offbeat.core.policy import ServerRule
 from offbeat.journal.file import read
 from offbeat.journal.records import Record
 from offbeat.policies import rule
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.runtime.lasting_server import Server
 from offbeat.runtime.serving import ServingEnded
 from offbeat.sim.cluster import Cluster, Work
@@ -78,8 +81,6 @@ class SteppedJob:
         )
         self.compute = cluster.law("compute").start(derived(cluster.seed, "compute"), cluster.total)
         self.per_sample = cluster.law("per_sample").start(derived(cluster.seed, "per sample"), cluster.total)
-        self.pushes = 0
-        """Numbers them."""
         self.offered: dict[tuple[WorkerId, Incarnation], list[torch.Tensor]] = {}
         """What each process has pushed, in the order of its pushes."""
         self.seen: dict[tuple[int | None, Version], list[torch.Tensor]] = {}
@@ -90,8 +91,8 @@ class SteppedJob:
         self._hubs: list[SteppedHub] = []
         self._servers: list[Server] = []
         self._links: list[Connection] = []
-        self._workers: dict[WorkerId, StubWorker] = {}
-        self.stubs: list[StubProcess] = []
+        self._workers: dict[WorkerId, SteppedProcess] = {}
+        self.processes: list[SteppedProcess] = []
         """All processes of workers so far."""
         self._to_come = sum(isinstance(fault, Restart | Join) for fault in cluster.script.faults)
         """Processes that will be started."""
@@ -107,6 +108,11 @@ class SteppedJob:
 
     def run(self) -> list[Record]:
         """All of it; the journal."""
+        with patch.object(time, "monotonic", self._now):
+            self._run()
+        return list(read(self._path))
+
+    def _run(self) -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # a shard uses as many
         try:
@@ -129,9 +135,8 @@ class SteppedJob:
             self._close()
         finally:
             torch.set_num_threads(threads)
-            for stub in self.stubs:
-                stub.let_go()
-        return list(read(self._path))
+            for process in self.processes:
+                process.let_go()
 
     def settle(self) -> None:
         """Let everybody handle what has been sent, until nobody has anything more to say at this instant."""
@@ -229,13 +234,22 @@ class SteppedJob:
         self._workers[number].start()
         self.settle()
 
-    def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
-        """Return the hub of a worker's process."""
-        return SteppedHub(self.network, turn, worker)
+    def worker_settings(self, number: WorkerId) -> WorkerSettings:
+        """Return what a worker's process finds in its environment."""
+        job = self._settings()
+        at = tuple(self.addresses)
+        timeout_s = job.timeout_s
+        return WorkerSettings(worker=number, workers=job.workers, token=TOKEN, servers=at, seed=job.seed, timeout_s=timeout_s, phases=False)
 
-    def process(self, number: WorkerId, iteration: int) -> StubWorker:
+    def connected(self, connection: MemoryConnection, address: Address, number: WorkerId) -> None:
+        """A worker's process has made this connection."""
+
+    def process_ended(self, number: WorkerId, reason: str) -> None:
+        """A worker's process has ended, as the supervisor would see."""
+
+    def process(self, number: WorkerId, iteration: int) -> SteppedProcess:
         """Return a new process of a worker."""
-        return StubWorker(self, number, iteration)
+        return SteppedWorker(self, number, iteration)
 
     def _strike(self, fault: Fault, serial: int) -> None:
         if isinstance(fault, Restart | Join):

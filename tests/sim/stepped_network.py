@@ -57,6 +57,8 @@ class SteppedNetwork(MemoryNetwork):
         self._turn = 0
         self.as_sent = False
         """Whether all messages, but for those on their way, are handled in the order of sending: so it is on a link, which counts them."""
+        self.between_workers = IN_ORDER
+        """When messages between workers are handled then: `FIRST`, before all others, or `LAST`."""
 
     def is_server(self, hub: SteppedHub, number: int) -> None:
         self._servers[hub.name] = number
@@ -82,7 +84,7 @@ class SteppedNetwork(MemoryNetwork):
                 return
         box, place = self._post[turn], (self._turn, of or 0) if kind == "block" else NO_BLOCK
         if self.as_sent:
-            box, place = self._post[IN_ORDER], NO_BLOCK
+            box, place = self._post[self.between_workers if to is None and of is None else IN_ORDER], NO_BLOCK
         later = []
         while box and place is not NO_BLOCK and box[-1][1][0] == self._turn and box[-1][1] > place:
             later.append(box.pop())

@@ -1,7 +1,8 @@
 """A live job without servers in one thread, with a clock that is moved by hand: `SteppedJob` with ranks in the place of workers.
 
-The coordinator's process and the memory that ranks share are the real ones. Memory tells nobody that it has changed: after whatever
-happens, all ranks that wait for others look, in the order in which they have begun to wait, until nothing happens any more.
+The coordinator's process, the ranks' sessions and the memory that they share are the real ones. Memory tells nobody that it has changed:
+after whatever happens, all ranks that wait for others look, in the order in which they have begun to wait, until nothing happens any more.
+The mean of the replicas, for which a rank waits for the slowest, is never due: the simulator's ranks do not wait for it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 from tests.sim.stepped import SteppedJob, Timings
-from tests.sim.stub_gossip import StubGossip
-from tests.sim.stub_ranks import SourceEnd, StubRank, StubRounds, WentOn
+from tests.sim.stepped_rank import SourceEnd, SteppedRank, WentOn
 
+from offbeat.core.allreduce.rounds import Arrival
 from offbeat.journal.records import Record
-from offbeat.policies import rule
+from offbeat.runtime.allreduce import round_member
+from offbeat.runtime.allreduce.model_means import ModelMeans
+from offbeat.runtime.allreduce.one_host.rounds import OneHostRounds
+from offbeat.runtime.gossip.one_host import OneHostGossip
 from offbeat.runtime.ranks import plane
 from offbeat.runtime.shared_memory import log
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import Incarnation, Seconds, Version, WorkerId
 
 LOOK_S: Seconds = 1.0
 """How often the coordinator looks at the log by itself; it looks with each message too, and each arrival is announced by one."""
@@ -33,7 +37,7 @@ class SteppedRanks(SteppedJob):
 
     def __init__(self, script: Timings, journal: Path) -> None:
         super().__init__(script, journal)
-        self.waiting: list[StubRank] = []
+        self.waiting: list[SteppedRank] = []
         """Ranks that wait for others, in the order in which they have begun to."""
         self.went_on: list[WentOn] = []
         self.source_ends: deque[str | None] = deque()
@@ -52,13 +56,12 @@ class SteppedRanks(SteppedJob):
         with self._virtual():
             return super().run()
 
-    def process(self, number: WorkerId, iteration: int) -> StubRank:
-        return self.make(number, iteration)
+    def process(self, number: WorkerId, iteration: int) -> SteppedRank:
+        return SteppedRank(self, number, iteration)
 
-    def make(self, number: WorkerId, iteration: int) -> StubRank:
-        """Return a new process of a rank, for the job's rule."""
-        kind: type[StubRank] = StubGossip if rule(self.script.sync).family == "gossip" else StubRounds
-        return kind(self, number, iteration)
+    def knows(self, number: WorkerId, incarnation: Incarnation) -> bool:
+        """Whether what a rank goes on with counts."""
+        return True
 
     @property
     def journal_time(self) -> Seconds:
@@ -70,14 +73,14 @@ class SteppedRanks(SteppedJob):
         over = [(since, inf) for since in self.waits.values()]
         return any(since < t <= until for since, until in (*self.waited, *over))
 
-    def ends_source(self, source: StubRank, joiner: WorkerId) -> bool:
+    def ends_source(self, source: SteppedRank, joiner: WorkerId, version: Version) -> bool:
         """End the process of a rank that has just admitted a joiner, if that is due. Returns whether it did."""
         if all(rank.gone or rank.number in (source.number, joiner) for rank in self._workers.values()):
             return False  # the parameters would be lost with it
         how = self.source_ends.popleft() if self.source_ends else None
         if how is None:
             return False
-        self.ended.append(SourceEnd(source.number, joiner, source.version, how))
+        self.ended.append(SourceEnd(source.number, joiner, version, how))
         source.die("killed after it has admitted a joiner", seen=how == "seen")
         return True
 
@@ -90,7 +93,7 @@ class SteppedRanks(SteppedJob):
         while self.deliver():
             super().settle()
         for rank in self._workers.values():
-            assert isinstance(rank, StubRank)
+            assert isinstance(rank, SteppedRank)
             rank.idle()
 
     def deliver(self) -> bool:
@@ -105,7 +108,7 @@ class SteppedRanks(SteppedJob):
                 continue
             if rank.look():
                 went = True
-            else:
+            elif rank not in self.waiting:
                 self.waiting.append(rank)
         self.waiting.sort(key=lambda rank: rank.moves_on)
         for rank in self.waiting:
@@ -114,13 +117,25 @@ class SteppedRanks(SteppedJob):
 
     @contextmanager
     def _virtual(self) -> Iterator[None]:
-        """Where the time of an entry of the log is asked for, it is this job's; up to a nanosecond late, so that it is not before it."""
+        """Let nobody sleep, and give entries of the log this job's time: up to a nanosecond late, so that it is not before it."""
 
         def monotonic_ns() -> int:
             return int(self.now * 1e9) + 1
 
+        plain = OneHostRounds.arrive
+
+        def arrive(rounds: OneHostRounds, *arguments: Any) -> Arrival:
+            """Whoever closes a round has its result after those who wait for it."""
+            arrival = plain(rounds, *arguments)
+            if rounds.meanwhile is not None:
+                rounds.meanwhile()
+            return arrival
+
         with ExitStack() as stack:
             stack.enter_context(patch.object(plane, "LOOK_S", LOOK_S))
-            stack.enter_context(patch.object(plane, "time", SimpleNamespace(monotonic=lambda: self.now)))
             stack.enter_context(patch.object(log, "monotonic_ns", monotonic_ns))
+            stack.enter_context(patch.object(round_member, "LOOK_S", 0.0))
+            stack.enter_context(patch.object(ModelMeans, "due", lambda means, version: False))
+            stack.enter_context(patch.object(OneHostRounds, "arrive", arrive))
+            stack.enter_context(patch.object(OneHostGossip, "_sleep", lambda rank, told: None))
             yield

@@ -1,7 +1,7 @@
 """`SteppedJob` whose servers are led by the fleet and the runner of a live supervisor, and die at any point of what they do.
 
-Only the processes are stubs. The servers, the links and the fleet are the real ones. A death is an exception that nobody catches, and what
-a process had not read is lost with it.
+The servers, the workers' sessions, the links and the fleet are the real ones, in one process. A death is an exception that nobody
+catches, and what a process had not read is lost with it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,22 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 from unittest.mock import patch
 
 from tests.sim.stepped import MOST_STEPS, SteppedJob, Timings
-from tests.sim.stepped_network import SteppedHub, SteppedNetwork
-from tests.sim.stub_process import StubProcess
+from tests.sim.stepped_network import SteppedHub
 
 from offbeat.journal.records import Record
 from offbeat.launch.engine import Engine
 from offbeat.launch.output import Output
 from offbeat.launch.server_fleet import ServerFleet
+from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.serving import ServingEnded
-from offbeat.runtime.worker.links import Links
-from offbeat.transport.base import Address, Arrivals, Closed, Connection
-from offbeat.transport.link import Link
+from offbeat.transport.base import Closed, Connection
 from offbeat.types import Seconds, WorkerId
 
 
@@ -172,8 +170,8 @@ class WithFleet(SteppedJob):
         due: Seconds | None = server.wake_at()
         return due
 
-    def hub(self, turn: Callable[[], None], worker: WorkerId) -> SteppedHub:
-        return LinkedHub(self.network, turn, worker)
+    def worker_settings(self, number: WorkerId) -> WorkerSettings:
+        return replace(super().worker_settings(number), servers_return=True)
 
     # The servers' processes.
 
@@ -186,10 +184,9 @@ class WithFleet(SteppedJob):
         """Return the process that leads a server, or that has led it last."""
         return self.leaders[number]
 
-    def process(self, number: WorkerId, iteration: int) -> Any:
-        process = super().process(number, iteration)
-        on_links(process, self.fleet.links[0])
-        return process
+    def process_ended(self, number: WorkerId, reason: str) -> None:
+        told = {"kind": "ended"} if reason == "end of stream" else {"kind": "lost", "reason": reason}
+        self.fleet.links[0].send({**told, "worker": number})
 
     def run(self) -> list[Record]:
         with deadly(self.points, self.point):
@@ -277,53 +274,3 @@ class WithFleet(SteppedJob):
             elif (message := self.fleet.on_message(connection, item)) is not None:
                 assert message.header["kind"] != "failed", f"the server fails: {message.header}"
                 self.summary = message.header.get("summary", self.summary)
-
-
-def on_links(process: StubProcess, coordinator: Link) -> None:
-    """Let a worker's process use links, and the supervisor tell the coordinator of the process's end."""
-    assert isinstance(process.hub, LinkedHub)
-    process.hub.process, end = process, process.end
-
-    def ends(reason: str) -> None:
-        end(reason)
-        told = {"kind": "ended"} if reason == "end of stream" else {"kind": "lost", "reason": reason}
-        coordinator.send({**told, "worker": process.number})
-
-    process.end = ends  # type: ignore[method-assign]
-
-
-class LinkedHub(SteppedHub):
-    """The hub of a worker's process, whose connections outlive the servers' processes."""
-
-    def __init__(self, network: SteppedNetwork, turn: Callable[[], None], worker: WorkerId) -> None:
-        super().__init__(network, turn, worker)
-        self.links = Links(_Plain(self))  # type: ignore[arg-type]
-        self.process: StubProcess | None = None
-
-    def connect(self, address: Address) -> Connection:
-        return self.links.connect(address, lasting=True, anywhere=True)
-
-    def plain(self, address: Address) -> Connection:
-        """Return a connection to whoever listens there now."""
-        return super().connect(address)
-
-    def poll(self, timeout_s: Seconds | None) -> Arrivals:
-        if self.process is not None and self.process.gone:
-            return super().poll(0.0)
-        arrived = self.links.poll(0.0)
-        while self.links._cut:  # its server is there again, at the same instant
-            arrived += self.links.poll(0.0)
-        return arrived
-
-
-class _Plain:
-    """The hub below the links."""
-
-    def __init__(self, hub: LinkedHub) -> None:
-        self._hub = hub
-
-    def connect(self, address: Address) -> Connection:
-        return self._hub.plain(address)
-
-    def poll(self, timeout_s: Seconds | None) -> Arrivals:
-        return SteppedHub.poll(self._hub, timeout_s)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from offbeat.core.block_cache import Blocks
-from offbeat.errors import ConfigurationError
 from offbeat.types import Clock, Epoch, Incarnation, LeaseId, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
@@ -327,16 +326,6 @@ class ServerRule(Policy):
     def wake_at(self, view: View) -> Seconds | None:
         """Return the time at which to ask the rule again even without an event, in seconds; None: never."""
         return None
-
-
-def whole_number(owner: str, name: str, value: Any, *, least: int) -> None:
-    """Check one setting of a rule.
-
-    Raises:
-        ConfigurationError: it is no whole number, or less than ``least``.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a whole number, at least {least}")
 
 
 def by_samples(contributions: Sequence[Contribution]) -> tuple[float, ...]:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite, sqrt
 from statistics import fmean
-from typing import get_args
+from typing import Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Contribution, ServerRule, whole_number
-from offbeat.policies.rounds import AveragedRounds, Combine, Momentum, RoundsPolicy
+from offbeat.core.policy import Averaging, Contribution, ServerRule
+from offbeat.core.settings import whole_number
+from offbeat.policies.rounds import Combine, Momentum, RoundsPolicy, averaging_of, check_averaging
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaComm(AveragedRounds):
+class AdaComm(ServerRule):
     """Let each worker make T local optimizer steps, then average all workers' parameters; T falls with the loss.
 
     Update rule: that of `EnsembleSync` with T local steps, ``W <- (1/M) * sum_j W_j``. After epoch l,
@@ -46,6 +47,8 @@ class AdaComm(AveragedRounds):
         ),
     )
 
+    always_spelled = ("steps",)
+
     steps: int = 10
     """T_0, the local steps between two folds in the first epoch; at least 1."""
     overlap: float | None = None
@@ -62,35 +65,53 @@ class AdaComm(AveragedRounds):
 
     def __post_init__(self) -> None:
         whole_number("adacomm", "steps", self.steps, least=1)
-        self.check_averaging(("mean", "samples", "median"))
+        check_averaging(self, ("mean", "samples", "median"))
+
+    @property
+    def split_overlap(self) -> float | None:
+        return self.overlap
+
+    @property
+    def averaging(self) -> Averaging:
+        return averaging_of(self)
+
+    @property
+    def entry(self) -> Literal["at_once", "next_epoch"]:
+        return "next_epoch"
 
     @property
     def uses_loss(self) -> bool:
         return True
 
     def start(self) -> ServerRule:
-        return _AdaptedRounds(self)
+        return RoundsPolicy(self, period=Period(self.steps))
 
 
-class _AdaptedRounds(RoundsPolicy):
-    """One run of the rule: rounds whose number of steps follows the loss."""
+class Period:
+    """The number of steps between two folds, which follows the loss.
 
-    def __init__(self, rule: AdaComm) -> None:
-        super().__init__(rule)
+    Args:
+        first: T_0.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._first = first
         self._first_loss: float | None = None
         self._losses: list[float] = []
         """The losses of the present epoch."""
 
-    def _note(self, parts: Sequence[Contribution]) -> None:
-        super()._note(parts)
+    def note(self, parts: Sequence[Contribution]) -> None:
+        """Add the losses of the contributions of a fold."""
         self._losses += [c.loss for c in parts if c.loss is not None and isfinite(c.loss)]
         if self._first_loss is None and self._losses:
             self._first_loss = fmean(self._losses)
 
-    def _epoch_ended(self) -> None:
+    def after_epoch(self, last: int) -> int:
+        """Return the steps of the next epoch, which follows one with ``last`` steps; without losses as many."""
         losses, self._losses = self._losses, []
-        if losses and self._first_loss:
-            self._steps = next_period(max(0.0, fmean(losses) / self._first_loss), self.rule.steps, self._steps)
+        if not losses or not self._first_loss:
+            return last
+        return next_period(max(0.0, fmean(losses) / self._first_loss), self._first, last)
 
 
 def next_period(ratio: float, first: int, last: int) -> int:

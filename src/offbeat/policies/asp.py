@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 from typing import Literal, get_args
 
 from offbeat.core.about import About, Row
 from offbeat.core.policy import Decision, ServerRule, View
-from offbeat.policies.fresh import one_of
+from offbeat.core.settings import one_of
 from offbeat.types import Version
 
 Discount = Literal["none", "inverse", "sqrt"]
 
 
-class OneByOne(ServerRule):
-    """Rules that fold each contribution by itself, as it arrives."""
-
-    def scale(self, staleness: Version) -> float:
-        """Return the factor of the learning rate for a gradient of this staleness."""
-        return 1.0
-
-    def fold(self, view: View) -> Decision | None:
-        for first in view.pending.values():
-            return Decision((first,), "each push is folded as it arrives", scale=self.scale(view.version - first.version))
-        return None
-
-
 @dataclass(frozen=True, kw_only=True)
-class ASP(OneByOne):
+class ASP(ServerRule):
     """Fold each contribution as it arrives; admit every worker at once.
 
     Update rule: ``w[v+1] = step(w[v], g_i(w[v - s]))``, the step's learning rate times ``1``, ``1 / (1 + s)`` or ``1 / sqrt(1 + s)`` for a
@@ -69,3 +57,18 @@ class ASP(OneByOne):
         if self.discount == "none":
             return 1.0
         return 1.0 / (1 + staleness) if self.discount == "inverse" else 1.0 / sqrt(1 + staleness)
+
+    def fold(self, view: View) -> Decision | None:
+        return each_by_itself(view, self.scale)
+
+
+def each_by_itself(view: View, scale: Callable[[Version], float] = lambda staleness: 1.0) -> Decision | None:
+    """Return the decision to fold the oldest pending contribution by itself, None if none is pending.
+
+    Args:
+        view: the job.
+        scale: returns the factor of the learning rate for a gradient of a staleness.
+    """
+    for first in view.pending.values():
+        return Decision((first,), "each push is folded as it arrives", scale=scale(view.version - first.version))
+    return None

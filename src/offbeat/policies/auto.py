@@ -9,11 +9,11 @@ from functools import partial
 from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Decision, Hold, Plan, ServerRule, View, whole_number
+from offbeat.core.policy import Admit, Decision, Hold, Plan, ServerRule, View
+from offbeat.core.settings import number, one_of, whole_number
 from offbeat.policies.asp import ASP
 from offbeat.policies.backup import Backup
 from offbeat.policies.elastic import ElasticBSP
-from offbeat.policies.fresh import number, one_of
 from offbeat.policies.rennala import Rennala
 from offbeat.policies.replayed import SINGLE, Outlook, Turns, first_fresh, nobody_waits, one_by_one, part_of_rate
 from offbeat.policies.ssp import DSSP, SSP

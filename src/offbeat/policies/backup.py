@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Decision, ObsoleteWork, ServerRule, View, whole_number
+from offbeat.core.policy import Admit, Decision, Hold, ObsoleteWork, ServerRule, View
+from offbeat.core.settings import seconds, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.deadline import Learning
-from offbeat.policies.fresh import FirstFresh, fresh, outdated, seconds
-from offbeat.types import Seconds
+from offbeat.policies.fresh import LrRule, after_fold, check_fresh, check_table, fresh, lr_factor, outdated
+from offbeat.types import Seconds, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)
-class Backup(FirstFresh):
+class Backup(ServerRule):
     """Fold the first n - b gradients of the newest version; drop a gradient of an older one. Workers push and wait.
 
     Update rule: ``w[t+1] = step(w[t], mean of the first k gradients computed at w[t])``, k = n - b, at least 1, where n is the number of
@@ -32,8 +33,6 @@ class Backup(FirstFresh):
 
     >>> Backup(b=1).spelling
     'backup(b=1)'
-    >>> Backup(b=4, lr_rule="proportional").scale(k=12, n=16)
-    0.75
     """
 
     about = About(
@@ -61,23 +60,34 @@ class Backup(FirstFresh):
 
     always_spelled = ("b",)
 
+    lr_rule: LrRule = "constant"
+    """The factor of the script's learning rate, which is meant for a fold of all n gradients: ``constant``, 1; ``proportional``,
+    ``k / n``; ``sqrt``, ``sqrt(k / n)``; ``table``, taken from ``lr_table``."""
+    lr_table: tuple[float, ...] = ()
+    """With ``table`` only: the factors for k = 1, 2, ..., at least one per worker; the last one holds for larger k too."""
+    obsolete: ObsoleteWork = "push_and_wait"
+    """What workers do with a computation from an older version than the newest: ``push_and_wait`` finishes and pushes it, to be dropped;
+    ``pull_and_wait`` finishes it and continues with the newest version; ``push_and_interrupt`` aborts it."""
     b: int = 1
     """The number of workers that a fold does not wait for; at least 0 (which is BSP), less than the number of workers."""
-
     wait: Seconds | Literal["auto"] | None = None
     """Fold with fewer gradients this long after the first, in seconds, at least 0; ``auto``: learned from arrivals; None: never."""
 
     def __post_init__(self) -> None:
         whole_number("backup", "b", self.b, least=0)
         seconds("backup", "wait", self.wait)
-        super().__post_init__()
+        check_fresh(self)
 
     def check(self, workers: int) -> None:
         if self.b >= workers:
             raise ConfigurationError(
                 f"backup(b={self.b}) with {workers} workers leaves no gradient to wait for: b must be at most {workers - 1}"
             )
-        super().check(workers)
+        check_table(self, workers)
+
+    @property
+    def obsolete_work(self) -> ObsoleteWork:
+        return self.obsolete
 
     def start(self) -> ServerRule:
         return Learning(self, "wait") if self.wait == "auto" else self
@@ -94,9 +104,12 @@ class Backup(FirstFresh):
             return None
         first = fresh(view)
         if come >= k:
-            return Decision(first[:k], f"the first {k} fresh gradients of {n} workers are in", scale=self.scale(k, n))
+            return Decision(first[:k], f"the first {k} fresh gradients of {n} workers are in", scale=lr_factor(self, k, n))
         reason = f"{len(first)} fresh gradients of {n} workers are in, and the wait of {self.wait:.3g} s for {k} is over"
-        return Decision(first, reason, scale=self.scale(len(first), n))
+        return Decision(first, reason, scale=lr_factor(self, len(first), n))
+
+    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
+        return after_fold(view, worker)
 
     def wake_at(self, view: View) -> Seconds | None:
         if self.wait is None or self.wait == "auto":

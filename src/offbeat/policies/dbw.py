@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import ObsoleteWork, ServerRule, whole_number
+from offbeat.core.policy import ObsoleteWork, ServerRule
+from offbeat.core.settings import number, whole_number, yes_or_no
 from offbeat.errors import ConfigurationError
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_run import Run
-from offbeat.policies.fresh import FirstFresh, number, yes_or_no
+from offbeat.policies.fresh import LrRule, check_fresh, check_table
 
 
 def _drawn(workers: int) -> dict[str, Sequence[Any]]:
@@ -25,7 +26,7 @@ def _drawn(workers: int) -> dict[str, Sequence[Any]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BDBW(FirstFresh):
+class BDBW(ServerRule):
     """Blind DBW: fold the first k gradients of the newest version, ``k = argmax k / T(k)``, the most gradients per second.
 
     T(k), the expected time until the k-th gradient arrives, is fitted to measured times, given how many gradients the previous round
@@ -51,7 +52,14 @@ class BDBW(FirstFresh):
     )
 
     word = "b_dbw"
+    always_spelled = ()
 
+    lr_rule: LrRule = "constant"
+    """See `Backup`."""
+    lr_table: tuple[float, ...] = ()
+    """See `Backup`."""
+    obsolete: ObsoleteWork = "push_and_wait"
+    """See `Backup`."""
     gamma: float = 0.98
     """The factor of a measured time's weight per round, above 0, at most 1: with 0.98 it counts half after 34 rounds. 1: all history counts
     the same, as in the paper; then a cluster that has become slower is noticed late."""
@@ -69,12 +77,14 @@ class BDBW(FirstFresh):
     k are underestimated."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _check_settings(self)
 
     def check(self, workers: int) -> None:
-        super().check(workers)
         _check_workers(self, workers)
+
+    @property
+    def obsolete_work(self) -> ObsoleteWork:
+        return self.obsolete
 
     @property
     def uses_loss(self) -> bool:
@@ -85,7 +95,7 @@ class BDBW(FirstFresh):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DBW(FirstFresh):
+class DBW(ServerRule):
     """Fold the first k gradients of the newest version, ``k = argmax gain(k) / T(k)``: the expected decrease of the loss per second.
 
     The gain is the bound that follows from L-smoothness, ``(eta - L*eta^2/2) * N - (L*eta^2/2) * V/k``, with N the squared norm of the
@@ -122,19 +132,26 @@ class DBW(FirstFresh):
     )
 
     word = "dbw"
+    always_spelled = ()
 
+    lr_rule: LrRule = "constant"
+    """See `Backup`."""
+    lr_table: tuple[float, ...] = ()
+    """See `Backup`."""
+    obsolete: ObsoleteWork = "push_and_wait"
+    """See `Backup`."""
     gamma: float = 0.98
-    """The factor of a measured time's weight per round, above 0, at most 1; see `BDBW`."""
+    """See `BDBW`."""
     optimism: float = 0.5
-    """Where between its bounds the time of an untried k is assumed: 0 at the longest, 1 at the shortest."""
+    """See `BDBW`."""
     beta: float | None = 1.01
-    """At least 1: if the mean loss rises by more than this factor from one fold to the next, k increases. None: losses are not used."""
+    """See `BDBW`."""
     k_min: int = 1
-    """The least k that may be chosen; at least 1, at most the number of workers."""
+    """See `BDBW`."""
     warm_up: int = 2
-    """The number of first versions that wait for all workers; at least 1."""
+    """See `BDBW`."""
     censored: bool = False
-    """Also measure arrivals that are too late for their fold; see `BDBW`."""
+    """See `BDBW`."""
     history: int = 5
     """D, the number of folds over which norms are averaged; at least 1."""
     smoothness: float | Literal["auto"] | None = None
@@ -145,7 +162,6 @@ class DBW(FirstFresh):
     """The optimizer's heavy-ball momentum, at least 0, less than 1, which makes the step ``eta / (1 - momentum)``. Used only with L."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         _check_settings(self)
         whole_number("dbw", "history", self.history, least=1)
         smoothness: Any = self.smoothness
@@ -159,8 +175,11 @@ class DBW(FirstFresh):
             raise ConfigurationError(f"dbw(momentum={self.momentum!r}): momentum must be less than 1")
 
     def check(self, workers: int) -> None:
-        super().check(workers)
         _check_workers(self, workers)
+
+    @property
+    def obsolete_work(self) -> ObsoleteWork:
+        return self.obsolete
 
     @property
     def uses_loss(self) -> bool:
@@ -176,6 +195,7 @@ class DBW(FirstFresh):
 
 def _check_settings(rule: BDBW | DBW) -> None:
     """Raise `ConfigurationError` if a setting that the two rules share is out of its range."""
+    check_fresh(rule)
     owner = rule.called()
     number(owner, "gamma", rule.gamma, above=0.0, most=1.0)
     number(owner, "optimism", rule.optimism, least=0.0, most=1.0)
@@ -187,6 +207,7 @@ def _check_settings(rule: BDBW | DBW) -> None:
 
 
 def _check_workers(rule: BDBW | DBW, workers: int) -> None:
+    check_table(rule, workers)
     if rule.k_min > workers:
         raise ConfigurationError(
             f"{rule.called()}(k_min={rule.k_min}) with {workers} workers waits for more gradients than there are: "

@@ -16,7 +16,7 @@ from offbeat.core.policy import Admit, Contribution, Decision, Hold, ServerRule,
 from offbeat.policies.bimonotone import Table
 from offbeat.policies.dbw_gain import GainEstimator
 from offbeat.policies.dbw_time import ArrivalTimes
-from offbeat.policies.fresh import fresh, outdated
+from offbeat.policies.fresh import after_fold, fresh, lr_factor, outdated
 from offbeat.types import Epoch, Seconds, Version, WorkerId
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Run(ServerRule):
         self._scale = 1.0
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        return self.rule.admit(view, worker)
+        return after_fold(view, worker)
 
     def fold(self, view: View) -> Decision | None:
         stale = outdated(view)
@@ -101,7 +101,7 @@ class Run(ServerRule):
             self._times.add(waited, [c.arrived - self._round.published for c in parts])
         losses = [c.loss for c in parts if c.loss is not None]
         self._losses = fmean(losses) if losses else None, self._losses[0]
-        self._weights, self._scale = by_samples(sorted(parts, key=place_in_sum)), self.rule.scale(len(parts), n)
+        self._weights, self._scale = by_samples(sorted(parts, key=place_in_sum)), lr_factor(self.rule, len(parts), n)
         self._before = self._round._replace(waited=waited), len(parts)
         self._round = VersionRound(view.version + 1, view.now, view.epoch, len(parts))
         self._rounds += 1
@@ -134,7 +134,7 @@ class Run(ServerRule):
 
     def _best(self, row: Table, n: int) -> tuple[int, str]:
         """Return the best k for n workers, and the reason."""
-        gains = None if self._gain is None or self._blind else self._gain.gains([self.rule.scale(k, n) for k in range(1, n + 1)])
+        gains = None if self._gain is None or self._blind else self._gain.gains([lr_factor(self.rule, k, n) for k in range(1, n + 1)])
         why = "best gain per second"
         if gains is None:
             why = "most gradients per second" if self._gain is None else "most gradients per second, for want of norms"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Contribution, Decision, ServerRule, View, whole_number
+from offbeat.core.fragments import Fragments
+from offbeat.core.policy import Averaging, Contribution, Decision, ServerRule, View
+from offbeat.core.settings import number, whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.policies.diloco import FragmentRule
-from offbeat.policies.fresh import number
+from offbeat.policies.diloco import check_fragments
 from offbeat.types import Seconds, WorkerId
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoupled(FragmentRule):
+class Decoupled(ServerRule):
     """Let each worker make local steps on its own clock, and average a fragment once K workers have pushed it and a grace window is over.
 
     Update rule, of fragment p at its version v: ``d = w_p[v] - sum_j a_j * theta_jp``, with a_j in proportion to ``tokens_j * tokens_j /
@@ -56,7 +58,6 @@ class Decoupled(FragmentRule):
 
     word = "decoupled"
     always_spelled = ("steps", "quorum")
-    waits = False
 
     steps: int = 100
     """H, the local steps between two pushes of one fragment; at least the number of servers."""
@@ -75,9 +76,20 @@ class Decoupled(FragmentRule):
     """mu, Nesterov's momentum as torch has it; at least 0, at most 0.999."""
 
     def __post_init__(self) -> None:
-        self.check_fragments()
+        check_fragments(self)
         whole_number("decoupled", "quorum", self.quorum, least=1)
         number("decoupled", "grace", self.grace, least=0.0, most=1.0)
+
+    @property
+    def scope(self) -> Literal["job", "shard"]:
+        return "shard"
+
+    @property
+    def averaging(self) -> Averaging:
+        return Averaging(outer_lr=float(self.outer_lr), outer_momentum=float(self.outer_momentum))
+
+    def blocks(self, shards: int) -> Fragments:
+        return Fragments(shards, owner=self.called(), steps=self.steps, delay=self.delay, alpha=float(self.alpha), waits=False)
 
     def check(self, workers: int) -> None:
         if self.quorum > workers:

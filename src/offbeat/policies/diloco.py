@@ -3,52 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.fragments import Fragments
-from offbeat.core.policy import Averaging, Decision, ServerRule, View, whole_number
-from offbeat.policies.fresh import number
+from offbeat.core.policy import Averaging, Decision, ServerRule, View
+from offbeat.core.settings import number, whole_number
+
+if TYPE_CHECKING:
+    from offbeat.policies.decoupled import Decoupled
 
 
-class FragmentRule(ServerRule):
-    """The settings that rules share which average the model fragment by fragment. Subclasses are dataclasses that have them as fields."""
+def check_fragments(rule: DiLoCo | Decoupled) -> None:
+    """Check the settings that rules share which average the model fragment by fragment.
 
-    always_spelled: ClassVar[tuple[str, ...]] = ("steps",)
-    waits: ClassVar[bool] = True
-
-    steps: int
-    delay: int
-    alpha: float
-    outer_lr: float
-    outer_momentum: float
-
-    def check_fragments(self) -> None:
-        """Check the shared settings.
-
-        Raises:
-            ConfigurationError: a setting is out of its range.
-        """
-        whole_number(self.called(), "steps", self.steps, least=1)
-        whole_number(self.called(), "delay", self.delay, least=0)
-        number(self.called(), "alpha", self.alpha, least=0.0, most=1.0)
-        number(self.called(), "outer_lr", self.outer_lr, above=0.0)
-        number(self.called(), "outer_momentum", self.outer_momentum, least=0.0, most=0.999)
-
-    @property
-    def scope(self) -> Literal["job", "shard"]:
-        return "shard"
-
-    @property
-    def averaging(self) -> Averaging:
-        return Averaging(outer_lr=float(self.outer_lr), outer_momentum=float(self.outer_momentum))
-
-    def blocks(self, shards: int) -> Fragments:
-        return Fragments(shards, owner=self.called(), steps=self.steps, delay=self.delay, alpha=float(self.alpha), waits=self.waits)
+    Raises:
+        ConfigurationError: a setting is out of its range.
+    """
+    whole_number(rule.called(), "steps", rule.steps, least=1)
+    whole_number(rule.called(), "delay", rule.delay, least=0)
+    number(rule.called(), "alpha", rule.alpha, least=0.0, most=1.0)
+    number(rule.called(), "outer_lr", rule.outer_lr, above=0.0)
+    number(rule.called(), "outer_momentum", rule.outer_momentum, least=0.0, most=0.999)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCo(FragmentRule):
+class DiLoCo(ServerRule):
     """Let each worker make local steps, and average one fragment of the model after the other, each every H steps.
 
     Update rule, of fragment p at its version v, once every active worker has pushed it: ``d = w_p[v] - mean_j theta_jp``, ``m = mu * m +
@@ -87,6 +67,7 @@ class DiLoCo(FragmentRule):
     )
 
     word = "diloco"
+    always_spelled = ("steps",)
 
     steps: int = 100
     """H, the local steps between two pushes of one fragment; at least the number of servers."""
@@ -101,7 +82,18 @@ class DiLoCo(FragmentRule):
     """mu, Nesterov's momentum as torch has it; at least 0, at most 0.999."""
 
     def __post_init__(self) -> None:
-        self.check_fragments()
+        check_fragments(self)
+
+    @property
+    def scope(self) -> Literal["job", "shard"]:
+        return "shard"
+
+    @property
+    def averaging(self) -> Averaging:
+        return Averaging(outer_lr=float(self.outer_lr), outer_momentum=float(self.outer_momentum))
+
+    def blocks(self, shards: int) -> Fragments:
+        return Fragments(shards, owner=self.called(), steps=self.steps, delay=self.delay, alpha=float(self.alpha))
 
     def fold(self, view: View) -> Decision | None:
         late = tuple(c for c in [*view.gathered, *view.pending.values()] if c.version < view.version)

@@ -3,68 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.allreduce.policy import RoundRule, RoundView
-from offbeat.core.policy import whole_number
-from offbeat.errors import ConfigurationError
-from offbeat.policies.fresh import is_number
-
-
-@dataclass(frozen=True, kw_only=True)
-class Partial(RoundRule):
-    """The settings that all rules of this file share; see `Majority` for the algorithm.
-
-    Their formulas are those of batches of one size. Of unequal batches each sample has one weight: `core.allreduce.rounds`.
-    """
-
-    ranks: ClassVar[str | None] = None
-    """The setting that is a number of ranks, from 1 to the number of workers; None: the rule has none."""
-
-    always_spelled = ()
-
-    staleness: int | None = None
-    """The most rounds between the version that a gradient was computed from and the one onto which it is folded: a round waits for a rank
-    that would otherwise exceed it. Gradients of ranks that were idle are exempt. At least 1. None: no bound."""
-    delivery: Literal["replay", "latest"] = "replay"
-    """replay: a rank applies every result, in order, so that replicas stay equal, bit by bit. latest: a rank applies only the newest of
-    the results that it missed, as in the paper; replicas drift apart."""
-    model_sync_every: int | None = None
-    """With ``latest``: the number of rounds after which replicas are set to their mean; at least 1. None: never."""
-    carry_clip: float | None = None
-    """A late gradient with a norm above this is scaled down to it; above 0. None: late gradients are not scaled."""
-
-    def __post_init__(self) -> None:
-        owner = self.called()
-        if self.staleness is not None:
-            whole_number(owner, "staleness", self.staleness, least=1)
-        if self.delivery not in ("replay", "latest"):
-            raise ConfigurationError(f"{owner}(delivery={self.delivery!r}): delivery must be replay or latest")
-        if self.model_sync_every is not None:
-            whole_number(owner, "model_sync_every", self.model_sync_every, least=1)
-            if self.delivery == "replay":
-                raise ConfigurationError(
-                    f"{owner}(model_sync_every={self.model_sync_every}): with delivery=replay the replicas are equal already; "
-                    "leave it out, or set delivery=latest"
-                )
-        clip = self.carry_clip
-        if clip is not None and not (is_number(clip) and 0.0 < clip < float("inf")):
-            raise ConfigurationError(f"{owner}(carry_clip={clip!r}): carry_clip must be a number above 0")
-        if self.ranks is not None:
-            whole_number(owner, self.ranks, getattr(self, self.ranks), least=1)
-
-    def check(self, workers: int) -> None:
-        if self.ranks is not None and (number := getattr(self, self.ranks)) > workers:
-            advice = f"{self.ranks} must be at most {workers}"
-            raise ConfigurationError(f"{self.called()}({self.ranks}={number}) with {workers} workers: {advice}")
-
 
 _DRAWN = {"staleness": (None, 1, 2, 5)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solo(Partial):
+class Solo(RoundRule):
     """Close a round with the first arrival: no rank waits, but for the bound on staleness.
 
     ``G = (1/P) * sum`` of the gradients in the send buffers of the P living ranks, most of them carried over from the round before.
@@ -84,14 +31,14 @@ class Solo(Partial):
     word = "solo"
 
     staleness: int | None = 32
-    """See `Partial`. The default is that of the paper's code, which makes every 32nd round synchronous."""
+    """See `RoundRule`. The default is that of the paper's code, which makes every 32nd round synchronous."""
 
     def closes(self, view: RoundView) -> bool:
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Majority(Partial):
+class Majority(RoundRule):
     """Close a round when its initiator arrives, a rank drawn at random for each round.
 
     ``G = (1/P) * sum`` of the gradients in the send buffers of the P living ranks: those of ranks that have arrived, computed from the
@@ -122,7 +69,7 @@ class Majority(Partial):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstOf(Partial):
+class FirstOf(RoundRule):
     """Close a round when the first of m drawn ranks arrives: (P + 1) / (m + 1) arrive on average. m = 1 is `Majority`, m = P `Solo`.
 
     ``G = (1/P) * sum`` of the gradients in the send buffers, as under `Majority`.
@@ -146,7 +93,7 @@ class FirstOf(Partial):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllOf(Partial):
+class AllOf(RoundRule):
     """Close a round when all of m drawn ranks have arrived: m (P + 1) / (m + 1) on average. m = 1 is `Majority`, m = P `Full`.
 
     ``G = (1/P) * sum`` of the gradients in the send buffers, as under `Majority`.
@@ -171,7 +118,7 @@ class AllOf(Partial):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quorum(Partial):
+class Quorum(RoundRule):
     """Close a round with the q-th arrival, of any ranks.
 
     ``G = (1/P) * sum`` of the gradients in the send buffers, as under `Majority`.
@@ -195,7 +142,7 @@ class Quorum(Partial):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Full(Partial):
+class Full(RoundRule):
     """Close a round when all ranks have arrived: a synchronous allreduce without a server. The gradient is that of the joined batch.
 
     ``G = sum_i n_i g_i / sum_i n_i`` over the living ranks with n_i samples each: the mean over the ranks where batches are of one size.

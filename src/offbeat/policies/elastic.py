@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, ServerRule, View, whole_number
+from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, ServerRule, View
+from offbeat.core.settings import is_number, one_of, whole_number, yes_or_no
 from offbeat.errors import ConfigurationError
-from offbeat.policies.fresh import is_number, one_of, yes_or_no
 from offbeat.policies.prediction import averaged, meet
 from offbeat.policies.superstep import Superstep
 from offbeat.policies.zipline import OBJECTIVES, Objective, Times, ZipLine, zipline

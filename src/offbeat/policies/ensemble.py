@@ -7,11 +7,11 @@ from math import ceil
 from typing import Literal, TypeAlias, get_args
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Averaging, ServerRule, whole_number
+from offbeat.core.policy import Averaging, ServerRule
+from offbeat.core.settings import one_of, whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.policies.allocation import Budget
-from offbeat.policies.fresh import one_of
-from offbeat.policies.rounds import AveragedRounds, Combine, Momentum, RoundsPolicy
+from offbeat.policies.rounds import Combine, Momentum, RoundsPolicy, averaging_of, check_averaging, check_number
 
 Reallocate: TypeAlias = Literal["none", "affine", "inverse"]
 Returning: TypeAlias = Literal["remembered", "least"]
@@ -20,7 +20,7 @@ _COMBINED = ("mean", "samples", "median")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnsembleSync(AveragedRounds):
+class EnsembleSync(ServerRule):
     """Let each worker make T local optimizer steps, then average all workers' parameters.
 
     Update rule: ``W <- (1/M) * sum_j W_j`` over the M workers that pushed, when every active worker has pushed. Parameters of a worker that
@@ -112,9 +112,9 @@ class EnsembleSync(AveragedRounds):
         for name in ("steps", "per_epoch", "budget", "granularity", "batch_min", "batch_max"):
             if getattr(self, name) is not None or getattr(EnsembleSync, name) is not None:
                 whole_number("ensemble", name, getattr(self, name), least=1)
-        self.number("hysteresis", "a relative change, from 0 to 1", lambda x: 0 <= x <= 1)
-        self.number("trim", "a fraction at each end, from 0 to less than 0.5", lambda x: 0 <= x < 0.5)
-        self.check_averaging(get_args(Combine))
+        check_number(self, "hysteresis", "a relative change, from 0 to 1", lambda x: 0 <= x <= 1)
+        check_number(self, "trim", "a fraction at each end, from 0 to less than 0.5", lambda x: 0 <= x < 0.5)
+        check_averaging(self, get_args(Combine))
         one_of("ensemble", "reallocate", self.reallocate, get_args(Reallocate))
         one_of("ensemble", "returning", self.returning, get_args(Returning))
         self._agree()
@@ -165,8 +165,16 @@ class EnsembleSync(AveragedRounds):
         return self.budget is not None
 
     @property
+    def split_overlap(self) -> float | None:
+        return self.overlap
+
+    @property
     def averaging(self) -> Averaging:
-        return super().averaging._replace(trim=float(self.trim) if self.combine == "trimmed_mean" else 0.0)
+        return averaging_of(self, trim=float(self.trim) if self.combine == "trimmed_mean" else 0.0)
+
+    @property
+    def entry(self) -> Literal["at_once", "next_epoch"]:
+        return "next_epoch"
 
     @property
     def spelling(self) -> str:
@@ -178,4 +186,4 @@ class EnsembleSync(AveragedRounds):
         if self.budget is not None:
             limits = (self.granularity, self.batch_min, self.batch_max)
             budget = Budget(self.budget, self.reallocate, *limits, self.hysteresis, self.returning == "least")
-        return RoundsPolicy(self, self.per_epoch or 0, budget)
+        return RoundsPolicy(self, per_epoch=self.per_epoch or 0, budget=budget)

@@ -1,19 +1,21 @@
-"""Base class of static and dynamic backup workers: fold the first fresh gradients, drop later ones, scale the learning rate.
+"""What static and dynamic backup workers share: fold the first fresh gradients, drop later ones, scale the learning rate.
 
-Subclasses choose the number of gradients: `backup` leaves out a fixed number of workers, `dbw` chooses for each version. This file also
-has the checks of settings that several rules use.
+`backup` leaves out a fixed number of workers, `dbw` chooses the number of gradients for each version. Staleness in a fold is always 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
 from math import sqrt
-from typing import Any, ClassVar, Final, Literal, TypeAlias, cast, get_args
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 
-from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, ServerRule, View
+from offbeat.core.policy import Admit, Contribution, Decision, Hold, ObsoleteWork, View
+from offbeat.core.settings import number, one_of
 from offbeat.errors import ConfigurationError
 from offbeat.types import WorkerId
+
+if TYPE_CHECKING:
+    from offbeat.policies.backup import Backup
+    from offbeat.policies.dbw import BDBW, DBW
 
 LrRule: TypeAlias = Literal["constant", "proportional", "sqrt", "table"]
 
@@ -21,57 +23,52 @@ WAITS: Final = Hold("its gradient waits for the fold")
 OUT: Final = Admit("the newest version is out")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FirstFresh(ServerRule):
-    """Rules that fold the first k gradients of the newest version. Staleness in a fold is always 0."""
+def check_fresh(rule: Backup | BDBW | DBW) -> None:
+    """Check the settings that the rules share, and make a tuple of ``lr_table``.
 
-    always_spelled: ClassVar[Collection[str] | None] = ()
+    Raises:
+        ConfigurationError: a setting is out of its range, or needs or excludes another.
+    """
+    owner = rule.called()
+    one_of(owner, "lr_rule", rule.lr_rule, get_args(LrRule))
+    one_of(owner, "obsolete", rule.obsolete, get_args(ObsoleteWork))
+    if not isinstance(rule.lr_table, list | tuple):
+        raise ConfigurationError(f"{owner}(lr_table={rule.lr_table!r}): lr_table must be a tuple of factors")
+    object.__setattr__(rule, "lr_table", tuple(rule.lr_table))
+    if bool(rule.lr_table) != (rule.lr_rule == "table"):
+        raise ConfigurationError(
+            f"{owner}(lr_rule={rule.lr_rule}, lr_table={rule.lr_table}): lr_rule=table needs factors in lr_table; "
+            "the other lr_rules take none"
+        )
+    for factor in rule.lr_table:
+        number(owner, "lr_table", factor, above=0.0)
 
-    lr_rule: LrRule = "constant"
-    """The factor of the script's learning rate, which is meant for a fold of all n gradients: ``constant``, 1; ``proportional``,
-    ``k / n``; ``sqrt``, ``sqrt(k / n)``; ``table``, taken from ``lr_table``."""
-    lr_table: tuple[float, ...] = ()
-    """With ``table`` only: the factors for k = 1, 2, ..., at least one per worker; the last one holds for larger k too."""
-    obsolete: ObsoleteWork = "push_and_wait"
-    """What workers do with a computation from an older version than the newest: ``push_and_wait`` finishes and pushes it, to be dropped;
-    ``pull_and_wait`` finishes it and continues with the newest version; ``push_and_interrupt`` aborts it."""
 
-    def __post_init__(self) -> None:
-        one_of(self.called(), "lr_rule", self.lr_rule, get_args(LrRule))
-        one_of(self.called(), "obsolete", self.obsolete, get_args(ObsoleteWork))
-        if not isinstance(self.lr_table, list | tuple):
-            raise ConfigurationError(f"{self.called()}(lr_table={self.lr_table!r}): lr_table must be a tuple of factors")
-        object.__setattr__(self, "lr_table", tuple(self.lr_table))
-        if bool(self.lr_table) != (self.lr_rule == "table"):
-            raise ConfigurationError(
-                f"{self.called()}(lr_rule={self.lr_rule}, lr_table={self.lr_table}): lr_rule=table needs factors in lr_table; "
-                "the other lr_rules take none"
-            )
-        for factor in self.lr_table:
-            number(self.called(), "lr_table", factor, above=0.0)
+def check_table(rule: Backup | BDBW | DBW, workers: int) -> None:
+    """Raise `ConfigurationError` if ``lr_table`` has fewer factors than there are workers."""
+    if rule.lr_table and len(rule.lr_table) < workers:
+        raise ConfigurationError(
+            f"{rule.called()}: lr_table has {len(rule.lr_table)} factors for {workers} workers: give one for each k up to {workers}"
+        )
 
-    def check(self, workers: int) -> None:
-        if self.lr_table and len(self.lr_table) < workers:
-            raise ConfigurationError(
-                f"{self.called()}: lr_table has {len(self.lr_table)} factors for {workers} workers: give one for each k up to {workers}"
-            )
 
-    @property
-    def obsolete_work(self) -> ObsoleteWork:
-        return self.obsolete
+def lr_factor(rule: Backup | BDBW | DBW, k: int, n: int) -> float:
+    """Return the factor of the learning rate for a fold of k gradients where n workers could have contributed.
 
-    def scale(self, k: int, n: int) -> float:
-        """Return the factor of the learning rate for a fold of k gradients where n workers could have contributed."""
-        if self.lr_rule == "proportional":
-            return k / n
-        if self.lr_rule == "sqrt":
-            return sqrt(k / n)
-        return self.lr_table[min(k, len(self.lr_table)) - 1] if self.lr_table else 1.0
+    >>> from offbeat.policies import Backup
+    >>> lr_factor(Backup(b=4, lr_rule="proportional"), k=12, n=16)
+    0.75
+    """
+    if rule.lr_rule == "proportional":
+        return k / n
+    if rule.lr_rule == "sqrt":
+        return sqrt(k / n)
+    return rule.lr_table[min(k, len(rule.lr_table)) - 1] if rule.lr_table else 1.0
 
-    def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
-        if worker in view.pending:
-            return WAITS
-        return OUT
+
+def after_fold(view: View, worker: WorkerId) -> Admit | Hold:
+    """Admit a worker once its gradient is in a fold or dropped."""
+    return WAITS if worker in view.pending else OUT
 
 
 def fresh(view: View) -> tuple[Contribution, ...]:
@@ -88,52 +85,3 @@ def outdated(view: View) -> Decision | None:
         return None
     stale = tuple(c for c in view.pending.values() if c.version != view.version)
     return Decision((), f"computed from an older version than {view.version}", drop=stale) if stale else None
-
-
-def number(owner: str, name: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None) -> None:
-    """Check that a setting is a finite number greater than ``above``, at least ``least``, at most ``most``.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    bounds = (("above", above), ("at least", least), ("at most", most))
-    limits = " and ".join(f"{words} {limit:g}" for words, limit in bounds if limit is not None)
-    right = is_number(value) and abs(value) < float("inf")
-    right = right and (above is None or value > above) and (least is None or value >= least) and (most is None or value <= most)
-    if not right:
-        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a number, {limits}")
-
-
-def seconds(owner: str, name: str, value: Any) -> None:
-    """Check that a setting is a time in seconds, at least 0, or the word ``auto``, or None.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if value is not None and value != "auto" and not (is_number(value) and 0.0 <= value < float("inf")):
-        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be a time in seconds, at least 0, or auto")
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a setting is a number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def yes_or_no(owner: str, name: str, value: Any) -> None:
-    """Check that a setting is True or False.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be True or False")
-
-
-def one_of(owner: str, name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Check that a setting is one of the words ``known``.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if value not in known:
-        raise ConfigurationError(f"{owner}({name}={value!r}): {name} must be one of {', '.join(known)}")

@@ -14,8 +14,7 @@ from typing import ClassVar
 from offbeat.core.about import About, Row
 from offbeat.core.gossip.push_sum import Exchange, GossipRule
 from offbeat.core.gossip.topology import KINDS, Graph, Kind
-from offbeat.core.policy import whole_number
-from offbeat.policies.fresh import one_of
+from offbeat.core.settings import one_of, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)

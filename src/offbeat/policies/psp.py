@@ -8,10 +8,10 @@ from typing import Literal
 
 from offbeat.core.about import About, Row
 from offbeat.core.block_cache import Blocks
-from offbeat.core.policy import Contribution, Decision, ObsoleteWork, ServerRule, View, whole_number
+from offbeat.core.policy import Contribution, Decision, ObsoleteWork, ServerRule, View
+from offbeat.core.settings import is_number, one_of, seconds, whole_number, yes_or_no
 from offbeat.errors import ConfigurationError
 from offbeat.policies.deadline import Learning
-from offbeat.policies.fresh import is_number, one_of, seconds, yes_or_no
 from offbeat.types import Seconds
 
 

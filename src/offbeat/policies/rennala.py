@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Decision, ServerRule, View, whole_number
+from offbeat.core.policy import Decision, ServerRule, View
+from offbeat.core.settings import whole_number
 from offbeat.policies.fresh import fresh, outdated
 
 

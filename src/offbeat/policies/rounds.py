@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from offbeat.core.policy import Admit, Averaging, Contribution, Decision, Hold, Plan, ServerRule, View
+from offbeat.core.settings import is_number, one_of
 from offbeat.errors import ConfigurationError
 from offbeat.policies.allocation import Budget
-from offbeat.policies.fresh import is_number, one_of
 from offbeat.types import Version, WorkerId
+
+if TYPE_CHECKING:
+    from offbeat.policies.adacomm import AdaComm, Period
+    from offbeat.policies.ensemble import EnsembleSync
 
 INTERVAL = 50
 """The number of folds that count as an epoch if samples are not dealt out."""
@@ -23,53 +27,35 @@ Combine: TypeAlias = Literal["mean", "samples", "median", "trimmed_mean"]
 Momentum: TypeAlias = Literal["keep", "reset", "average"]
 
 
-class AveragedRounds(ServerRule):
-    """The settings that rules with local steps and averaged parameters share. Subclasses are dataclasses that have them as fields."""
+def check_averaging(rule: AdaComm | EnsembleSync, combine: tuple[str, ...]) -> None:
+    """Check the settings that the rules share, except ``steps``; ``combine`` lists the words that the rule accepts for it.
 
-    always_spelled = ("steps",)
+    Raises:
+        ConfigurationError: a setting is out of its range.
+    """
+    if rule.overlap is not None:
+        check_number(rule, "overlap", "a fraction of the data, from 0 to 1", lambda x: 0 <= x <= 1)
+    check_number(rule, "outer_lr", "a learning rate, more than 0", lambda x: 0 < x < inf)
+    check_number(rule, "outer_momentum", "a factor, from 0 to less than 1", lambda x: 0 <= x < 1)
+    one_of(rule.called(), "combine", rule.combine, combine)
+    one_of(rule.called(), "momentum", rule.momentum, get_args(Momentum))
 
-    steps: int
-    overlap: float | None
-    combine: Combine
-    outer_lr: float
-    outer_momentum: float
-    momentum: Momentum
 
-    def check_averaging(self, combine: tuple[str, ...]) -> None:
-        """Check the shared settings except ``steps``; ``combine`` lists the words that the rule accepts for it.
+def check_number(rule: ServerRule, name: str, what: str, holds: Callable[[float], bool]) -> None:
+    """Check that a setting is a number for which ``holds`` is true.
 
-        Raises:
-            ConfigurationError: a setting is out of its range.
-        """
-        if self.overlap is not None:
-            self.number("overlap", "a fraction of the data, from 0 to 1", lambda x: 0 <= x <= 1)
-        self.number("outer_lr", "a learning rate, more than 0", lambda x: 0 < x < inf)
-        self.number("outer_momentum", "a factor, from 0 to less than 1", lambda x: 0 <= x < 1)
-        one_of(self.called(), "combine", self.combine, combine)
-        one_of(self.called(), "momentum", self.momentum, get_args(Momentum))
+    Raises:
+        ConfigurationError: it is not; the message says ``what`` it must be.
+    """
+    value: Any = getattr(rule, name)
+    if not is_number(value) or not holds(value):
+        raise ConfigurationError(f"{rule.called()}({name}={value!r}): {name} must be {what}")
 
-    def number(self, name: str, what: str, holds: Callable[[float], bool]) -> None:
-        """Check that a setting is a number for which ``holds`` is true.
 
-        Raises:
-            ConfigurationError: it is not; the message says ``what`` it must be.
-        """
-        value: Any = getattr(self, name)
-        if not is_number(value) or not holds(value):
-            raise ConfigurationError(f"{self.called()}({name}={value!r}): {name} must be {what}")
-
-    @property
-    def split_overlap(self) -> float | None:
-        return self.overlap
-
-    @property
-    def averaging(self) -> Averaging:
-        combine: Literal["mean", "median", "trimmed_mean"] = "mean" if self.combine == "samples" else self.combine
-        return Averaging(combine, 0.0, float(self.outer_lr), float(self.outer_momentum), self.momentum)
-
-    @property
-    def entry(self) -> Literal["at_once", "next_epoch"]:
-        return "next_epoch"
+def averaging_of(rule: AdaComm | EnsembleSync, trim: float = 0.0) -> Averaging:
+    """Return the exchange of parameters for a rule's settings; ``trim`` is that of the trimmed mean."""
+    combine: Literal["mean", "median", "trimmed_mean"] = "mean" if rule.combine == "samples" else rule.combine
+    return Averaging(combine, trim, float(rule.outer_lr), float(rule.outer_momentum), rule.momentum)
 
 
 class RoundsPolicy(ServerRule):
@@ -79,13 +65,17 @@ class RoundsPolicy(ServerRule):
         rule: the configuration.
         per_epoch: the number of pushes per epoch, instead of one every ``rule.steps`` steps; 0: by steps.
         budget: sets the workers' batch sizes; None: the script sets them.
+        period: sets the number of steps of the next epoch; None: it stays.
     """
 
-    def __init__(self, rule: AveragedRounds, per_epoch: int = 0, budget: Budget | None = None) -> None:
+    def __init__(
+        self, rule: AdaComm | EnsembleSync, *, per_epoch: int = 0, budget: Budget | None = None, period: Period | None = None
+    ) -> None:
         self.rule = rule
         self._steps = rule.steps
         self._per_epoch = per_epoch
         self._budget = budget
+        self._period = period
         self._turn = 0
         """The epoch; if samples are not dealt out, the number of the interval of INTERVAL folds."""
         self._dealt = False
@@ -128,10 +118,8 @@ class RoundsPolicy(ServerRule):
         turn = view.epoch if self._dealt or view.epoch else view.version // INTERVAL
         if turn != self._turn:
             self._turn, self._stale = turn, True
-            self._epoch_ended()
-
-    def _epoch_ended(self) -> None:
-        """Adapt the plans of the next epoch; for subclasses."""
+            if self._period is not None:
+                self._steps = self._period.after_epoch(self._steps)
 
     def _note(self, parts: Sequence[Contribution]) -> None:
         """Measure the contributions of a fold."""
@@ -139,6 +127,8 @@ class RoundsPolicy(ServerRule):
             self._dealt = self._dealt or bool(c.leases)
             if self._budget is not None:
                 self._budget.note(c.worker, c.compute_s, c.samples, c.steps)
+        if self._period is not None:
+            self._period.note(parts)
 
     def _batch(self, view: View, worker: WorkerId) -> int | None:
         budget = self._budget

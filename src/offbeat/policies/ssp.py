@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from offbeat.core.about import About, Row
-from offbeat.core.policy import Admit, Hold, ServerRule, View, whole_number
+from offbeat.core.policy import Admit, Decision, Hold, ServerRule, View
+from offbeat.core.settings import whole_number
 from offbeat.errors import ConfigurationError
-from offbeat.policies.asp import OneByOne
+from offbeat.policies.asp import each_by_itself
 from offbeat.types import Clock, WorkerId
 
 WITHIN: Final = Admit("within the staleness bound")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SSP(OneByOne):
+class SSP(ServerRule):
     """Fold each contribution as it arrives; hold a worker that is more than ``staleness`` iterations ahead of the slowest.
 
     Worker p, having pushed t_p times, may continue if and only if ``t_p - min(t) <= staleness``. A worker in iteration c (from 0) thus
@@ -49,6 +50,9 @@ class SSP(OneByOne):
     def __post_init__(self) -> None:
         whole_number("ssp", "staleness", self.staleness, least=0)
 
+    def fold(self, view: View) -> Decision | None:
+        return each_by_itself(view)
+
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         return within(view, worker, self.staleness)
 
@@ -63,7 +67,7 @@ def within(view: View, worker: WorkerId, bound: int) -> Admit | Hold:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSSP(OneByOne):
+class DSSP(ServerRule):
     """SSP with a bound between ``lower`` and ``upper``, chosen each time the fastest worker would be held.
 
     The fastest worker p gets r extra iterations, such that its predicted push is nearest to a predicted push of the slowest worker q:
@@ -103,13 +107,16 @@ class DSSP(OneByOne):
         return _Run(self)
 
 
-class _Run(OneByOne):
+class _Run(ServerRule):
     """The state of DSSP in one run."""
 
     def __init__(self, rule: DSSP) -> None:
         self._rule = rule
         self._credits: dict[WorkerId, Clock] = {}
         """How many more iterations each worker may run beyond ``lower``."""
+
+    def fold(self, view: View) -> Decision | None:
+        return each_by_itself(view)
 
     def admit(self, view: View, worker: WorkerId) -> Admit | Hold:
         inside = within(view, worker, self._rule.lower)

@@ -139,9 +139,10 @@ def settings_of(kind: type[Policy]) -> list[Setting]:
 def _meanings(kind: type[Policy]) -> Iterator[tuple[str, str]]:
     """Yield the sentence under each field of a class and of its bases, the class's own last; nothing where there is no source file.
 
-    "See `Base`" in place of a sentence's beginning stands for what the base says.
+    "See `Class`." in place of a sentence's beginning stands for what a base, or another rule, says of the same field.
     """
     said: dict[str, str] = {}
+    named = {one.__name__: one for one in (*kind.__mro__, *RULES.values())}
     for one in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(one):
             continue
@@ -153,7 +154,9 @@ def _meanings(kind: type[Policy]) -> Iterator[tuple[str, str]]:
         for field, after in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                 text = " ".join(after.value.value.split()) if _is_text(after) else ""  # type: ignore[attr-defined]
-                said[field.target.id] = re.sub(r"^See `\w+`\.", said.get(field.target.id, ""), text).strip()
+                if (see := re.match(r"See `(\w+)`\.", text)) is not None:
+                    text = dict(_meanings(named[see[1]])).get(field.target.id, "") + text[see.end() :]
+                said[field.target.id] = text
     yield from said.items()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from offbeat.core.batch_sizes import BatchOrder, Deal
-from offbeat.core.policy import whole_number
+from offbeat.core.settings import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.faults import Freeze, Script, Stop, Vanish, script
 from offbeat.sim.latency.registry import Constant, Law, law

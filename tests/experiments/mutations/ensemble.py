@@ -8,7 +8,8 @@ from tests.experiments.mutations import Mutation, replaced
 
 from offbeat.core.policy import Decision, Plan, View
 from offbeat.policies.allocation import Model, Speed, StepTime
-from offbeat.policies.rounds import AveragedRounds, RoundsPolicy
+from offbeat.policies.ensemble import EnsembleSync
+from offbeat.policies.rounds import RoundsPolicy
 from offbeat.types import WorkerId
 
 fold, plan, time = RoundsPolicy.fold, RoundsPolicy.plan, Speed.time
@@ -40,7 +41,7 @@ MUTATIONS: Final = (
     Mutation("ensemble", "parameters of one worker", "ensemble_table", replaced(RoundsPolicy, "fold", one_worker)),
     Mutation("ensemble", "no waiting for the others", "ensemble_table", replaced(RoundsPolicy, "fold", without_waiting)),
     Mutation("ensemble", "a push after each step", "ensemble_table", replaced(RoundsPolicy, "plan", one_step)),
-    Mutation("ensemble", "a recovered worker enters at once", "ensemble_fig4", replaced(AveragedRounds, "entry", "at_once")),
+    Mutation("ensemble", "a recovered worker enters at once", "ensemble_fig4", replaced(EnsembleSync, "entry", "at_once")),
     Mutation("ensemble", "equal batches", "ensemble_fig5", replaced(Speed, "time", lambda self, model: StepTime(1.0, 0.0))),
     Mutation("ensemble", "smaller batches for slow workers", "ensemble_fig5", replaced(Speed, "time", opposite)),
 )

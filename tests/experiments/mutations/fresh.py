@@ -10,7 +10,7 @@ import pytest
 from tests.experiments.mutations import Mutation, replaced
 
 from offbeat.core.policy import Decision, View
-from offbeat.policies import rennala
+from offbeat.policies import dbw_run, rennala
 from offbeat.policies.asp import ASP
 from offbeat.policies.backup import Backup
 from offbeat.policies.bsp import BSP
@@ -63,7 +63,7 @@ MUTATIONS: Final = (
     Mutation("dbw", "constant k = 8", "dbw_fig2", choosing(lambda n: 8, blind=False)),
     Mutation("dbw", "as b_dbw", "dbw_fig2", replaced(DBW, "start", lambda self: Run(self, gain=None))),
     Mutation("dbw", "gain ignored: waits for all", "dbw_fig2", choosing(lambda n: n, blind=False)),
-    Mutation("dbw", "lr_rule ignored", "dbw_fig2", replaced(DBW, "scale", lambda self, k, n: 1.0)),
+    Mutation("dbw", "lr_rule ignored", "dbw_fig2", replaced(dbw_run, "lr_factor", lambda rule, k, n: 1.0)),
     Mutation(
         "dbw", "noise counted as gradient", "dbw_fig1", replaced(GainEstimator, "norm", property(lambda self: self._measured[-1].total))
     ),

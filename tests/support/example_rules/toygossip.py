@@ -8,7 +8,7 @@ from typing import ClassVar
 from offbeat.core.about import About, Row
 from offbeat.core.gossip.push_sum import Exchange, GossipRule
 from offbeat.core.gossip.topology import Graph
-from offbeat.core.policy import whole_number
+from offbeat.core.settings import whole_number
 
 
 @dataclass(frozen=True, kw_only=True)

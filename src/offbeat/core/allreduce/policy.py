@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.policy import Policy
+from offbeat.core.settings import is_number, whole_number
+from offbeat.errors import ConfigurationError
 from offbeat.types import Version, WorkerId, worker_ids
 
 Table: TypeAlias = NDArray[np.int64]
@@ -155,30 +158,55 @@ class RoundView:
         return list(drawn)
 
 
+@dataclass(frozen=True, kw_only=True)
 class RoundRule(Policy, ABC):
-    """A rule of the allreduce family: says when a round closes. ``core/allreduce/rounds.py`` asks it."""
+    """Base class of the allreduce family: a rule says when a round closes. ``core/allreduce/rounds.py`` asks it.
+
+    Its fields are the settings that all rules of the family have. Formulas in the rules' docstrings are those of batches of one size; of
+    unequal batches each sample has one weight, see ``core/allreduce/rounds.py``.
+    """
 
     family = "allreduce"
 
-    @property
-    def staleness(self) -> int | None:
-        """A round waits for a rank whose next gradient could otherwise be folded onto a version that is further than this from its own."""
-        return None
+    always_spelled = ()
 
-    @property
-    def delivery(self) -> Literal["replay", "latest"]:
-        """Whether a rank applies each result that it has missed, or only the newest."""
-        return "replay"
+    ranks: ClassVar[str | None] = None
+    """The setting that is a number of ranks, from 1 to the number of workers; None: the rule has none."""
 
-    @property
-    def model_sync_every(self) -> int | None:
-        """After so many rounds replicas that differ are set to their mean."""
-        return None
+    staleness: int | None = None
+    """The most rounds between the version that a gradient was computed from and the one onto which it is folded: a round waits for a rank
+    that would otherwise exceed it. Gradients of ranks that were idle are exempt. At least 1. None: no bound."""
+    delivery: Literal["replay", "latest"] = "replay"
+    """replay: a rank applies every result, in order, so that replicas stay equal, bit by bit. latest: a rank applies only the newest of
+    the results that it missed, as in the paper; replicas drift apart."""
+    model_sync_every: int | None = None
+    """With ``latest``: the number of rounds after which replicas are set to their mean; at least 1. None: never."""
+    carry_clip: float | None = None
+    """A late gradient with a norm above this is scaled down to it; above 0. None: late gradients are not scaled."""
 
-    @property
-    def carry_clip(self) -> float | None:
-        """The greatest norm of a gradient that comes late."""
-        return None
+    def __post_init__(self) -> None:
+        owner = self.called()
+        if self.staleness is not None:
+            whole_number(owner, "staleness", self.staleness, least=1)
+        if self.delivery not in ("replay", "latest"):
+            raise ConfigurationError(f"{owner}(delivery={self.delivery!r}): delivery must be replay or latest")
+        if self.model_sync_every is not None:
+            whole_number(owner, "model_sync_every", self.model_sync_every, least=1)
+            if self.delivery == "replay":
+                raise ConfigurationError(
+                    f"{owner}(model_sync_every={self.model_sync_every}): with delivery=replay the replicas are equal already; "
+                    "leave it out, or set delivery=latest"
+                )
+        clip = self.carry_clip
+        if clip is not None and not (is_number(clip) and 0.0 < clip < float("inf")):
+            raise ConfigurationError(f"{owner}(carry_clip={clip!r}): carry_clip must be a number above 0")
+        if self.ranks is not None:
+            whole_number(owner, self.ranks, getattr(self, self.ranks), least=1)
+
+    def check(self, workers: int) -> None:
+        if self.ranks is not None and (number := getattr(self, self.ranks)) > workers:
+            advice = f"{self.ranks} must be at most {workers}"
+            raise ConfigurationError(f"{self.called()}({self.ranks}={number}) with {workers} workers: {advice}")
 
     @abstractmethod
     def closes(self, view: RoundView) -> bool:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from offbeat.core.policy import whole_number
+from offbeat.core.settings import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.latency.base import Drawn, Law, Sampler, derived, stretched
 from offbeat.types import Clock, Seconds

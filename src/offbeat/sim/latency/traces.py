@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from offbeat.core.phases import NOT_SEPARATED
-from offbeat.core.policy import whole_number
+from offbeat.core.settings import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.latency.base import Law, Sampler
 from offbeat.traces import Measured, Times, measured

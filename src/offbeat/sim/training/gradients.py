@@ -12,7 +12,8 @@ from torch import nn
 
 from offbeat.core.effects import Fold, Settle
 from offbeat.core.events import Folded
-from offbeat.core.policy import Policy, whole_number
+from offbeat.core.policy import Policy
+from offbeat.core.settings import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.training.engine import Engine, Schedule
 from offbeat.sim.training.engines import engine_of

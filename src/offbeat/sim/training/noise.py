@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from offbeat.core.effects import Fold
 from offbeat.core.events import Folded
-from offbeat.core.policy import Policy, whole_number
+from offbeat.core.policy import Policy
+from offbeat.core.settings import whole_number
 from offbeat.errors import ConfigurationError
 from offbeat.sim.latency.registry import derived
 from offbeat.sim.training.workload import Workload
