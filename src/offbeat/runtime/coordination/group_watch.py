@@ -17,7 +17,7 @@ class GroupWatch:
     """Compare the numbers of batches in the workers' gradients; give one warning.
 
     >>> watch = GroupWatch()
-    >>> watch.note(0, {"steps": 1, "push": {"leases": [1, 2, 3, 4], "samples": 32}})
+    >>> watch.note(0, {"steps": 2, "push": {"leases": [1, 2, 3, 4], "samples": 32}})
     []
     >>> [(warned.workers, warned.step) for warned in watch.note(1, {"steps": 3, "push": {"leases": [5], "samples": 8}})]
     [((1,), 3)]
@@ -36,9 +36,10 @@ class GroupWatch:
         batches = len(push.get("leases", ()))
         if self._warned or not batches or push.get("steps", 1) > 1 or push.get("sums") or header.get("given"):
             return []
-        self._most = max(self._most, (batches, push["samples"]))
+        if header["steps"] > 1:  # a script that takes each batch in advance has two, or one more than a group, at its first step
+            self._most = max(self._most, (batches, push["samples"]))
         self._least = min(self._least or (batches, worker, header["steps"]), (batches, worker, header["steps"]))
-        if self._least[0] == self._most[0]:
+        if self._least[0] >= self._most[0]:
             return []
         self._warned = True
         few, who, step = self._least
