@@ -455,7 +455,8 @@ class JobSession(Session):
 
     def _tell_why(self, error: BaseException) -> str | None:
         pushed = any(session.steps > 0 for session in self._siblings)
-        why = last_words.failing(self.worker, error, pushed=pushed)
+        over = any(session.over is not None for session in self._siblings)
+        why = last_words.failing(self.worker, error, pushed=pushed, over=over)
         before = self._siblings.fail(self, why)
         if before is None:
             return None
