@@ -59,7 +59,7 @@ def _optimizer_sentence(one: dict[str, Any]) -> str:
     fates = ", ".join(f"{count:,} {fate}" for fate, count in one["fates"].items() if count)
     staleness = f", staleness {one['staleness_mean']:.1f}, max {one['staleness_max']}" if one["staleness_max"] else ""
     return (
-        f"Optimizer {one['optimizer']}, {short(one['sync'])}: version {one['version']:,} of {one['pushes']:,} pushes ({fates}){staleness}."
+        f"Optimizer {one['optimizer']}, {short(one['sync'])}: version {one['version']:,}, {one['pushes']:,} pushes ({fates}){staleness}."
     )
 
 
