@@ -61,7 +61,17 @@ FROM_WORKER: dict[str, dict[str, Any]] = {
 }
 ROUNDS = {"rounds": {"worker": 2, "index": 0}}
 """The first message of a rank's connection to the sequencer."""
-FAILING = {"failing": {"worker": 2, "reason": "ValueError", "pushed": True, "type": "ValueError", "place": "train.py:12", "final": False}}
+FAILING = {
+    "failing": {
+        "worker": 2,
+        "reason": "ValueError",
+        "pushed": True,
+        "type": "ValueError",
+        "place": "train.py:12",
+        "final": False,
+        "over": False,
+    }
+}
 TO_SHARD: dict[str, dict[str, Any]] = {
     "attach": {"worker": 2, "in_place": False},
     "push": {"worker": 2, "number": 8, "steps": 3, "push": PUSH, "hyper": HYPER},

@@ -317,6 +317,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return None
         self._begin()
         self._known.check()
+        if not self._session.steps and self._place.size == 1 and not isinstance(self._session, LocalSession):
+            check_process_group(self._known.model, in_job=True)
         self._known.check_shared(servers_step=self._session.servers_step)
         if isinstance(self._session, LocalSession) and (name := self._first_nonfinite()) is not None:
             if self._nonfinite == "stop":

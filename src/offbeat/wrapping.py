@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -62,6 +63,8 @@ def _kind(value: Any) -> str:
 def check_process_group(model: nn.Module, *, in_job: bool) -> None:
     """Check that `torch.distributed` does not average the gradients that the job exchanges, in a worker of one process.
 
+    Called at the wrapping and at the first step: `Accelerator.prepare` wraps a model in DDP that offbeat has had before.
+
     Args:
         model: the script's.
         in_job: whether a launcher of offbeat has started this process.
@@ -92,7 +95,10 @@ def check_process_group(model: nn.Module, *, in_job: bool) -> None:
 
 def _sharing(model: nn.Module) -> str | None:
     """Return by which class gradients are averaged among several processes; None: by none."""
-    for module in model.modules():
+    own = set(map(id, model.parameters()))
+    ddp = nn.parallel.DistributedDataParallel
+    around = (one for one in gc.get_referrers(ddp) if isinstance(one, ddp) and not own.isdisjoint(map(id, one.parameters())))
+    for module in (*model.modules(), *around):
         kind = type(module).__name__
         if kind in ("DistributedDataParallel", "FullyShardedDataParallel") and module.process_group.size() > 1:  # type: ignore[operator]
             return kind
@@ -109,7 +115,7 @@ class KnownParameters:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-        self._optimizer, self._model = optimizer, model
+        self._optimizer, self.model = optimizer, model
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         named = [(name, one) for name, one in model.named_parameters() if id(one) in held]
         self._frozen = [(name, one) for name, one in named if not one.requires_grad]
@@ -187,7 +193,7 @@ train the new one: replace layers, and load with load_state_dict(assign=True), b
         without = [(name, one) for name, one in self._trained if one.grad is None]
         if len(without) != self._without:
             self._without = len(without)
-            present = {id(one) for one in self._model.parameters()}
+            present = {id(one) for one in self.model.parameters()}
             if (gone := next((name for name, one in without if id(one) not in present), None)) is not None:
                 raise ConfigurationError(
                     f"{gone} is not the parameter that it was when the optimizer was wrapped, and the job does not train the new one: "

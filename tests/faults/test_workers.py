@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -144,3 +145,27 @@ def test_without_restarts_the_last_death_ends_the_job(start: Start, enough: Path
     assert "worker 0 died (killed by SIGKILL): not restarted, --max-restarts is 0" in ended.out
     assert ended.tally().problems() == []
     assert ended.records[-1]["kind"] == "end" and not ended.records[-1]["ok"]
+
+
+def test_what_a_returned_worker_fails_for_at_the_jobs_end_is_no_failure(start: Start, tmp_path: Path) -> None:
+    """It takes batches of an endless stream by ``next``, which the job's end answers with `StopIteration`, as no epoch ever does."""
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    ended = start("--workers", "2", "--kill", "1@5", *CALM, str(script)).ended()
+    assert ended.status == 0 and ended.err.count("StopIteration\n") >= 1, ended.err
+    assert ended.out.count("restarted (") == 1, ended.out
+    assert re.search("worker 1 (ended with the job|came back too late)", ended.out), ended.out
+    assert [row["state"] for row in ended.tally().summary()["per_worker"]] == ["finished"] * 2
+
+
+ENDLESS = """
+import itertools, torch, offbeat
+model = torch.nn.Linear(4, 1)
+optimizer = offbeat.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model)
+loader = offbeat.elastic(lambda epoch: (torch.full((4,), number % 7.0) for number in itertools.count()), batch_size=2)
+batches = (batch for batch in loader)
+for _ in range(100):
+    optimizer.zero_grad()
+    model(next(batches)).square().mean().backward()
+    optimizer.step()
+"""

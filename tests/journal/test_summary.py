@@ -51,6 +51,12 @@ def test_what_was_folded_and_went_with_its_host_is_taken_back() -> None:
     assert [row["samples"] for row in tally.summary()["per_worker"]] == [8, 0]
 
 
+def test_a_kind_of_warning_that_two_optimizers_give_is_told_once() -> None:
+    warning = {"kind": "warning", "t": 1.0, "about": "equal_gradients", "workers": [0, 1], "step": 1, "detail": "they are equal"}
+    tally = Tally.of([JOB, warning, {**warning, "optimizer": 1}, {**warning, "about": "samples_unknown", "optimizer": 1}])
+    assert [warned["about"] for warned in tally.summary()["warnings"]] == ["equal_gradients", "samples_unknown"]
+
+
 def test_metrics_come_from_the_newest_version_and_its_lowest_worker() -> None:
     tally = Tally.of([JOB])
     for worker, version, value in ((1, 5, 0.1), (0, 5, 0.2), (1, 5, 0.3), (0, 4, 0.4)):

@@ -227,6 +227,10 @@ def test_another_error_is_none_of_these() -> None:
         job.ends(1, -9, joined=True)
 
 
+def failure(worker: int, reason: str, **more: Any) -> dict[str, Any]:
+    return {"worker": worker, "reason": reason, "type": "", "place": None, "final": False, "over": False, **more}
+
+
 @pytest.mark.parametrize(("others", "pushed", "finished"), [((0, 0), False, True), ((0, None), False, False), ((0, 0), True, False)])
 def test_a_script_that_fails_when_nothing_was_left_to_do_is_no_failure_of_the_job(
     others: tuple[int | None, ...], pushed: bool, finished: bool
@@ -238,11 +242,21 @@ def test_a_script_that_fails_when_nothing_was_left_to_do_is_no_failure_of_the_jo
         if status is not None:
             job.ends(worker, status, joined=True)
     assert not job.workers.all_done(), "what comes after its loop, such as a save by rank 0, nobody else has done"
-    job.workers.on_failing({"worker": 2, "reason": "ValueError: no mean", "pushed": pushed, "type": "", "place": None, "final": False})
+    job.workers.on_failing(failure(2, "ValueError: no mean", pushed=pushed))
     job.ends(2, 1, joined=True)
     assert ((2, True) in job.machines.gone) == finished
     if finished:
         assert job.notes[-1].endswith("nothing left to do; its script failed after its training loop: ValueError: no mean")
+
+
+def test_so_it_is_where_the_job_has_ended_before_its_script() -> None:
+    """Its last pass had no batch, or ended early: the others' scripts had ended, of which server 0 knows before the supervisor."""
+    job = Job()
+    job.ends(1, -9, joined=True)
+    job.workers.on_failing(failure(1, "StopIteration", pushed=True, over=True))
+    job.ends(1, 1, joined=True)
+    assert (1, True) in job.machines.gone and job.started(1) == 2
+    assert job.notes[-1].endswith("the scripts of the others had ended; its script failed after its training loop: StopIteration")
 
 
 @pytest.mark.parametrize("late", [True, False])

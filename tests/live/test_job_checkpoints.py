@@ -444,3 +444,8 @@ def test_an_average_that_the_model_has_is_in_each_checkpoint_as_it_is_then(tmp_p
     for version, path in versions:
         model = torch.load(path / "model.pt", weights_only=True)
         assert same([model["target.weight"], model["target.bias"]], averages[version]), version
+    oldest, path = min(versions)
+    with Job(1, resume=str(path)) as job:
+        [resumed] = job.run(script)
+    assert list(resumed) == [version for version in averages if version > oldest] != []
+    assert all(same(resumed[version], averages[version]) for version in resumed), "the script has made it anew, and it was set"

@@ -219,6 +219,49 @@ def test_a_restarted_worker_begins_with_the_epoch_that_goes_on(tmp_path: Path, s
     assert [report["folded"] for report in finished(job, tmp_path / "journal")] == [40] * 4
 
 
+def test_an_empty_pass_is_followed_by_the_line_that_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that divides by its number of batches fails there, before the step that would print it."""
+    died, back = threading.Event(), threading.Event()
+
+    def begun(worker: Worker) -> tuple[Trainer, Any]:
+        trainer = Trainer(worker, "bsp")
+        return trainer, trainer.loader(40, 2)
+
+    def stay(worker: Worker) -> None:
+        trainer, loader = begun(worker)
+        for epoch in range(2):
+            for (batch,) in loader:
+                if epoch == 1:
+                    serve_until(trainer.optimizer, back)
+                trainer.step(batch)
+
+    def die(worker: Worker) -> None:
+        trainer, loader = begun(worker)
+        for (batch,) in loader:
+            trainer.step(batch)
+        next(iter(loader))
+        died.set()
+        worker.die()
+
+    def come(worker: Worker) -> str:
+        try:
+            assert list(begun(worker)[1]) == []
+            return capsys.readouterr().err
+        finally:
+            back.set()
+
+    with Job(2) as job:
+        job.start(0, stay)
+        first = job.start(1, die)
+        job.until(died.is_set, "worker 1 to come to the second epoch")
+        job.join(first)
+        job.await_state(1, "dead")
+        job.start(1, come)
+        job.join()
+        said = job.results(1)[-1]
+    assert said.count("worker 1 begins its script after") == 1 and "offbeat.epochs" in said
+
+
 @pytest.mark.parametrize("sync", ["bsp", "asp", "majority", "dpsgd"])
 def test_a_worker_that_comes_when_the_others_have_finished_trains_no_more(sync: str) -> None:
     left = threading.Event()

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.live.harness import Job
+from tests.live.harness import Job, Worker
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -367,3 +367,14 @@ def test_a_model_in_ddp_over_the_workers_of_a_job_is_refused(monkeypatch: pytest
     check_process_group(model_of(), in_job=True)
     with pytest.raises(ConfigurationError, match=r"DistributedDataParallel over 2 processes.*--no-torchrun-env.*--procs-per-worker"):
         check_process_group(DistributedDataParallel(model_of()), in_job=True)
+
+    def script(worker: Worker) -> None:
+        model = model_of()
+        optimizer = worker.distribute(sgd(model), model)
+        outer = DistributedDataParallel(model)  # as Accelerator.prepare does
+        with pytest.raises(ConfigurationError, match="DistributedDataParallel over 2 processes"):
+            optimizer.step(samples=len(list(outer.modules())))
+
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", DistributedDataParallel)
+    with Job(1) as job:
+        job.run(script)

@@ -354,7 +354,9 @@ class Tally(Watcher):
             self._faults.append({key: record.get(key) for key in ("t", "worker", "what", "detail")})
 
     def _on_warning(self, record: Record) -> None:
-        self._warnings.append({key: record.get(key) for key in ("t", "about", "workers", "step", "detail")})
+        """Note the first warning of each kind: optimizers of one script that take the same batches find the same."""
+        if all(warning["about"] != record.get("about") for warning in self._warnings):
+            self._warnings.append({key: record.get(key) for key in ("t", "about", "workers", "step", "detail")})
 
     def _on_exception(self, record: Record) -> None:
         if len(self._exceptions) < EXCEPTIONS_LISTED:

@@ -97,11 +97,11 @@ class WorkerProcess:
 
     def describe(self, status: int) -> str:
         """Return how the newest process ended, in words."""
+        then = "" if self.failure is None else f"; its script failed after its training loop: {self.failure.reason}"
         if self.too_late:
-            then = "" if self.failure is None else f"; its script failed after its training loop: {self.failure.reason}"
             return f"came back too late: the others had finished, and there was nothing left to do{then}"
-        if self.over and status == 0:
-            return "ended with the job: the scripts of the others had ended"
+        if self.over:
+            return f"ended with the job: the scripts of the others had ended{then}"
         if self.standing.kill_reason is not None:
             return f"{self.standing.kill_reason}, and was killed"
         if self.standing.was_done(status):

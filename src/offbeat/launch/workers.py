@@ -133,10 +133,9 @@ class Workers:
 
     def on_failing(self, header: Mapping[str, Any]) -> None:
         """Keep a process's report on why its script fails."""
-        if header["worker"] in self._states:
-            self._states[header["worker"]].failure = FailureReport(
-                header["reason"], header["pushed"], header["type"], header["place"], header["final"]
-            )
+        if (state := self._states.get(header["worker"])) is not None:
+            state.failure = FailureReport(header["reason"], header["pushed"], header["type"], header["place"], header["final"])
+            state.over = state.over or header["over"]
 
     def on_kill(self, worker: WorkerId) -> None:
         """Kill a worker's process, as ``--kill`` orders."""
@@ -185,7 +184,7 @@ class Workers:
                 state.too_late = True  # no sample was left to it, and what its script does after its loop has nothing to work with
             how = state.describe(status)
             self._record("worker", worker, "exited", how)
-            if status == 0 or state.too_late or state.standing.was_done(status):
+            if status == 0 or state.too_late or state.over or state.standing.was_done(status):
                 state.status = 0
                 self._engine.left(worker, finished=True)
                 self._tell("ended", worker=worker, pid=state.child.pid)

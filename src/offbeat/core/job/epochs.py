@@ -112,7 +112,7 @@ class Epochs:
         elif self._may_begin(worker, pool) and self._grant(event):
             return not begun and self.deal(now)  # other workers may have waited for this epoch to begin
         elif self._leases.holds(worker, pool):
-            reason = "the rest of this epoch is what this worker already holds"
+            reason = "no more of this epoch can be dealt out, and this worker already holds some of it"
             self._effects.append(NoMore(worker, incarnation, pool, epoch, False, reason))
             return False
         self._idle[worker] = event

@@ -1,11 +1,13 @@
-"""Notice, at the coordinator, that workers accumulate gradients over groups of batches, and that a group is smaller than others.
+"""Notice, at the coordinator, that workers accumulate gradients over groups of batches, and that a group has fewer or more than others.
 
 Scripts divide the loss of each batch by the usual number of batches in a group. The gradient of a smaller group is then smaller than the
-mean over its samples, and it is weighed by its samples besides: each of them counts less than one of a full group.
+mean over its samples, and it is weighed by its samples besides: each of them counts less than one of a full group. One to which an epoch's
+end has left batches of the epoch before is larger.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,39 +19,48 @@ class GroupWatch:
     """Compare the numbers of batches in the workers' gradients; give one warning.
 
     >>> watch = GroupWatch()
-    >>> watch.note(0, {"steps": 1, "push": {"leases": [1, 2, 3, 4], "samples": 32}})
+    >>> watch.note(0, {"steps": 2, "push": {"leases": [1, 2, 3, 4], "samples": 32}})
     []
     >>> [(warned.workers, warned.step) for warned in watch.note(1, {"steps": 3, "push": {"leases": [5], "samples": 8}})]
     [((1,), 3)]
     """
 
     def __init__(self) -> None:
-        self._most: tuple[int, int] = 0, 0
-        """The most batches in a gradient, and its samples."""
-        self._least: tuple[int, WorkerId, int] | None = None
-        """The fewest, with the worker and its step."""
+        self._times: Counter[int] = Counter()
+        """By number of batches: how many gradients were of so many."""
+        self._later: Counter[int] = Counter()
+        """The same without the first gradient of each process."""
+        self._samples: dict[int, int] = {}
+        """The most samples of such a gradient."""
+        self._first: dict[int, tuple[WorkerId, int]] = {}
+        """The worker that had the first one, and its step."""
         self._warned = False
 
     def note(self, worker: WorkerId, header: Mapping[str, Any]) -> list[Warned]:
         """Take a push's header. Returns the warning, if it is new."""
-        push = header["push"]
+        push, step = header["push"], header["steps"]
         batches = len(push.get("leases", ()))
         if self._warned or not batches or push.get("steps", 1) > 1 or push.get("sums") or header.get("given"):
             return []
-        self._most = max(self._most, (batches, push["samples"]))
-        self._least = min(self._least or (batches, worker, header["steps"]), (batches, worker, header["steps"]))
-        if self._least[0] == self._most[0]:
+        self._first.setdefault(batches, (worker, step))
+        self._samples[batches] = max(self._samples.get(batches, 0), push["samples"])
+        self._times[batches] += 1
+        self._later[batches] += step > 1  # some scripts make the first step with one batch
+        usual = max(self._times, key=lambda size: (self._later[size], self._times[size], size))
+        # A script that takes each batch in advance has one more than a group at its first step, and accumulates over equal ones.
+        other = next((size for size, (_, at) in self._first.items() if size < usual or (size > usual and at > 1)), None)
+        if other is None or not self._later[usual]:
             return []
         self._warned = True
-        few, who, step = self._least
-        most, samples = self._most
+        who, at = self._first[other]
         return [
             Warned(
                 "partial_group",
                 (who,),
-                step,
-                f"the gradient of worker {who}'s step {step} is of {few} of the {most} batches over which others are accumulated. If the "
-                f"loss of each batch is divided by {most}, its samples count {few}/{most} of others: pass the samples of a full group, "
-                f"step(samples={samples}), or divide by the number of batches in the group, or use deal='even' and whole groups",
+                at,
+                f"the gradient of worker {who}'s step {at} is of {other} batch{'es' * (other > 1)}, where others are accumulated over "
+                f"{usual}. If the loss of each batch is divided by {usual}, its samples count {other}/{usual} of others: pass the samples "
+                f"of a full group, step(samples={self._samples[usual]}), or divide by the number of batches in the group, or use "
+                "deal='even' and whole groups",
             )
         ]

@@ -39,8 +39,8 @@ def say(hub: Hub, connection: Connection, header: Mapping[str, Any]) -> Mapping[
     return {}
 
 
-def failing(worker: int, error: BaseException, *, pushed: bool) -> dict[str, Any]:
-    """Return a worker's last message.
+def failing(worker: int, error: BaseException, *, pushed: bool, over: bool = False) -> dict[str, Any]:
+    """Return a worker's last message. ``over``: its script had been told that the job has ended.
 
     >>> said = failing(1, ValueError("no such file"), pushed=True)
     >>> said["reason"], said["type"], said["place"], said["final"]
@@ -55,6 +55,7 @@ def failing(worker: int, error: BaseException, *, pushed: bool) -> dict[str, Any
         "type": type(error).__name__,
         "place": None if ours else place_of(error),
         "final": isinstance(error, ConfigurationError),
+        "over": over,
     }
 
 

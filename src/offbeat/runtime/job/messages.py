@@ -159,7 +159,15 @@ ROUNDS: Final = Kinds({"rounds": MessageSchema(fields({"worker": _worker, "index
 """From a rank of several hosts to server 0, as the first message of a connection to the sequencer of one kind of rounds: 0 for gradients, 1
 for parameters. Those that follow are in ``runtime/allreduce/multi_host/messages.py``."""
 
-FAILURE: Final = {"worker": _worker, "reason": _words, "pushed": flag, "type": text(), "place": maybe(text(1000)), "final": flag}
+FAILURE: Final = {
+    "worker": _worker,
+    "reason": _words,
+    "pushed": flag,
+    "type": text(),
+    "place": maybe(text(1000)),
+    "final": flag,
+    "over": flag,
+}
 FAILING: Final = Kinds({"failing": MessageSchema(fields(FAILURE))})
 """From a worker, or from a process that does not become one, to server 0."""
 

@@ -1,12 +1,12 @@
 """Hand in one worker's part of the job's checkpoints, and resume the worker from such a part; the script calls nothing for either.
 
-A part is the state of the process at the moment when the script begins its next batch: random generators, buffers, schedulers, the
-settings of the optimizer's groups and, where workers step by themselves, the optimizer's state. Where a sampler of the job deals out the
-batches, the script's request for a batch marks that moment. Otherwise the part has the random generators and buffers as they were after the
-last step, and the settings and schedulers as they are when the next step begins. A resumed script gets the state of its part at the same
-moment: when its first batch is dealt out, or else when its first step begins. The state overwrites what the script has done before, such as
-seeding. A part also has the settings that the script had at its own first batch. If a resumed script has others there, a line on stderr
-names the settings in use.
+A part is the state of the process at the moment when the script begins its next batch: random generators, buffers, untrained parameters
+that the script has changed (an average of the weights), schedulers, the settings of the optimizer's groups and, where workers step by
+themselves, the optimizer's state. Where a sampler of the job deals out the batches, the script's request for a batch marks that moment.
+Otherwise the part has the random generators and buffers as they were after the last step, and the settings and schedulers as they are when
+the next step begins. A resumed script gets the state of its part at the same moment: when its first batch is dealt out, or else when its
+first step begins. The state overwrites what the script has done before, such as seeding. A part also has the settings that the script had
+at its own first batch. If a resumed script has others there, a line on stderr names the settings in use.
 
 A worker that writes the file of `offbeat.save` fetches the parts that other workers have handed in by that call: `parts_of_others`.
 """
@@ -159,6 +159,10 @@ class JobCheckpoints:
 
     def _part(self) -> dict[str, Any]:
         part: dict[str, Any] = {"buffers": buffers_of([self.model]), **self._settings(), "script": self._script or self._settings()}
+        if self._untrained is not None and self._checksum() != self._untrained:
+            held = self._trained()
+            untrained = ((name, one.detach()) for name, one in self.model.named_parameters() if id(one) not in held and is_plain(one))
+            part["buffers"][0].update((name, value.clone()) for name, value in untrained)
         if self.random:
             part["random"] = random_state()
         if self._own_state():

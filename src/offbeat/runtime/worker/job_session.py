@@ -57,7 +57,7 @@ ANEW: Final = (
     "schedules, random generators and an average of the weights (EMA) that the script keeps. Count with 'for epoch in "
     "offbeat.epochs(n, loader)' or 'for step in offbeat.steps(n)', and load with offbeat.load what the chief has saved: docs/restarts.md"
 )
-"""The line that a worker of a running job prints before its first step, unless its script uses one of the two."""
+"""The line that a worker of a running job prints before its first step or after an empty pass, unless its script uses one of the two."""
 
 
 def pushed_fields(push: Pushed) -> dict[str, Any]:
@@ -455,7 +455,8 @@ class JobSession(Session):
 
     def _tell_why(self, error: BaseException) -> str | None:
         pushed = any(session.steps > 0 for session in self._siblings)
-        why = last_words.failing(self.worker, error, pushed=pushed)
+        over = any(session.over is not None for session in self._siblings)
+        why = last_words.failing(self.worker, error, pushed=pushed, over=over)
         before = self._siblings.fail(self, why)
         if before is None:
             return None
@@ -540,8 +541,7 @@ class JobSession(Session):
         self.in_step, orders.last_step = True, orders.had_its_turn
         self.phases.turn(Phase.PUSH)
         try:
-            if not self.steps and self.restarted and not self.keeps_place:
-                self._say_anew()
+            self._say_anew()
             self.checkpoints.stepping()
             self._step(samples)
             self.checkpoints.stepped()
@@ -570,7 +570,11 @@ class JobSession(Session):
         self.over, self.ended = message.header["reason"], True
 
     def _say_anew(self) -> None:
-        """Warn that the script has begun at its top in a job that goes on. Prints once, before the first step of any session."""
+        """Warn that the script has begun at its top in a job that goes on. Prints once, before the first step of any session, or after the
+        first pass without a batch, since the code that follows such a pass may fail for want of one.
+        """
+        if self.steps or not self.restarted or self.keeps_place:
+            return
         said = any(session.steps or session.keeps_place for session in self._siblings)
         self.keeps_place = True
         if not said:
@@ -696,4 +700,6 @@ class JobSession(Session):
         elif not self._outstanding:
             self._samples.over(pool)
             self._siblings.refresh_others(self)
+            if self.over is None:
+                self._say_anew()
         return grant

@@ -52,12 +52,15 @@ def buffers_of(models: Iterable[torch.nn.Module]) -> list[dict[str, torch.Tensor
 
 
 def load_buffers(models: Iterable[torch.nn.Module], saved: Sequence[Mapping[str, torch.Tensor]]) -> None:
-    """Set the models' buffers to what `buffers_of` has returned; a buffer that is missing or of another shape stays as it is."""
+    """Set the models' buffers to what `buffers_of` has returned; a buffer that is missing or of another shape stays as it is.
+
+    Parameters without a gradient that are among them, by which a script keeps an average of the weights, are set as well.
+    """
     with torch.no_grad():
         for model, buffers in zip(models, saved, strict=False):
-            for name, buffer in model.named_buffers():
-                if name in buffers and buffers[name].shape == buffer.shape:
-                    buffer.copy_(buffers[name])
+            for name, tensor in (*model.named_buffers(), *model.named_parameters()):
+                if name in buffers and buffers[name].shape == tensor.shape and not tensor.requires_grad:
+                    tensor.copy_(buffers[name])
 
 
 def instances_of(base: type[One]) -> list[One]:

@@ -89,7 +89,8 @@ class Siblings:
             session.link.told()
 
     def fail(self, own: JobSession, why: Mapping[str, Any]) -> int | None:
-        """Report over one session that an exception ends the process, and let no session leave. ``own`` may not have joined yet.
+        """Report over one session that an exception ends the process, and let no session leave, unless the job has ended before the
+        script. ``own`` may not have joined yet.
 
         Returns:
             The worker that has reported the same failure before; None: no worker has.
@@ -97,7 +98,7 @@ class Siblings:
         reporting = next((session for session in self._sessions if not session.link.closed.is_set()), own)
         before = reporting.link.fail(why)
         for session in self._sessions:
-            session.link.failed = True
+            session.link.failed = not why["over"]
         return before
 
     def notice(self, own: JobSession) -> None:
