@@ -336,6 +336,33 @@ def test_a_step_of_the_optimizer_that_is_wrapped_is_an_error(sync: str | None) -
     run_alone(sync, script)
 
 
+class Holding(torch.optim.SGD):
+    """Steps with another optimizer, as SAM does in its second step."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.base = torch.optim.SGD(self.param_groups, lr)
+
+    def second_step(self) -> None:
+        self.base.step()
+
+
+@pytest.mark.parametrize("sync", [None, "full"])
+def test_a_step_with_an_optimizer_that_the_wrapped_one_holds_is_an_error(sync: str | None) -> None:
+    """It would train each worker alone, without a word."""
+
+    def script(wrap: Callable[..., DistributedOptimizer]) -> None:
+        model = model_of()
+        outer = Holding(model.parameters(), lr=0.1)
+        wrapped = wrap(outer, model, "full")
+        model(torch.ones(4, 5)).sum().backward()
+        with pytest.raises(ConfigurationError, match=r"Holding holds as base.*outer\.base = offbeat"):
+            wrapped.second_step()
+        wrapped.step()
+
+    run_alone(sync, script)
+
+
 def test_an_optimizer_can_be_wrapped_again() -> None:
     model = model_of()
     plain = sgd(model)
