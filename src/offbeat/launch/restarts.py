@@ -15,6 +15,10 @@ from offbeat.types import Seconds, WorkerId
 
 OWN_GROUP: Final = re.compile(r"NCCL|invalid device ordinal")
 """In PyTorch's words: a process group for GPUs cannot begin, or this machine lacks the device that LOCAL_RANK names."""
+EMPTY_EPOCHS: Final = (
+    "A restarted script gets no batches of epochs that are over, of which a mean is a division by zero: 'for epoch in offbeat.epochs(n, "
+    "loader)' passes over them (docs/restarts.md)"
+)
 
 
 class FailureReport(NamedTuple):
@@ -172,7 +176,8 @@ def why_not_restarted(status: int, *, pushed: bool, restarts: int, max_restarts:
     if told_to_leave(status):
         return "it was told to leave"
     if script_failed(status) and not pushed:
-        return "it failed before its first step and would fail again"
+        again = "it failed before its first step and would fail again"
+        return f"{again}. {EMPTY_EPOCHS}" if restarts and not final else again
     if script_failed(status) and final:
         return "it made a call that offbeat refuses, and would make it again"
     if restarts >= max_restarts:
