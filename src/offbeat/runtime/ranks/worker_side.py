@@ -36,7 +36,7 @@ from offbeat.runtime.worker.library_calls import library_call
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
-from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.tensors.optimizers import OptimizerSpec, load_settings
 from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import Epoch, LeaseId, Version, WorkerId
 
@@ -403,6 +403,9 @@ class RankSession(JobSession):
                 self.version = self._mine.version
         return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), self._parts_of_others())
 
+    def lasting(self, group: dict[str, Any]) -> list[str]:
+        return self._replica.lasting(group)
+
     @library_call
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
@@ -416,4 +419,5 @@ class RankSession(JobSession):
             self._optimizer.load_state_dict(state)
             self._loaded = self._replica.checksum()
         else:
+            load_settings(self._optimizer, state["param_groups"], but=self.lasting)
             self._mine.restore(again=True)
