@@ -11,7 +11,7 @@ import json
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsFloat
@@ -407,10 +407,6 @@ class Session(ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the optimizer's state."""
-
-    def lasting(self, group: dict[str, Any]) -> Collection[str]:
-        """Return the settings of a parameter group that the running job's optimizer changes itself: those of a file are too old for it."""
-        return ()
 
     # Checkpoints.
 

@@ -403,9 +403,6 @@ class RankSession(JobSession):
                 self.version = self._mine.version
         return Snapshot(self.version, self.state_dict(), dict(answer.header["places"]), self._parts_of_others())
 
-    def lasting(self, group: dict[str, Any]) -> list[str]:
-        return self._replica.lasting(group)
-
     @library_call
     def state_dict(self) -> dict[str, Any]:
         return self._optimizer.state_dict()
@@ -419,5 +416,5 @@ class RankSession(JobSession):
             self._optimizer.load_state_dict(state)
             self._loaded = self._replica.checksum()
         else:
-            load_settings(self._optimizer, state["param_groups"], but=self.lasting)
+            load_settings(self._optimizer, state["param_groups"], but=self._replica.lasting)
             self._mine.restore(again=True)
