@@ -27,7 +27,7 @@ from offbeat.tensors.layout import Layout
 from offbeat.tensors.optimizers import OptimizerSpec, spec_of
 from offbeat.tensors.state import by_position
 from offbeat.types import REDUCTIONS, Reduction, WireFormat
-from offbeat.wrapping import KnownParameters, check_process_group, check_wrapped
+from offbeat.wrapping import KnownParameters, check_process_group, check_wrapped, check_wrapped_later
 
 _SIBLINGS: list[Any] = []
 """The sessions of this process, in the order in which its optimizers were made."""
@@ -316,6 +316,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.wrapped.step()
             return None
         self._begin()
+        if not self._session.steps and self._place.size == 1:
+            check_wrapped_later(self._known.trained)
         self._known.check()
         self._known.check_shared(servers_step=self._session.servers_step)
         if isinstance(self._session, LocalSession) and (name := self._first_nonfinite()) is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Set
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -83,11 +85,35 @@ def check_process_group(model: nn.Module, *, in_job: bool) -> None:
         )
     kind = _sharing(model)
     if kind is not None:
-        raise ConfigurationError(
-            f"the model is wrapped in {kind} over {processes} processes of this job: each step would wait for all of them, whatever the "
-            "rule, and the death of one would end the others. Pass the model without it; a script that wraps where RANK is set "
-            f"does not under offbeat run --no-torchrun-env. For {kind} inside a worker: --procs-per-worker"
-        )
+        raise _shared(kind, processes)
+
+
+def check_wrapped_later(trained: Set[int]) -> None:
+    """Check, before the first step, that the script has not put a model with these parameters into DDP over the job's workers.
+
+    It may do so after the wrapping of the optimizer, as Accelerate's ``prepare`` does: the model that was passed does not show it.
+
+    Args:
+        trained: the identities of the parameters.
+
+    Raises:
+        ConfigurationError: it has.
+    """
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:
+        return
+    for one in gc.get_objects():
+        if type(one).__name__ == "DistributedDataParallel" and _sharing(one) and not trained.isdisjoint(map(id, one.parameters())):
+            raise _shared("DistributedDataParallel", distributed.get_world_size())
+
+
+def _shared(kind: str, processes: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"the model is wrapped in {kind} over {processes} processes of this job: each step would wait for all of them, whatever the "
+        "rule, and the death of one would end the others. Pass the model without it; a script that wraps where RANK is set "
+        f"does not under offbeat run --no-torchrun-env. For {kind} inside a worker: --procs-per-worker"
+    )
 
 
 def _sharing(model: nn.Module) -> str | None:

@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.live.harness import Job
+from tests.live.harness import Job, Worker
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -394,3 +394,16 @@ def test_a_model_in_ddp_over_the_workers_of_a_job_is_refused(monkeypatch: pytest
     check_process_group(model_of(), in_job=True)
     with pytest.raises(ConfigurationError, match=r"DistributedDataParallel over 2 processes.*--no-torchrun-env.*--procs-per-worker"):
         check_process_group(DistributedDataParallel(model_of()), in_job=True)
+
+    def script(worker: Worker) -> None:
+        model, other = model_of(), DistributedDataParallel(model_of())
+        optimizer = worker.distribute(sgd(model), model, "bsp")
+        wrapped = DistributedDataParallel(model)
+        with pytest.raises(ConfigurationError, match="DistributedDataParallel over 2 processes"):
+            train(model, optimizer, 0, 1)
+        del wrapped
+        train(model, optimizer, 0, 1)
+        assert other.module is not model, "a process group may have other uses"
+
+    with Job(1) as job:
+        job.run(script)
