@@ -50,6 +50,7 @@ class GroupWatch:
                 step,
                 f"the gradient of worker {who}'s step {step} is of {few} of the {most} batches over which others are accumulated. If the "
                 f"loss of each batch is divided by {most}, its samples count {few}/{most} of others: pass the samples of a full group, "
-                f"step(samples={samples}), or divide by the number of batches in the group, or use deal='even' and whole groups",
+                f"step(samples={samples}), or divide by the number of batches in the group, or use deal='even' and whole groups. If it is "
+                "not divided, the gradients are sums: DistributedOptimizer(..., reduction='sum')",
             )
         ]
