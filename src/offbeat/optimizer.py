@@ -146,7 +146,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 if self._known.share(other._known):
                     self._session.shares = other._session.shares = True
             _WRAPPED.add(self)
-        if self._session.restarted:  # the job has made steps: a scheduler's step that passes over an epoch is not too early
+        if self._session.restarted or self._session.resumed:
+            # The job has made steps: a scheduler's step that passes over an epoch is not too early.
             self._opt_called = self.wrapped._opt_called = True  # type: ignore[attr-defined]
         self._unguard()  # the optimizer may have been wrapped before, in a notebook for instance
         for one in (optimizer, *self._held().values()):
