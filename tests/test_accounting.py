@@ -130,6 +130,27 @@ def test_a_loader_with_processes_of_its_own_reports_what_the_script_gets() -> No
     assert [(e["start"], e["stop"]) for e in report["exceptions"]] == [(BATCH, 2 * BATCH)]
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_gradient_that_the_script_makes_of_those_it_has_thrown_away_is_of_their_batch(set_to_none: bool) -> None:
+    """As methods for several losses do (gradient surgery), or sums of clipped gradients. A step without a gradient uses no batch."""
+    script = Script()
+    weight = script.model.weight
+    for number, (x, _) in enumerate(script.loader):
+        parts = []
+        for _ in range(2):
+            script.optimizer.zero_grad(set_to_none)
+            script.loss(x).backward()
+            assert weight.grad is not None
+            parts.append(weight.grad.clone())
+        script.optimizer.zero_grad(set_to_none)
+        if number != 1:
+            weight.grad = sum(parts, torch.zeros_like(weight)) / 2
+        with warnings.catch_warnings(action="ignore"):  # no gradient for the weight
+            script.optimizer.step()
+    assert (script.report()["folded"], script.report()["skipped"]) == (SIZE - BATCH, BATCH)
+    assert script.used == [int(number // BATCH != 1) for number in range(SIZE)]
+
+
 def test_grad_scaler_leaves_out_a_step() -> None:
     script, scaler = Script(), torch.amp.GradScaler("cpu", init_scale=1.0)
     for number, (x, _) in enumerate(script.loader):

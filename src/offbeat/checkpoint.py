@@ -24,7 +24,6 @@ from offbeat.optimizer import DistributedOptimizer
 from offbeat.runtime.worker.process_state import buffers_of, load_buffers, random_state, set_random_state
 from offbeat.sampler import Passes
 from offbeat.session import Session, Snapshot
-from offbeat.tensors.optimizers import load_settings
 from offbeat.types import FIRST_WORKER
 
 FORMAT = 1
@@ -153,12 +152,10 @@ def load(
     resumes = session is None or session.resumes
     if resumes:
         _load_each("model", model, content["model"], lambda one, state: one.load_state_dict(state))
-        _load_each("optimizer", optimizer, content["optimizer"], lambda one, state: one.load_state_dict(state))
     else:
         trained = set[int]().union(*(one._known.trained for one in wrapped))
         _load_each("model", model, content["model"], lambda one, state: _load_own(one, state, trained))
-        # Learning rates and other settings of the groups, from which schedulers continue.
-        _load_each("optimizer", optimizer, content["optimizer"], lambda one, state: load_settings(one, state["param_groups"]))
+    _load_each("optimizer", optimizer, content["optimizer"], lambda one, state: one.load_state_dict(state))
     _load_each("sampler", sampler, content["sampler"], lambda one, state: one.load_state_dict(state))
     _load_each("scheduler", scheduler, content["scheduler"], lambda one, state: one.load_state_dict(state))
     if session is not None:

@@ -60,6 +60,12 @@ class GradientWatch:
                 self._witness = None
                 self.contents.clear()
 
+    @property
+    def written(self) -> bool:
+        """Whether the script has put a gradient there after it had thrown one away, as methods for several losses do."""
+        grad = None if self.contents.size or self._witness is None else self._witness[0].grad
+        return grad is not None and bool(grad.any())
+
     def remember(self, parameter: torch.Tensor) -> None:
         """Remember the parameter's gradient, which later passes add to in place, unless a graph contains it (``create_graph``)."""
         if (grad := parameter.grad) is not None and not grad.requires_grad:

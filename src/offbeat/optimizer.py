@@ -146,11 +146,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 if self._known.share(other._known):
                     self._session.shares = other._session.shares = True
             _WRAPPED.add(self)
-        if self._session.restarted:  # the job has made steps: a scheduler's step that passes over an epoch is not too early
+        if self._session.restarted or self._session.resumed:
+            # The job has made steps: a scheduler's step that passes over an epoch is not too early.
             self._opt_called = self.wrapped._opt_called = True  # type: ignore[attr-defined]
-        if (earlier := vars(optimizer).get("_offbeat_guard")) is not None:
-            earlier.remove()  # the optimizer had been wrapped before, in a notebook for instance
-        optimizer._offbeat_guard = optimizer.register_step_pre_hook(self._refuse_own_step)  # type: ignore[attr-defined]
+        self._unguard()  # the optimizer may have been wrapped before, in a notebook for instance
+        for one in (optimizer, *self._held().values()):
+            one._offbeat_guard = one.register_step_pre_hook(self._refuse_own_step)  # type: ignore[attr-defined]
 
     def _open(self, layout: Layout, spec: OptimizerSpec, model: torch.nn.Module, policy: Policy) -> Session:
         """Return this process's session, whose kind follows from the environment."""
@@ -333,9 +334,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.wrapped._opt_called = True  # type: ignore[attr-defined] # a scheduler made before the wrapping looks there for a first step
         return loss
 
-    def _refuse_own_step(self, *_: Any) -> None:
+    def _held(self) -> dict[str, torch.optim.Optimizer]:
+        """Return the optimizers that the wrapped one holds and steps with, by the name of the attribute."""
+        return {name: held for name, held in vars(self.wrapped).items() if isinstance(held, torch.optim.Optimizer)}
+
+    def _unguard(self) -> None:
+        for one in (self.wrapped, *self._held().values()):
+            if (guard := vars(one).get("_offbeat_guard")) is not None:
+                guard.remove()
+
+    def _refuse_own_step(self, stepping: torch.optim.Optimizer, *_: Any) -> None:
         """Called before each step of the wrapped optimizer: one that the script makes itself would change this process's model only."""
         if not self._session.inside and not self._makes_state():
+            for name, held in self._held().items():
+                if held is stepping:
+                    raise ConfigurationError(
+                        f"the script makes a step with what {type(self.wrapped).__name__} holds as {name}, and not with step() of the "
+                        f"DistributedOptimizer, so that no other worker would get it: wrap that one, outer.{name} = "
+                        f"offbeat.DistributedOptimizer(outer.{name}, model), where outer is the {type(self.wrapped).__name__}"
+                    )
             raise ConfigurationError(
                 "the script calls step() of the optimizer that is wrapped: call step() of the DistributedOptimizer in its place "
                 "(optimizer = offbeat.DistributedOptimizer(optimizer, model), so that the name of the old one is gone)"
@@ -428,7 +445,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Leave the job; the model keeps its parameters. Called automatically at the end of the script."""
         self._session.close()
-        self.wrapped._offbeat_guard.remove()  # type: ignore[attr-defined]
+        self._unguard()
 
 
 def _spec_of(optimizer: torch.optim.Optimizer) -> tuple[OptimizerSpec, str | None]:

@@ -173,8 +173,9 @@ class Drawn:
         kind = type(sampler).__name__
         if not (hasattr(sampler, "__len__") and hasattr(sampler, "__iter__")):
             raise ConfigurationError(
-                f"elastic() cannot deal out what a {kind} chooses, since it has no length: pass the data set with order=, a function that "
-                "returns the indices of an epoch, the same on every worker: offbeat.elastic(dataset, batch_size=..., order=indices_of)"
+                f"elastic() cannot deal out what a {kind} chooses, since it has no length. If it repeats another sampler without end, "
+                "pass a DataLoader with that one; else pass the data set with order=, a function that returns the indices of an epoch, the "
+                "same on every worker: offbeat.elastic(dataset, batch_size=..., order=indices_of)"
             )
         if getattr(sampler, "num_replicas", 1) not in (None, 1):
             raise ConfigurationError(

@@ -264,7 +264,7 @@ class Session(ABC):
 
     def consume(self) -> tuple[tuple[LeaseId, ...], int]:
         """Return the leases of the batches in the gradient, which a step uses now, and their number of samples; 0: not known."""
-        ids = set(self.contents.step())
+        ids = set(self.contents.step(written=self.watch.written))
         taken = [grant for grant in self._outstanding if grant.lease in ids]
         self._outstanding = [grant for grant in self._outstanding if grant.lease not in ids]
         self._forget_left_out()

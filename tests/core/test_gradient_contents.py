@@ -90,7 +90,7 @@ def test_at_an_epochs_end_the_gradient_is_kept_and_the_rest_left_out_or_given_ba
 
 
 @examples(400)
-@given(st.lists(st.sampled_from(["next", "next unknown", "drop", "backward", "clear", "step", "leave"]), max_size=40))
+@given(st.lists(st.sampled_from(["next", "next unknown", "drop", "backward", "clear", "step", "written", "leave"]), max_size=40))
 def test_each_batch_goes_one_way(moves: list[str]) -> None:
     script, contents, ends = Held(), GradientContents(), Counter[int]()
     script.contents = contents
@@ -104,8 +104,8 @@ def test_each_batch_goes_one_way(moves: list[str]) -> None:
                 contents.backward()
             case "clear":
                 contents.clear()
-            case "step":
-                ends.update(contents.step())
+            case "step" | "written":
+                ends.update(contents.step(written=move == "written"))
             case "leave":
                 kept = contents.leave(0, exhausted=True)
                 assert all(contents.contains(lease) for lease in kept)

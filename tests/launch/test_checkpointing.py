@@ -150,6 +150,8 @@ def test_what_is_missing_at_the_end_is_counted() -> None:
     assert (results.made, results.ended, results.missing()) == (1, True, None), "one of the same version was there"
     results.add(40, "No space left on device")
     assert results.missing() == "the last checkpoint failed (No space left on device): 1 of 2 failed, and the newest one is of version 20"
+    results.add(40, None, last=True)
+    assert (results.newest, results.missing()) == (40, None), "the job's end has made the one that had failed, of the same version"
 
 
 def test_a_file_that_does_not_belong_to_it_is_told(job: Path) -> None:

@@ -13,7 +13,7 @@ import torch
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.outcome import End, verdict
 from offbeat.launch.processes import describe, start
-from offbeat.launch.restarts import Bugs, FailureReport, WorkerProcess, why_not_restarted
+from offbeat.launch.restarts import EMPTY_EPOCHS, Bugs, FailureReport, WorkerProcess, why_not_restarted
 from offbeat.runtime.job.last_words import failing, place_of
 from offbeat.types import WorkerId, worker_ids
 
@@ -31,7 +31,9 @@ USED_UP = "--max-restarts 3 is used up"
         (1, True, 0, False, None),
         (1, True, 3, False, USED_UP),
         (1, True, 0, True, "it made a call that offbeat refuses, and would make it again"),
-        (3, False, 3, False, AGAIN),
+        (3, False, 0, False, AGAIN),
+        (3, False, 3, False, f"{AGAIN}. {EMPTY_EPOCHS}"),
+        (3, False, 3, True, AGAIN),
         (-15, True, 0, False, LEAVE),
         (143, False, 0, False, LEAVE),
     ],

@@ -385,9 +385,10 @@ def test_a_restarted_worker_trains_no_epoch_alone_and_takes_no_old_parameters(tm
         assert job.results(0)[0] <= 2 * SIZE
 
 
-@pytest.mark.parametrize("sync", ["bsp", "full"])
+@pytest.mark.parametrize("sync", ["bsp", "full", "ensemble"])
 def test_a_restarted_worker_takes_what_the_job_does_not_train_from_the_file(tmp_path: Path, sync: str) -> None:
-    """A target network in the wrapped model, which is in the optimizer's group, too, as where that got all parameters of the model."""
+    """A target network in the wrapped model, which is in the optimizer's group, too, as where that got all parameters of the model. What
+    ranks' optimizers change themselves is the job's."""
     over, path = threading.Event(), tmp_path / "file.pt"
 
     def parts(worker: Worker) -> tuple[nn.Linear, nn.Linear, dict[str, Any]]:
@@ -402,6 +403,7 @@ def test_a_restarted_worker_takes_what_the_job_does_not_train_from_the_file(tmp_
         saved["optimizer"].step()
         nn.init.ones_(target.weight)
         offbeat.save(path, **saved)
+        saved["optimizer"].param_groups[0]["eps"] = 1e-6  # as schedule-free optimizers change what they keep there
         if worker.number == 1:
             worker.die()
         while not over.wait(0.01):
@@ -413,6 +415,9 @@ def test_a_restarted_worker_takes_what_the_job_does_not_train_from_the_file(tmp_
             trained = online.weight.clone()
             assert offbeat.load(path, **loaded) == {}
             assert torch.equal(online.weight, trained) and target.weight.tolist() == [[1.0, 1.0]]
+            assert loaded["optimizer"].param_groups[0]["eps"] == (1e-6 if sync == "full" else 1e-8), "the other rank's, or the file's"
+            moments = loaded["optimizer"].state_dict()["state"].values()
+            assert [float(moment["step"]) for moment in moments] == [1.0, 1.0], "the job's; under ensemble a worker's own is in the file"
         finally:
             over.set()
 

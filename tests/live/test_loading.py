@@ -197,8 +197,14 @@ def test_a_worker_that_comes_to_a_running_job_gets_the_jobs_state(sync: str) -> 
         if not first:
             before = {key: value.clone() for key, value in model.state_dict().items()}
         model.load_state_dict(SAVED["model"])
-        optimizer.load_state_dict(copy.deepcopy(SAVED["optimizer"]))
+        saved = copy.deepcopy(SAVED["optimizer"])
         if not first:
+            saved["param_groups"][0].update(lr=0.02, eps=1.0)
+        optimizer.load_state_dict(saved)
+        if not first:
+            group = optimizer.param_groups[0]
+            assert group["lr"] == 0.02, "a scheduler goes on from it"
+            assert sync not in ("full", "adpsgd") or group["eps"] == 1e-8, "each rank's own optimizer may change such a setting"
             assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items()), "the file's parameters"
             assert not torch.equal(before["weight"], SAVED["model"]["weight"]), "the job has trained before"
             back.set()

@@ -336,6 +336,33 @@ def test_a_step_of_the_optimizer_that_is_wrapped_is_an_error(sync: str | None) -
     run_alone(sync, script)
 
 
+class Holding(torch.optim.SGD):
+    """Steps with another optimizer, as SAM does in its second step."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.base = torch.optim.SGD(self.param_groups, lr)
+
+    def second_step(self) -> None:
+        self.base.step()
+
+
+@pytest.mark.parametrize("sync", [None, "full"])
+def test_a_step_with_an_optimizer_that_the_wrapped_one_holds_is_an_error(sync: str | None) -> None:
+    """It would train each worker alone, without a word."""
+
+    def script(wrap: Callable[..., DistributedOptimizer]) -> None:
+        model = model_of()
+        outer = Holding(model.parameters(), lr=0.1)
+        wrapped = wrap(outer, model, "full")
+        model(torch.ones(4, 5)).sum().backward()
+        with pytest.raises(ConfigurationError, match=r"Holding holds as base.*outer\.base = offbeat"):
+            wrapped.second_step()
+        wrapped.step()
+
+    run_alone(sync, script)
+
+
 def test_an_optimizer_can_be_wrapped_again() -> None:
     model = model_of()
     plain = sgd(model)
@@ -368,13 +395,17 @@ def test_a_model_in_ddp_over_the_workers_of_a_job_is_refused(monkeypatch: pytest
     with pytest.raises(ConfigurationError, match=r"DistributedDataParallel over 2 processes.*--no-torchrun-env.*--procs-per-worker"):
         check_process_group(DistributedDataParallel(model_of()), in_job=True)
 
-    def script(worker: Worker) -> None:
-        model = model_of()
-        optimizer = worker.distribute(sgd(model), model)
-        outer = DistributedDataParallel(model)  # as Accelerator.prepare does
-        with pytest.raises(ConfigurationError, match="DistributedDataParallel over 2 processes"):
-            optimizer.step(samples=len(list(outer.modules())))
-
     monkeypatch.setattr(nn.parallel, "DistributedDataParallel", DistributedDataParallel)
+
+    def script(worker: Worker) -> None:
+        model, other = model_of(), DistributedDataParallel(model_of())
+        optimizer = worker.distribute(sgd(model), model, "bsp")
+        wrapped = DistributedDataParallel(model)
+        with pytest.raises(ConfigurationError, match="DistributedDataParallel over 2 processes"):
+            train(model, optimizer, 0, 1)
+        del wrapped
+        train(model, optimizer, 0, 1)
+        assert other.module is not model, "a process group may have other uses"
+
     with Job(1) as job:
         job.run(script)

@@ -92,13 +92,16 @@ class GradientContents:
         self.pending = self.pending or bool(self._used)
         self._used.clear()
 
-    def step(self) -> tuple[LeaseId, ...]:
+    def step(self, *, written: bool = False) -> tuple[LeaseId, ...]:
         """Return the batches in the gradient, which a step uses now.
 
         A gradient that no backward pass has computed (the script has written it, or an interrupt came before the pass) is of the batches
         that the next pass would have been over.
+
+        Args:
+            written: there is a gradient where the script has thrown one away: it has made it of those that it had computed.
         """
-        if not self._used and any(batch and not batch[-1].thrown for batch in self._fresh.values()):
+        if not self._used and any(batch and (written or not batch[-1].thrown) for batch in self._fresh.values()):
             self.backward()
         taken = tuple(batch.lease for batch in self._used)
         self._used.clear()

@@ -148,7 +148,7 @@ class Tally(Watcher):
             if kind == "pushed":
                 self._elsewhere.pushed(record)
             if kind == "warning":  # the summary of the first optimizer has the warnings of all
-                self._on_warning(record)
+                self._on_warning({**record, "detail": f"optimizer {number}: {record.get('detail')}"})
             return
         if self._audit is not None:
             self._audit.add(record)

@@ -31,8 +31,6 @@ class Results:
 
     newest: int | None = None
     """Version of the newest checkpoint that was made; None: there is none."""
-    tried: int = -1
-    """Version of the newest checkpoint that was made or has failed."""
     made: int = 0
     failed: int = 0
     ended: bool = False
@@ -43,9 +41,9 @@ class Results:
     def add(self, version: int, failed: str | None, *, last: bool = False) -> None:
         """Add a checkpoint's result. ``failed``: the reason if it failed; ``last``: it is the one after which the job ends."""
         self.ended = self.ended or last
-        if last and failed is None and version <= self.tried:
+        if last and failed is None and version == self.newest:
             return  # nothing has been folded since the checkpoint before
-        self.tried, self.reason = max(self.tried, version), failed
+        self.reason = failed
         if failed is None:
             self.newest, self.made = version, self.made + 1
         else:

@@ -13,8 +13,13 @@ from offbeat.launch.hangs import ProcessStanding
 from offbeat.launch.processes import describe
 from offbeat.types import Seconds, WorkerId
 
-OWN_GROUP: Final = re.compile(r"NCCL|invalid device ordinal")
-"""In PyTorch's words: a process group for GPUs cannot begin, or this machine lacks the device that LOCAL_RANK names."""
+OWN_GROUP: Final = re.compile(r"NCCL|invalid device ordinal|_cuda_setDevice")
+"""In PyTorch's words: a process group for GPUs cannot begin, or this machine lacks the device that LOCAL_RANK names, or has a PyTorch
+without CUDA."""
+EMPTY_EPOCHS: Final = (
+    "A restarted script gets no batches of epochs that are over, of which a mean is a division by zero: 'for epoch in offbeat.epochs(n, "
+    "loader)' passes over them (docs/restarts.md)"
+)
 
 
 class FailureReport(NamedTuple):
@@ -152,6 +157,8 @@ def with_remedy(reason: str) -> str:
 
     >>> with_remedy("NCCL is not built in").endswith("under offbeat run --no-torchrun-env"), with_remedy("no such file")
     (True, 'no such file')
+    >>> with_remedy("module 'torch._C' has no attribute '_cuda_setDevice'").endswith("--no-torchrun-env")  # cuda.set_device(LOCAL_RANK)
+    True
     """
     if OWN_GROUP.search(reason) is None:
         return reason
@@ -172,7 +179,8 @@ def why_not_restarted(status: int, *, pushed: bool, restarts: int, max_restarts:
     if told_to_leave(status):
         return "it was told to leave"
     if script_failed(status) and not pushed:
-        return "it failed before its first step and would fail again"
+        again = "it failed before its first step and would fail again"
+        return f"{again}. {EMPTY_EPOCHS}" if restarts and not final else again
     if script_failed(status) and final:
         return "it made a call that offbeat refuses, and would make it again"
     if restarts >= max_restarts:

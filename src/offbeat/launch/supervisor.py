@@ -383,7 +383,7 @@ class Supervisor:
 
         self._serve_until(over, END_S)
         if not self.checkpoints.ended:
-            self.checkpoints.add(self.checkpoints.tried + 1, "it was not complete when the job ended")
+            self.checkpoints.add(-1, "it was not complete when the job ended")
 
     def _joined(self) -> bool:
         """Return True if a worker has ever joined: by the reports of hellos, or by the coordinator's status, which outlives restarts."""

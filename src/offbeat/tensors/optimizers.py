@@ -7,7 +7,7 @@ subclasses and other classes are refused: the server would run something else th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -187,13 +187,20 @@ def build(name: str, settings: Mapping[str, Any], params: Iterable[torch.Tensor]
     return optimizer
 
 
-def load_settings(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str, Any]], *, strict: bool = True) -> None:
+def load_settings(
+    optimizer: torch.optim.Optimizer,
+    groups: Iterable[Mapping[str, Any]],
+    *,
+    strict: bool = True,
+    but: Callable[[dict[str, Any]], Iterable[str]] = lambda group: (),
+) -> None:
     """Set all that an optimizer's parameter groups have, except the parameters, to what these groups have.
 
     Args:
         optimizer: its groups are changed.
         groups: from another optimizer's ``param_groups``, or from a ``state_dict``.
         strict: False: there may be more groups on one side, which are ignored.
+        but: returns the names of a group's settings that are left.
 
     Raises:
         ValueError: the numbers of groups differ.
@@ -204,7 +211,8 @@ def load_settings(optimizer: torch.optim.Optimizer, groups: Iterable[Mapping[str
     0.2
     """
     for group, given in zip(optimizer.param_groups, groups, strict=strict):
-        group.update({key: value for key, value in given.items() if key != "params"})
+        left = {"params", *but(group)}
+        group.update({key: value for key, value in given.items() if key not in left})
 
 
 @contextmanager

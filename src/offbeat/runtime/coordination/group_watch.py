@@ -61,6 +61,6 @@ class GroupWatch:
                 f"the gradient of worker {who}'s step {at} is of {other} batch{'es' * (other > 1)}, where others are accumulated over "
                 f"{usual}. If the loss of each batch is divided by {usual}, its samples count {other}/{usual} of others: pass the samples "
                 f"of a full group, step(samples={self._samples[usual]}), or divide by the number of batches in the group, or use "
-                "deal='even' and whole groups",
+                "deal='even' and whole groups. If it is not divided, the gradients are sums: DistributedOptimizer(..., reduction='sum')",
             )
         ]

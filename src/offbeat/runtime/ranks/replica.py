@@ -236,7 +236,7 @@ class Replica:
         """
         self._store()
         state = [self._optimizer.state.get(parameter, {}) for parameter in self._parameters]
-        groups = [{key: group[key] for key in self._lasting(group)} for group in self._optimizer.param_groups]
+        groups = [{key: group[key] for key in self.lasting(group)} for group in self._optimizer.param_groups]
         plain, payload = pack(
             {
                 "parameters": torch.frombuffer(self._pull.view, dtype=torch.uint8),
@@ -271,7 +271,7 @@ class Replica:
             group.update(lasting)
         self.riders.known = given["settings"]
 
-    def _lasting(self, group: dict[str, Any]) -> list[str]:
+    def lasting(self, group: dict[str, Any]) -> list[str]:
         """Return which settings of a parameter group the optimizer itself may have changed; schedulers' settings are not copied."""
         known = self._optimizer.defaults
         return [key for key, value in group.items() if key in known and key not in SCHEDULED and _is_plain(value)]

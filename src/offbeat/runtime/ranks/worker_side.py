@@ -36,7 +36,7 @@ from offbeat.runtime.worker.library_calls import library_call
 from offbeat.session import LeasedRange, Snapshot
 from offbeat.tensors.flat import FlatModel
 from offbeat.tensors.layout import Layout
-from offbeat.tensors.optimizers import OptimizerSpec
+from offbeat.tensors.optimizers import OptimizerSpec, load_settings
 from offbeat.transport.base import Message, SharedMemory
 from offbeat.types import Epoch, LeaseId, Version, WorkerId
 
@@ -416,4 +416,5 @@ class RankSession(JobSession):
             self._optimizer.load_state_dict(state)
             self._loaded = self._replica.checksum()
         else:
+            load_settings(self._optimizer, state["param_groups"], but=self._replica.lasting)
             self._mine.restore(again=True)
