@@ -125,7 +125,8 @@ def test_orders_of_ones_own_and_whole_batches() -> None:
     mine = offbeat.elastic(range(10), batch_size=2, order=lambda epoch: [epoch, 9, epoch])
     assert [indices(mine, optimizer) for _ in range(2)] == [[0, 9, 0], [1, 9, 1]]
     whole = offbeat.elastic(range(10), batch_size=4, drop_last=True)
-    assert [len(batch) for batch in whole] == [4, 4]
+    sampler = optimizer.batch_sampler(range(10), batch_size=4, drop_last=True)
+    assert [len(batch) for batch in whole] == [len(batch) for batch in sampler] == [4, 4]
     plain = offbeat.elastic(DataLoader(range(10), batch_sampler=BatchSampler(SequentialSampler(range(10)), 4, True)))  # type: ignore[arg-type]
     assert indices(plain, optimizer) == list(range(8))
 

@@ -20,8 +20,8 @@ from offbeat.deliveries import asked_by_next
 from offbeat.errors import ConfigurationError, warn
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.orders import Order, checksum_of_part
-from offbeat.sampler import ElasticBatchSampler, Passes, WholeBatches, ordered_sizes, unit_of
-from offbeat.session import LeasedRange, Place, Session
+from offbeat.sampler import ElasticBatchSampler, Passes, WholeBatches, sampler_of, unit_of
+from offbeat.session import LeasedRange, Session
 from offbeat.types import Epoch
 
 _KEPT = (
@@ -96,27 +96,8 @@ def elastic(
         raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= sets the whole order; leave shuffle= out")
     size, auto = size_and_auto("elastic", batch_size)
     chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False)
-    batch_sampler = _sampler(chosen, size, drop_last, seed, session, deal, auto, checksum_of_part(data))
+    batch_sampler = sampler_of(chosen, size, drop_last, seed, session, deal, auto, checksum_of_part(data))
     return DataLoader(data, batch_sampler=batch_sampler, **options)
-
-
-def _sampler(
-    order: Order,
-    batch_size: int,
-    drop_last: bool,
-    seed: int | None,
-    session: Session | None,
-    deal: str,
-    auto: Auto | None,
-    part: int | None,
-) -> ElasticBatchSampler:
-    batch = batch_size * Place.of_process().size
-    unit = unit_of(deal, batch, whole=drop_last)
-    if drop_last:  # of each worker's share, where there are shares
-        sizes, follows = ordered_sizes(batch_size, auto)
-        together = unit or follows is not None or len(set(sizes)) > 1
-        order = order.whole_batches(sum(sizes) * Place.of_process().size if together else sizes[0] * Place.of_process().size)
-    return ElasticBatchSampler(session, order, batch_size, seed=seed, unit=unit, auto=auto, part=part)
 
 
 def _check_deal(deal: str) -> None:
@@ -143,7 +124,7 @@ def _of_loader(
         sampler, batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
         part = checksum_of_part(loader.dataset, sampler)
         drop_last = loader.batch_sampler.drop_last
-        batch_sampler = _sampler(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal, auto, part)
+        batch_sampler = sampler_of(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal, auto, part)
     elif auto is not None:
         raise ConfigurationError(f"batch_size='auto': the batches of a {type(loader.batch_sampler).__name__} are dealt out whole")
     else:

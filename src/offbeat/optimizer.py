@@ -262,6 +262,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         shuffle: bool = True,
         seed: int | None = None,
         deal: Literal["pool", "even"] = "pool",
+        drop_last: bool = False,
     ) -> ElasticBatchSampler:
         """Return a ``batch_sampler`` for a ``DataLoader`` that deals each index of an epoch to one worker.
 
@@ -274,11 +275,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             seed: the seed of the orders; default: the job's.
             deal: ``"pool"``: workers take as many batches of an epoch as they can. ``"even"``: each worker has an equal share, so that the
                 sampler's length is the number of its batches; what a dead worker leaves goes to its next process, or is unused.
+            drop_last: leave out the last samples of an epoch if they do not fill a batch.
 
         Raises:
             ConfigurationError: the data set has no length, or fewer samples than the job has workers, or the batch size has no such form.
         """
-        return elastic_batch_sampler(self._session, dataset, batch_size, shuffle=shuffle, seed=seed, deal=deal)
+        return elastic_batch_sampler(self._session, dataset, batch_size, shuffle=shuffle, seed=seed, deal=deal, drop_last=drop_last)
 
     def step(self, closure: Callable[[], Any] | None = None, *, samples: int | None = None) -> Any:
         """Push this worker's gradient, wait to be admitted, and pull the newest parameters.

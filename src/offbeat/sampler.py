@@ -548,8 +548,35 @@ def unit_of(deal: str, batch: int, *, whole: bool) -> int:
     return 0 if deal == "pool" else batch if whole else 1
 
 
+def sampler_of(
+    order: Order,
+    batch_size: int,
+    drop_last: bool,
+    seed: int | None,
+    session: Session | None,
+    deal: str,
+    auto: Auto | None,
+    part: int | None,
+) -> ElasticBatchSampler:
+    """Make the sampler of an order; with ``drop_last`` without the positions at its end that do not fill a batch."""
+    batch = batch_size * Place.of_process().size
+    unit = unit_of(deal, batch, whole=drop_last)
+    if drop_last:  # of each worker's share, where there are shares
+        sizes, follows = ordered_sizes(batch_size, auto)
+        together = unit or follows is not None or len(set(sizes)) > 1
+        order = order.whole_batches(sum(sizes) * Place.of_process().size if together else sizes[0] * Place.of_process().size)
+    return ElasticBatchSampler(session, order, batch_size, seed=seed, unit=unit, auto=auto, part=part)
+
+
 def elastic_batch_sampler(
-    session: Session, dataset: Sized, batch_size: int | str, *, shuffle: bool, seed: int | None, deal: str = "pool"
+    session: Session,
+    dataset: Sized,
+    batch_size: int | str,
+    *,
+    shuffle: bool,
+    seed: int | None,
+    deal: str = "pool",
+    drop_last: bool = False,
 ) -> ElasticBatchSampler:
     """Check the user's arguments and make the sampler.
 
@@ -564,6 +591,5 @@ def elastic_batch_sampler(
             f"batch_sampler needs a data set with a length, not a {type(dataset).__name__}: "
             "use offbeat.elastic(dataset, batch_size=...) for an iterable data set"
         ) from None
-    unit = unit_of(deal, batch_size, whole=False)
     order, part = Order.plain(size, shuffle=shuffle), checksum_of_part(dataset)
-    return ElasticBatchSampler(session, order, batch_size, seed=seed, unit=unit, auto=auto, part=part)
+    return sampler_of(order, batch_size, drop_last, seed, session, deal, auto, part)

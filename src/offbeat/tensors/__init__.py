@@ -11,10 +11,10 @@
 ```
 
 `Layout.spans` cuts the memory into one contiguous range of bytes, a `Span`, for each server. ``blocks.py`` cuts a span into pieces that fit
-the cache, ``optimizers.py`` and ``state.py`` carry the optimizer and its state as plain data, ``wire_formats.py``
-encodes a span for a connection between hosts, ``running_sum.py`` is a rank's part in an
-allreduce, ``natural_gradient.py`` and ``fisher.py`` are an optimizer of the worker's side. Memory may be a GPU's (``gpu.py``): then it is a
-memoryview that the host cannot read, and `layout.elements` and `layout.copy` are the only ways to its bytes.
+the cache, ``optimizers.py`` and ``state.py`` carry the optimizer and its state as plain data, ``absent.py`` marks tensors without a
+gradient, ``wire_formats.py`` encodes a span for a connection between hosts, ``running_sum.py`` is a rank's part in an allreduce,
+``natural_gradient.py`` and ``fisher.py`` are an optimizer of the worker's side. Memory may be a GPU's (``gpu.py``): then it is a memoryview
+that the host cannot read, and `layout.elements` and `layout.copy` are the only ways to its bytes.
 
 Example: one server folds two gradients with weight 1/2 each and steps SGD with learning rate 1: parameters = 0 - (2 + 4) / 2.
 
