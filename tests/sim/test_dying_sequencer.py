@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.sim.comparison import DEALT, FAULTS, FREE, LAWS, RETURN, compare, deaths, in_one_order, ran, scripted, scripts
 from tests.sim.dying_sequencer import DyingSequencer
@@ -35,7 +35,14 @@ def test_the_journal_is_that_of_a_job_in_which_it_has_not_died(sync: str, tmp_pa
         assert job.process_of(0).server.service.state.job is not None and len(job.seen) > 2
 
 
+BACK: Final = scripted(
+    "majority(staleness=2)", LAWS[0], "vanish worker=1 at=4; restart worker=1 at=9; slow worker=0 at=2 for=4 factor=3", DEALT, seed=671
+)
+"""A rank is handed a result while another has the connection of its earlier process still."""
+
+
 @examples(150, quick=4)
+@example(script=BACK, deaths=[("append", 3), ("append", 73), ("begin", 7)], records=18, ring_first=False)
 @given(
     script=scripts(SUMS, (*FAULTS, TWO_DIE)),
     deaths=deaths(POINTS, 80, 30),

@@ -86,7 +86,7 @@ class _Line:
 
 def carried(send: Callable[..., None], leave_memory: Callable[[], None] = lambda: None) -> PeerConnections:
     """What a node does with its connections, with these functions in their place."""
-    found = SimpleNamespace(send=send, leave_memory=leave_memory, expect=lambda ranks: None, recycle=lambda peer, content: None)
+    found = SimpleNamespace(send=send, leave_memory=leave_memory, expect=lambda ranks, anew=False: None, recycle=lambda peer, content: None)
     return cast(PeerConnections, found)
 
 

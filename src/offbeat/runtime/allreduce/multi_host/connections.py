@@ -97,11 +97,18 @@ class PeerConnections:
         self.expect(addresses.keys())
         self._thread.start()
 
-    def expect(self, peers: Collection[WorkerId]) -> None:
-        """Set the peers that are to connect: queue messages for them, and drop messages for all other absent peers."""
+    def expect(self, peers: Collection[WorkerId], *, anew: bool = False) -> None:
+        """Set the peers that are to connect: queue messages for them, and drop messages for all other absent peers.
+
+        Args:
+            peers: these.
+            anew: True: one that has not been expected at some time comes as a new process, and over a connection of its own.
+        """
         self._expected = frozenset(peers)
         self._left = {peer: line for peer, line in self._peers.items() if peer not in peers or self._left.get(peer) is line}
-        self._queued = {peer: self._queued.get(peer, []) for peer in peers if peer not in self._peers and peer != self.peer}
+        # In rounds the connection of one that had left is its earlier process's: its end, or the new one's hello, has not been read yet.
+        absent = {peer for peer in peers if peer not in self._peers or (anew and self._left.get(peer) is self._peers[peer])}
+        self._queued = {peer: self._queued.get(peer, []) for peer in absent - {self.peer}}
 
     def send(
         self,
@@ -116,7 +123,7 @@ class PeerConnections:
 
         ``content`` may be overwritten as soon as this returns; lent, not before the peer has received it or `leave_memory` is called.
         """
-        connection = self._peers.get(peer)
+        connection = None if peer in self._queued else self._peers.get(peer)
         if connection is not None:
             connection.send(header, payload=() if content is None else (_bytes(content),), memory=memory, lent=lent)
         elif peer in self._queued and not memory:
@@ -208,7 +215,7 @@ class PeerConnections:
             if peer is not None:
                 del self._names[connection], self._peers[peer]
                 if self._left.get(peer) is connection and peer in self._expected:
-                    self._queued[peer] = []
+                    self._queued.setdefault(peer, [])
                 self._owner.on_message(peer, None)
         elif peer is not None and what.header.get("kind") == "refused":  # by server 0: this is not the rank's process any more
             self.drop(peer)
@@ -222,7 +229,10 @@ class PeerConnections:
                 raise ProtocolError(f"{connection.peer} sent 'hello' with peer = {peer} (expected the number of another rank)")
             if peer in self._peers:
                 # An earlier process of this rank is gone, and the end of its connection has not been read yet.
+                for_this = self._queued.get(peer)
                 self.drop(peer)
+                if for_this is not None:
+                    self._queued[peer] = for_this
                 self._owner.on_message(peer, None)
             self._enter(peer, connection)
             self._owner.on_connected(peer)

@@ -184,7 +184,7 @@ class Node:
             self._start(header["go"], self.executor.forget)
         elif kind == "halt":
             self.present = frozenset(header["ranks"])
-            self._connections.expect(self.present)
+            self._connections.expect(self.present, anew=True)
             self.executor.halt(header["v"])
             # Rounds begin anew in the same memory, while pieces of before are still being sent from there, or received there.
             self._connections.leave_memory()
