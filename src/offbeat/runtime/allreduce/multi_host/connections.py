@@ -66,9 +66,12 @@ class PeerConnections:
         self._queued: dict[WorkerId, list[tuple[dict[str, Any], torch.Tensor | None]]] = {}
         """Messages to peers that are expected and not connected yet."""
         self._expected: frozenset[WorkerId] = frozenset()
+        self._seated: dict[WorkerId, Connection] = {}
+        """By expected peer: the connection of the process that is expected. Another one that comes meanwhile is not, yet."""
+        self._former: dict[WorkerId, Connection] = {}
+        """The same of peers that were not expected any more then. Rounds expect such a peer again only as a new process."""
         self._left: dict[WorkerId, Connection] = {}
-        """Connections of peers that have not been expected at some time since. Rounds expect such a peer again only as a new process, and
-        gossip sends nothing to a peer whose connection has ended."""
+        """Connections of peers that have not been expected at some time since; gossip sends nothing to one whose connection has ended."""
         self._closing: list[Connection] = []
         self.ended = False
         self.failure: BaseException | None = None
@@ -104,11 +107,15 @@ class PeerConnections:
             peers: these.
             anew: True: one that has not been expected at some time comes as a new process, and over a connection of its own.
         """
+        for peer in self._expected.difference(peers) & self._seated.keys():
+            self._former[peer] = self._seated.pop(peer)
         self._expected = frozenset(peers)
         self._left = {peer: line for peer, line in self._peers.items() if peer not in peers or self._left.get(peer) is line}
-        # In rounds the connection of one that had left is its earlier process's: its end, or the new one's hello, has not been read yet.
-        absent = {peer for peer in peers if peer not in self._peers or (anew and self._left.get(peer) is self._peers[peer])}
-        self._queued = {peer: self._queued.get(peer, []) for peer in absent - {self.peer}}
+        # In rounds a former connection is an earlier process's: its end, or the new one's hello, has not been read yet.
+        here = {peer for peer in peers if peer in self._peers and not (anew and self._former.get(peer) is self._peers[peer])}
+        self._queued = {peer: self._queued.get(peer, []) for peer in self._expected - here - {self.peer}}
+        for peer in here:
+            self._seated.setdefault(peer, self._peers[peer])
 
     def send(
         self,
@@ -240,6 +247,8 @@ class PeerConnections:
     def _enter(self, peer: WorkerId, connection: Connection) -> None:
         self._peers[peer] = connection
         self._names[connection] = peer
+        if peer in self._expected:
+            self._seated.setdefault(peer, connection)
         connection.place_with(partial(self._owner.place, peer))
         for header, content in self._queued.pop(peer, ()):
             self.send(peer, header, content)
