@@ -53,7 +53,7 @@ PLACES_KEPT: Final = 256
 SERVERS_S: Final[Seconds] = 600.0
 """Longest wait for the files of other servers, in seconds."""
 IDLE_FOLDS: Final = 4
-"""An optimizer's training is over if it has made no fold while others have made so many times what they usually make in between."""
+"""A training is over if others have made more than so many times ``1 + m`` folds since its last one; m: the most in between before that."""
 LONG_AGO: Final = 1 << 40
 CLOSE_S: Final[Seconds] = 2.0
 """Longest wait for a checkpoint that is being written when the job ends, in seconds."""

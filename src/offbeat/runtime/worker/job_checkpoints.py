@@ -92,17 +92,17 @@ class JobCheckpoints:
         if self._link.checkpoints:
             watch_schedulers()
 
-    def wanted(self, request: Mapping[str, Any], *, rests: bool = False) -> None:
+    def wanted(self, request: Mapping[str, Any], *, over: bool = False) -> None:
         """Note a request for this worker's part, and hand in a provisional part at once if the script is waiting for the job.
 
         Args:
             request: ``version`` of the checkpoint; whether the part is to have the ``random`` generators, what the job does not know of
                 the model (``rest``), and its ``frozen`` parameters.
-            rests: True: the script does not call this session any more, and the part is final.
+            over: True: the training is over, the script does not call this session any more, and the part is final.
         """
         self._wanted, self._held, self.random = request, None, request["random"]
-        if self.asking or rests:
-            self._hand_in(self._part(), final=rests)
+        if self.asking or over:
+            self._hand_in(self._part(), final=over)
 
     def resume(self, message: Message) -> None:
         """Note the part from which this worker resumes, and load its buffers at once: the script may evaluate at any time."""

@@ -660,7 +660,7 @@ class JobSession(Session):
     def _on_checkpoint(self, message: Message) -> None:
         for number, rest, untrained in message.header["others"]:
             about = {"version": message.header["version"], "random": False, "rest": rest, "frozen": untrained}
-            self._siblings[number].checkpoints.wanted(about, rests=True)
+            self._siblings[number].checkpoints.wanted(about, over=True)
         self.checkpoints.wanted(message.header)
 
     def _on_resume(self, message: Message) -> None:
