@@ -10,6 +10,9 @@ import torch
 from tests.live.harness import Job, Worker, barrier, wait
 from torch import Tensor, nn
 
+from offbeat.runtime.coordination.buffers import BufferBook
+from offbeat.types import WorkerId
+
 
 class WithNorm(nn.Module):
     def __init__(self, seed: int) -> None:
@@ -49,6 +52,43 @@ def test_statistics_are_averaged_at_the_end_of_an_epoch(sync: str, hosts: dict[i
         for part in (0, 1):
             torch.testing.assert_close(after[part], torch.stack([own[part] for own in owns]).mean(dim=0))
         assert after[2] == max(own[2] for own in owns) > 0
+
+
+@pytest.mark.parametrize("sync", ["bsp", "majority"])
+def test_buffers_of_every_kind_are_averaged_and_those_that_do_not_change_are_sent_once(sync: str) -> None:
+    sent: list[list[int]] = []
+
+    def script(worker: Worker) -> list[Tensor]:
+        model = WithNorm(worker.number)
+        model.norm.to(torch.bfloat16)
+        model.register_buffer("mask", torch.ones(1000, dtype=torch.bool))
+        model.register_buffer("seen", torch.zeros(3, dtype=torch.bool))
+        optimizer = worker.distribute(torch.optim.SGD(model.head.parameters(), lr=0.01), model, sync)
+        mean, seen, mask = model.norm.running_mean, model.get_buffer("seen"), model.get_buffer("mask")
+        assert mean is not None
+        for indices in optimizer.batch_sampler(range(24), batch_size=4):
+            optimizer.zero_grad()
+            seen[worker.number] = True
+            mean.add_(worker.number + 1)
+            model.head(torch.ones(len(indices), 3)).sum().backward()
+            optimizer.step()
+            kept = mean.clone()
+        return [kept, mean.clone(), seen.clone(), mask.clone()]
+
+    plain = BufferBook.put
+
+    def put(book: BufferBook, worker: WorkerId, layout: list[Any], changed: list[int], payload: Any) -> None:
+        sent.append(changed)
+        plain(book, worker, layout, changed, payload)
+
+    with pytest.MonkeyPatch.context() as patch, Job(2) as job:
+        patch.setattr(BufferBook, "put", put)
+        results = job.run(script)
+    for _, mean, seen, mask in results:
+        torch.testing.assert_close(mean, torch.stack([kept.double() for kept, *_ in results]).mean(0).to(torch.bfloat16))
+        assert seen.tolist() == [True, True, False] and mask.all()
+    assert sorted(map(len, sent))[-2:] == [5, 5], "each worker sends all once"
+    assert all(3 not in changed for changed in sent if len(changed) < 5), "the mask never changes"
 
 
 def test_a_joiner_gets_the_mean() -> None:

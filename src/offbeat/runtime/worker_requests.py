@@ -252,7 +252,7 @@ class WorkerRequests:
             peer.connection.send({"kind": "resume_part", "part": plain}, payload=payload)
 
     def _take_buffers(self, peer: Peer, message: Message, now: Seconds) -> None:
-        self._driver.notifier.buffers.put(peer.worker, message.header["layout"], message.payload)
+        self._driver.notifier.buffers.put(peer.worker, message.header["layout"], message.header["changed"], message.payload)
 
     def _metrics(self, peer: Peer, message: Message, now: Seconds) -> None:
         version = self._driver.coordinator.version if self._driver.coordinator is not None else 0

@@ -41,6 +41,8 @@ SAMPLES_MAX: Final = 1 << 40
 SECONDS_MAX: Final = 1e9
 POOLS_MAX: Final = 1 << 10
 """Most samplers of one script."""
+BUFFERS_MAX: Final = 1 << 17
+"""Most buffers of one model."""
 METRICS_MAX: Final = 1000
 """Most values of a message of a script that logs more."""
 
@@ -64,6 +66,8 @@ _addresses = many(many(row(whole(-1, WORKERS_MAX), _address), WORKERS_MAX), 2)
 """For each kind of rounds: numbers of processes and where they listen."""
 _replica = plain(40)
 _report = maybe(plain())
+_places = many(whole(0, BUFFERS_MAX - 1), BUFFERS_MAX, least=1)
+"""Numbers of a model's buffers."""
 _ranges = many(row(whole(0, SAMPLES_MAX), whole(0, SAMPLES_MAX)), 1 << 20)
 """Ranges of positions in an epoch."""
 
@@ -126,7 +130,7 @@ FROM_WORKER: Final = Kinds(
         "push": MessageSchema(fields(_PUSH, {"hyper": anything, **_NEWS}), payload=True),
         "got": MessageSchema(),
         "abandoned": MessageSchema(fields({"work": _ABANDONED})),
-        "buffers": MessageSchema(fields({"layout": anything}), payload=True),
+        "buffers": MessageSchema(fields({"layout": anything, "changed": _places}), payload=True),
         "metrics": MessageSchema(fields({"values": mapping(any_number, METRICS_MAX)})),
         "met": MessageSchema(),
         "outside": MessageSchema(fields({"incarnation": whole(), "reason": _words})),

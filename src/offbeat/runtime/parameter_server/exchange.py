@@ -208,8 +208,8 @@ class Exchange:
             news: further fields for the coordinator.
         """
         # What made a gradient infinite may be in BatchNorm's statistics too; and an optimizer that has not stepped yet has no state.
-        if push["nonfinite"] is None and (layout := self.buffers.layout):
-            self._link.coordinator.send({"kind": "buffers", "layout": layout}, payload=self.buffers.read())
+        if push["nonfinite"] is None:
+            self.buffers.send(self._link.coordinator)
         if self.averaging is not None:
             self.flat.offer()
             self.settle()
@@ -241,6 +241,7 @@ class Exchange:
     def forget(self) -> None:
         """Forget what has been sent to the job: this worker joins again."""
         self._sent_hyper = None
+        self.buffers.forget()
         if self.blocks is not None:
             self.blocks.forget()
 

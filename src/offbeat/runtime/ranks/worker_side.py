@@ -237,6 +237,7 @@ class RankSession(JobSession):
         # From its admission on, other ranks send it results; these do not fit the replica that it still has.
         self._fenced = True
         self._mine.attach()
+        self._buffers.forget()
         self.link.rejoin(self._mine.contact)
 
     def _go_on(self) -> None:
@@ -351,8 +352,7 @@ class RankSession(JobSession):
         fields = pushed_fields(push)
         if usable:
             self._replica.sign(self.steps)
-            if layout := self._buffers.layout:
-                self._coordinator.send({"kind": "buffers", "layout": layout}, payload=self._buffers.read())
+            self._buffers.send(self._coordinator)
         self._coordinator.send({"kind": "push", "number": next(self._numbers), "steps": self.steps, **self._news(), "push": fields})
         # The coordinator follows the rounds, and so knows which ranks wait; a rank that waits for neighbours reports it.
         before = self.phases.wait()  # an exchange among ranks, and the wait for them, are one
