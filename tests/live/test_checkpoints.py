@@ -350,7 +350,7 @@ def test_what_cannot_be_saved_or_loaded_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sync", ["bsp", "asp", "psp(c=2, b=0.5)", "full", "ensemble", "adpsgd"])
 def test_a_restarted_worker_trains_no_epoch_alone_and_takes_no_old_parameters(tmp_path: Path, sync: str) -> None:
     """Its file says that an epoch is to come, of which no other worker knows: a snapshot that repeats its last epoch."""
-    old, over = threading.Event(), threading.Event()
+    old, alone, over = threading.Event(), threading.Event(), threading.Event()
 
     def first(worker: Worker) -> Any:
         it = Script(worker, sync)
@@ -361,6 +361,7 @@ def test_a_restarted_worker_trains_no_epoch_alone_and_takes_no_old_parameters(tm
         offbeat.save(tmp_path / "file.pt", **it.parts, epoch=0)
         old.set()
         it.epoch()
+        alone.set()
         while not over.wait(0.01):  # within the library's calls a rank gives its replica to the one that returns
             it.optimizer.pull()
         return len(it.used)
@@ -380,6 +381,7 @@ def test_a_restarted_worker_trains_no_epoch_alone_and_takes_no_old_parameters(tm
         job.join(two)
         wait(old)
         job.await_state(1, "dead")
+        wait(alone)  # in an epoch that goes on it would take its share
         job.join(job.start(1, again), one)
         assert job.results(1)[0][0] == []
         assert job.results(0)[0] <= 2 * SIZE
