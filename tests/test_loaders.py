@@ -105,6 +105,16 @@ def test_the_order_of_samplers(sampler: Any, expected: Any) -> None:
         assert set(found[0]) <= {2, 3}
 
 
+def test_a_loader_that_is_made_anew_has_another_order_which_its_saved_state_keeps() -> None:
+    optimizer = optimizer_of()
+    loaders = [offbeat.elastic(DataLoader(range(10), batch_size=4, shuffle=True)) for _ in range(3)]  # type: ignore[arg-type]
+    state = loaders[1].batch_sampler.state_dict()
+    loaders[2].batch_sampler.load_state_dict(state)
+    first, second, loaded = [indices(loader, optimizer) for loader in loaders]
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second == loaded
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_sampler_without_an_end_takes_no_memory(weighted: bool) -> None:
     """As minGPT's trainer has it: 10 billion draws with replacement, of which the script takes as many as it wants."""

@@ -69,7 +69,7 @@ class Passes:
     _size: int | None
     """The number of positions in an epoch; None for a stream, whose length is known only at its end."""
     _seed: int | None = None
-    """The seed of the orders; None: the job's seed."""
+    """The seed of the orders; None: the job's, another one for each sampler."""
 
     def __init__(self, session: Session | None, batch_size: int, *, auto: Auto | None = None, unit: int = 0, sized: bool = True) -> None:
         self._place = Place.of_process()
@@ -139,6 +139,11 @@ class Passes:
         """This sampler's number: scripts make their samplers in the same order on every worker."""
         return self._membership[1]
 
+    @property
+    def _seed_of_orders(self) -> int:
+        # A script that makes its loader anew in each epoch, or for each fold, wants another order each time.
+        return self.session.seed + self.pool * 104_729 if self._seed is None else self._seed
+
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass, for resuming. Without this call each pass is the next epoch."""
         self._epoch, self._chosen = epoch, True
@@ -153,8 +158,7 @@ class Passes:
     def state_at(self, place: dict[str, Any] | None) -> dict[str, Any]:
         """Return the `state_dict` for this place of the job's data; see `core.leases.Leases.place`."""
         epoch = place["epoch"] if place is not None and place["epoch"] == self._last[0] and not self._chosen else self.next_epoch
-        seed = self.session.seed if self._seed is None else self._seed
-        state = {"epoch": epoch, "size": self._size, "seed": seed, "rest": None}
+        state = {"epoch": epoch, "size": self._size, "seed": self._seed_of_orders, "rest": None}
         if place is not None and place["epoch"] == epoch and place["rest"] != [[0, self._size]]:
             state["rest"] = place["rest"]
         return state
@@ -315,7 +319,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         session: this worker's part in the job; None: see `Passes`.
         order: the order of the indices in an epoch. Workers' splits are cut from one order for all epochs, drawn from the seed.
         batch_size, auto: see `Passes`; the last batch of an epoch may be smaller.
-        seed: the seed of the orders; None: the job's seed.
+        seed: the seed of the orders; None: the job's, another one for each sampler.
         unit: more than 0: each worker has a share of the epoch, in units of so many samples, and `len` holds; 0: workers take as many
             batches as they can.
         part: see `orders.checksum_of_part`.
@@ -477,8 +481,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         return split[torch.randperm(len(split), generator=self._generator(epoch, 1 + self.session.worker), device="cpu")]
 
     def _generator(self, *numbers: int) -> torch.Generator:
-        seed = self.session.seed if self._seed is None else self._seed
-        mixed = reduce(lambda value, number: value * 1_000_003 + number, (seed, *numbers))
+        mixed = reduce(lambda value, number: value * 1_000_003 + number, (self._seed_of_orders, *numbers))
         return torch.Generator().manual_seed(mixed % 2**63)
 
 

@@ -125,6 +125,8 @@ def test_the_headline_and_the_rows(run_job: RunJob) -> None:
 def test_a_job_that_has_resumed_says_how_many_epochs_are_over() -> None:
     records = [*round_of_two()[:-1], epoch_ended(3.0, 24, 0, 1)]
     assert "  epoch 25  " in headline(Tally.of(records).summary(), 1.0)
+    records.append({**epoch_ended(3.5, 0, 0, 1), "pool": 2})
+    assert "  epoch 1 of loader 2  " in headline(Tally.of(records).summary(), 1.0)
 
 
 def test_local_steps_abandoned_work_and_shards_that_differ_are_shown() -> None:

@@ -20,6 +20,7 @@ from offbeat.report.columns import Column, Fitted, unbroken
 from offbeat.report.figures import (
     TOLD_TO_LEAVE,
     Summary,
+    epoch_words,
     local,
     per_step,
     rate_words,
@@ -146,10 +147,10 @@ def headline(snapshot: Summary, rate: float, *, now: bool = False) -> str:
         return "the workers are starting"
     alive = sum(worker["state"] == "alive" for worker in workers)
     loss = "" if snapshot["loss"] is None else f"  loss {float(snapshot['loss']):.4f}"
-    ended = max((epoch["epoch"] + 1 for epoch in snapshot["epochs"]), default=0)  # also of a job that has resumed
-    epochs = f"  epoch {ended:,}" if ended else ""
+    # The number of an epoch counts from the job's beginning also where it has resumed, and of a loader made later from that one's own.
+    ended = "".join(f"  epoch {epoch_words(epoch['epoch'] + 1, epoch['pool'])}" for epoch in snapshot["epochs"][-1:])
     others = "".join(f"  and {short(one['sync'])} version {one['version']:,}" for one in snapshot["optimizers"] or ())
-    job = f"{short(snapshot['sync'])}{epochs}  {version_words(snapshot)}{others}"
+    job = f"{short(snapshot['sync'])}{ended}  {version_words(snapshot)}{others}"
     left = [worker for worker in workers if worker["state"] == "finished"]
     stopped = sum(worker["reason"] == TOLD_TO_LEAVE for worker in left)
     how = f"{stopped} of {len(workers)} stopped" if stopped else f"{len(left)} of {len(workers)} finished"

@@ -9,7 +9,7 @@ from offbeat.core.leases import adds_up
 from offbeat.journal.costs import Costs
 from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
-from offbeat.report.figures import Summary, is_awaited, state_words, waiting_share
+from offbeat.report.figures import Summary, epoch_words, is_awaited, state_words, waiting_share
 from offbeat.report.remarks import marked
 from offbeat.view.bars import WORDS, Plain, by_kind, mean_of, more_of
 
@@ -93,18 +93,23 @@ def deaths(costs: Costs, summary: Summary) -> Plain:
 def samples(summary: Summary) -> Plain:
     """Return the account of samples: each epoch's, and that it adds up."""
     names = ["indices", "folded", "dropped", "rejected", "skipped", "unused", "kept", "brought", "returned"]
-    epochs = [epoch for epoch in summary["epochs"] if epoch["pool"] == 0]
+    epochs = summary["epochs"]
     earlier = summary["earlier_epochs"]
     sums = {name: sum(epoch.get(name, 0) for epoch in epochs) + (earlier or {}).get(name, 0) for name in names}
     used = [name for name in names if sums[name] or name in ("indices", "folded")]
     shown = epochs[-8:]
     hidden = len(epochs) - len(shown) + (earlier or {"epochs": 0})["epochs"]
-    wrong = [epoch["epoch"] for epoch in epochs if not adds_up(epoch)]
+    wrong = [epoch_words(epoch["epoch"], epoch["pool"]) for epoch in epochs if not adds_up(epoch)]
     lost = [text for epoch in epochs for text in epoch.get("exceptions", ())]
     return {
         "names": used,
         "rows": [
-            {"epoch": epoch["epoch"], "t": f"{epoch['t']:,.1f} s", "cells": [f"{epoch.get(n, 0):,}" for n in used]} for epoch in shown
+            {
+                "epoch": epoch_words(epoch["epoch"], epoch["pool"]),
+                "t": f"{epoch['t']:,.1f} s",
+                "cells": [f"{epoch.get(n, 0):,}" for n in used],
+            }
+            for epoch in shown
         ],
         "hidden": hidden,
         "sums": [f"{sums[name]:,}" for name in used],

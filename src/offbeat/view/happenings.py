@@ -10,6 +10,7 @@ from typing import Any, Final
 from offbeat.journal.arrivals import Record
 from offbeat.journal.verdicts import short
 from offbeat.journal.worker_summary import NOT_COME
+from offbeat.report.figures import epoch_words
 
 TEXT_MAX: Final = 400
 """Most characters of a sentence: reasons and errors are a script's."""
@@ -67,7 +68,7 @@ def _said(record: Record) -> str | None:
             used = (
                 f": {report['folded']:,} of {report['indices']:,} samples were used" if "folded" in report and "indices" in report else ""
             )
-            return f"Epoch {record['epoch']} ended{used}."
+            return f"Epoch {epoch_words(record['epoch'], record['pool'])} ended{used}."
         case "end":
             return f"The job {'ended' if record['ok'] else 'failed'}: {record['reason']}."
     return None
