@@ -107,7 +107,7 @@ def test_the_order_of_samplers(sampler: Any, expected: Any) -> None:
 
 def test_a_loader_that_is_made_anew_has_another_order_which_its_saved_state_keeps() -> None:
     optimizer = optimizer_of()
-    loaders = [offbeat.elastic(DataLoader(range(10), batch_size=4, shuffle=True)) for _ in range(3)]  # type: ignore[arg-type]
+    loaders: list[Any] = [offbeat.elastic(DataLoader(range(10), batch_size=4, shuffle=True)) for _ in range(3)]  # type: ignore[arg-type]
     state = loaders[1].batch_sampler.state_dict()
     loaders[2].batch_sampler.load_state_dict(state)
     first, second, loaded = [indices(loader, optimizer) for loader in loaders]

@@ -127,17 +127,18 @@ def test_a_folder_without_a_sound_one_ends_the_command_before_a_process_starts(d
 
 
 @pytest.mark.parametrize(
-    ("finished", "epoch", "words"),
+    ("finished", "epochs", "words"),
     [
-        (False, 0, "version 8"),
-        (False, 1, "version 8, in epoch 1; epoch 0 is over: it gets no batches, and what the script does after them, such as"),
-        (False, 5, "version 8, in epoch 5; epochs 0 to 4 are over: they get no batches, and what the script does after"),
-        (True, 5, "version 8: the job had finished there, and trains on if its script asks for more"),
+        (False, [0], "version 8"),
+        (False, [1], "version 8, in epoch 1; epoch 0 is over: it gets no batches, and what the script does after them, such as"),
+        (False, [5, 5], "version 8, in epoch 5; epochs 0 to 4 are over: they get no batches, and what the script does after"),
+        (False, [1, 1, 0], "version 8, in epoch 0 of loader 2; what is before is over: it gets no batches, and what the script does after"),
+        (True, [5], "version 8: the job had finished there, and trains on if its script asks for more"),
     ],
 )
-def test_a_resumption_says_from_where(job: Path, finished: bool, epoch: int, words: str) -> None:
+def test_a_resumption_says_from_where(job: Path, finished: bool, epochs: list[int], words: str) -> None:
     folder = CheckpointFolder(job)
-    optimizers = [{"sync": "bsp", "places": [[0, {"epoch": epoch}]]}]
+    optimizers = [{"sync": "bsp", "places": [[pool, {"epoch": epoch}] for pool, epoch in enumerate(epochs)]}]
     folder.finish(folder.begin(8), {**MANIFEST, "version": 8, "finished": finished, "optimizers": optimizers})
     [told] = checkpointing.begin(None, checkpointing.found(job), None)
     assert told.startswith(f"going on from {job / 'version-00000008'}, {words}")

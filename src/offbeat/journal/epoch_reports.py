@@ -68,3 +68,12 @@ def _add(sums: dict[str, int], report: Record, times: int = 1) -> None:
 
 def _entries(report: Record) -> int:
     return sum(len(report.get(name, ())) for name in LISTS)
+
+
+def epoch_words(number: int, pool: int) -> str:
+    """Return an epoch's number, and the loader's unless it is the script's first elastic one.
+
+    >>> epoch_words(2, 0), epoch_words(0, 1)
+    ('2', '0 of loader 1')
+    """
+    return f"{number:,}" + (f" of loader {pool}" if pool else "")

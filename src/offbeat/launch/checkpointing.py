@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from offbeat.errors import ConfigurationError
+from offbeat.journal.epoch_reports import epoch_words
 from offbeat.runtime.job.checkpoint_folder import COMPLETE, MANIFEST, Checkpoint, CheckpointFolder, Damaged, Unsound, sound_manifest
 from offbeat.runtime.job.settings import CheckpointOrder
 
@@ -198,12 +199,16 @@ def _place(saved: Checkpoint) -> str:
     if saved.manifest.get("finished", False):
         return ": the job had finished there, and trains on if its script asks for more"
     places = [dict(optimizer["places"]) for optimizer in saved.manifest["optimizers"] if optimizer.get("places")]
-    epoch = max((place["epoch"] for place in places[0].values()), default=0) if places else 0
-    if not epoch:
+    epochs = {pool: place["epoch"] for pool, place in places[0].items()} if places else {}
+    if not any(epochs.values()):
         return ""
-    over = "epoch 0 is over: it gets" if epoch == 1 else f"epochs 0 to {epoch - 1} are over: they get"
+    newest, epoch = max(epochs), max(epochs.values())
+    if epochs[newest] < epoch:  # the script makes its loader anew, for each epoch or for each fold
+        place, over = epoch_words(epochs[newest], newest), "what is before is over: it gets"
+    else:
+        place, over = str(epoch), "epoch 0 is over: it gets" if epoch == 1 else f"epochs 0 to {epoch - 1} are over: they get"
     again = "what the script does after them, such as an evaluation, is done again, unless it counts with offbeat.epochs"
-    return f", in epoch {epoch}; {over} no batches, and {again}"
+    return f", in epoch {place}; {over} no batches, and {again}"
 
 
 def _set_aside(damaged: Damaged, order: CheckpointOrder | None) -> str:

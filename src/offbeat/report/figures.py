@@ -21,15 +21,6 @@ STEADY: Final = 0.9
 """Where folds have at least this part of the most contributions on average, only the ends of epochs and deaths make them differ."""
 
 
-def epoch_words(number: int, pool: int) -> str:
-    """Return an epoch's number, and the loader's unless it is the script's first elastic one.
-
-    >>> epoch_words(2, 0), epoch_words(0, 1)
-    ('2', '0 of loader 1')
-    """
-    return f"{number:,}" + (f" of loader {pool}" if pool else "")
-
-
 def short(sync: str | None) -> str:
     """A rule's spelling; of a long one only the first setting, and what is not at its default.
 

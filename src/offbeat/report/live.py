@@ -16,11 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 from offbeat.guarded import stderr
+from offbeat.journal.epoch_reports import epoch_words
 from offbeat.report.columns import Column, Fitted, unbroken
 from offbeat.report.figures import (
     TOLD_TO_LEAVE,
     Summary,
-    epoch_words,
     local,
     per_step,
     rate_words,

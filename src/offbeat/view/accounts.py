@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from offbeat.core.leases import adds_up
 from offbeat.journal.costs import Costs
+from offbeat.journal.epoch_reports import epoch_words
 from offbeat.journal.verdicts import percent
 from offbeat.journal.verdicts import short as brief
-from offbeat.report.figures import Summary, epoch_words, is_awaited, state_words, waiting_share
+from offbeat.report.figures import Summary, is_awaited, state_words, waiting_share
 from offbeat.report.remarks import marked
 from offbeat.view.bars import WORDS, Plain, by_kind, mean_of, more_of
 

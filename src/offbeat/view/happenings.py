@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from offbeat.journal.arrivals import Record
+from offbeat.journal.epoch_reports import epoch_words
 from offbeat.journal.verdicts import short
 from offbeat.journal.worker_summary import NOT_COME
-from offbeat.report.figures import epoch_words
 
 TEXT_MAX: Final = 400
 """Most characters of a sentence: reasons and errors are a script's."""
