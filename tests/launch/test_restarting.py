@@ -232,7 +232,7 @@ def test_another_error_is_none_of_these() -> None:
 
 
 def failure(worker: int, reason: str, **more: Any) -> dict[str, Any]:
-    return {"worker": worker, "reason": reason, "type": "", "place": None, "final": False, "over": False, **more}
+    return {"worker": worker, "reason": reason, "type": "", "place": None, "final": False, "over": False, "before": None, **more}
 
 
 @pytest.mark.parametrize(("others", "pushed", "finished"), [((0, 0), False, True), ((0, None), False, False), ((0, 0), True, False)])

@@ -16,7 +16,7 @@ from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
 from offbeat.launch.lack import lack_of
 from offbeat.launch.outcome import End
 from offbeat.launch.output import Output
-from offbeat.launch.restarts import Bugs, FailureReport, WorkerProcess, script_failed, why_not_restarted, with_remedy
+from offbeat.launch.restarts import FailureReport, WorkerProcess, script_failed, why_not_restarted, with_remedy
 from offbeat.launch.server_fleet import ServerFleet
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.types import Seconds, WorkerId, WorkerState, worker_ids
@@ -68,7 +68,6 @@ class Workers:
         """Pauses of workers that could not be started, or whose processes have failed before they could join."""
         self._later: dict[WorkerId, str] = {}
         """By worker that is to be restarted later: text on the end of its newest process."""
-        self._bugs = Bugs()
         self.bug: str | None = None
         """The bug of the script for which the job ends; None: no bug is known."""
         self._none_since: Seconds | None = None
@@ -150,7 +149,7 @@ class Workers:
     def on_failing(self, header: Mapping[str, Any]) -> None:
         """Keep a process's report on why its script fails."""
         if (state := self._states.get(header["worker"])) is not None:
-            state.failure = FailureReport(header["reason"], header["pushed"], header["type"], header["place"], header["final"])
+            state.failure = FailureReport(header["reason"], header["pushed"], header["place"], header["final"], header["before"])
             state.over = state.over or header["over"]
 
     def on_kill(self, worker: WorkerId) -> None:
@@ -210,7 +209,7 @@ class Workers:
                     self._note(f"worker {worker} {how}")
                 continue
             self._servers.tell("lost", worker=worker, reason=f"its process {how}", dead=True, pid=state.child.pid)
-            if script_failed(status) and state.failure is not None and (bug := self._bugs.note(worker, state.failure)) is not None:
+            if script_failed(status) and state.failure is not None and (bug := state.failure.bug(worker)) is not None:
                 state.status, self.bug = status, bug
                 self._output.drain()
                 return

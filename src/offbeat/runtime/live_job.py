@@ -82,8 +82,6 @@ class LiveJob:
         """By worker's connection: the coordinator of the optimizer that it belongs to."""
         self._coordinators: dict[int, Coordinator] = {}
         self._several = Several(self._coordinators)
-        self._raised: dict[tuple[str, str], WorkerId] = {}
-        """The worker that has raised an exception first, by the exception's type and line."""
 
     # Messages and events.
 
@@ -164,22 +162,13 @@ class LiveJob:
                     peer.dead = True
         return connections
 
-    def on_last_words(self, connection: Connection, failure: Mapping[str, Any], now: Seconds) -> WorkerId | None:
-        """Keep the exception with which a worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises.
-
-        Returns:
-            The worker whose script has raised the same exception at the same line before; None: it is new.
-        """
-        worker, place = failure["worker"], failure["place"]
+    def on_last_words(self, connection: Connection, failure: Mapping[str, Any], now: Seconds) -> None:
+        """Keep the exception with which a worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises."""
+        worker = failure["worker"]
         self._at.get(connection, self.first).on_last_words(connection, worker, failure["reason"])
         for live in self._live if connection in self._at else ():  # a process says it once, for all of its optimizers
             live.driver.peers.fails(worker, failure["reason"])
-        self.journal.write(exception_record(now, worker, failure["reason"], place))
-        if place is None:
-            return None
-        before = self._raised.get((failure["type"], place))
-        self._raised.setdefault((failure["type"], place), worker)
-        return before
+        self.journal.write(exception_record(now, worker, failure["reason"], failure["place"]))
 
     def has_replaced(self, worker: WorkerId, pid: int) -> bool:
         """Return True if the worker's process of this number has been replaced by another one, which has said hello."""
