@@ -18,6 +18,7 @@ from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
+from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings, read_addresses
 from offbeat.runtime.recovery.recorder import Recorder
 from offbeat.runtime.recovery.replica import StreamRecorder
@@ -481,8 +482,7 @@ class Service:
 
     def _tell_coordinator(self, number: int, header: dict[str, Any]) -> None:
         assert self.state.to_coordinator is not None
-        about = {"number_of_optimizer": number} if number else {}
-        self.state.to_coordinator.send({**header, **about, "shard": self.number})
+        Numbered(self.state.to_coordinator, number).send({**header, "shard": self.number})
 
     def _on_closed(self, connection: Connection, reason: str) -> None:
         if connection is self.state.to_coordinator:
