@@ -337,15 +337,22 @@ class Supervisor:
         """Have a checkpoint of the finished job made, if it makes checkpoints. A signal ends the wait."""
         if self._settings.checkpoint is None or not self._servers.reachable(0):
             return
-        self._servers.tell("checkpoint", within_s=END_S, last=True)
-
-        def over() -> bool:
-            self._servers.check(self._listens)
-            return self.checkpoints.ended or self._failure is not None or self._told.number is not None
-
-        self._serve_until(over, END_S)
-        if not self.checkpoints.ended:
+        if not self._save(END_S, lambda: self._told.number is not None, last=True):
             self.checkpoints.add(-1, "it was not complete when the job ended")
+
+    def _save(self, limit_s: Seconds, cut_off: Callable[[], bool], **how: bool) -> bool:
+        """Have a checkpoint made, and wait for it until the time is over or ``cut_off()``. Returns True if its result has come.
+
+        ``how``: further fields of the order.
+        """
+        self._servers.tell("checkpoint", within_s=limit_s, **how)
+        self._serve_until(lambda: self.checkpoints.ended or self._fails() or cut_off(), limit_s)
+        return self.checkpoints.ended
+
+    def _fails(self) -> bool:
+        """Look after the servers. Returns True if the job fails."""
+        self._servers.check(self._listens)
+        return self._failure is not None
 
     def _stop(self, number: int) -> Outcome:
         """End the job on a signal: ask the workers to leave, and give them ``grace_s`` seconds.
@@ -369,15 +376,7 @@ class Supervisor:
             return 0.0
         began, limit_s = time.monotonic(), CHECKPOINT_SHARE * self._grace_s
         self._display.note(f"{name}: making a last checkpoint, for at most {limit_s:g} s")
-        self._servers.tell("checkpoint", within_s=limit_s)
-
-        def over() -> bool:
-            self._servers.check(self._listens)
-            interrupted = self._failure is not None or self._told.insists
-            return self.checkpoints.ended or interrupted or self._workers.all_have_ended()
-
-        self._serve_until(over, limit_s)
-        if not self.checkpoints.ended:
+        if not self._save(limit_s, lambda: self._told.insists or self._workers.all_have_ended()):
             self._missing.report("there is no last checkpoint", f"it was not complete within {time.monotonic() - began:.1f} s")
         return time.monotonic() - began
 
@@ -386,8 +385,7 @@ class Supervisor:
 
         def over() -> bool:
             self._workers.note_ends()
-            self._servers.check(self._listens)
-            return self._workers.none_runs() or self._failure is not None or self._told.insists
+            return self._fails() or self._workers.none_runs() or self._told.insists
 
         self._serve_until(over, limit_s)
         return self._workers.none_runs()
