@@ -170,7 +170,7 @@ TO_SUPERVISOR: dict[str, dict[str, Any]] = {
     "status": {"snapshot": SUMMARY},
     "summary": {"summary": SUMMARY},
     "failed": {"reason": "enough", "mistake": False},
-    **FAILING,
+    "failing": {**FAILING["failing"], "before": 1},
     "journal_failed": {"reason": "no space left on device"},
     "noticed": {"signal": "SIGTERM"},
     "checkpoint": {"version": 3, "failed": None, "missing": [1]},

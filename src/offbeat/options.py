@@ -25,7 +25,6 @@ from offbeat.launch import checkpointing
 from offbeat.launch.cluster import tls_of
 from offbeat.launch.faults import parse_kill, parse_late, parse_slow
 from offbeat.launch.followers import FollowerSpec, kinds_of
-from offbeat.launch.forkserver import POSSIBLE
 from offbeat.launch.leadership import store_of
 from offbeat.launch.notice import NoticeCommand
 from offbeat.launch.program import Program
@@ -325,8 +324,6 @@ def check(
     ):
         if not fits:
             raise ConfigurationError(f"--{name} {given}: must be {must}")
-    if procs_per_worker > 1 and not POSSIBLE:
-        raise ConfigurationError(f"--procs-per-worker {procs_per_worker}: this works on Linux only")
     if procs_per_worker > 1 and (checkpoint is not None or resume is not None):
         raise ConfigurationError(
             f"--procs-per-worker {procs_per_worker}: checkpoints of the whole job do not have the state of a worker's other processes yet; "

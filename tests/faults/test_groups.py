@@ -15,12 +15,7 @@ from tests.faults.scripts.grouped import SIZE, data, plain_model
 from tests.faults.test_servers import strike
 from tests.tiers import marked
 
-from offbeat.launch.forkserver import POSSIBLE
-
-pytestmark = [
-    pytest.mark.whole_torch,
-    pytest.mark.skipif(not POSSIBLE, reason="workers of several processes are for Linux only"),
-]
+pytestmark = pytest.mark.whole_torch
 GROUPED = str(SCRIPTS / "grouped.py")
 EPOCHS = 3
 

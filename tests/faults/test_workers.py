@@ -14,7 +14,6 @@ from tests.faults.test_groups import processes_of
 from tests.tiers import marked
 
 from offbeat.journal.records import Record
-from offbeat.launch.forkserver import POSSIBLE
 
 CALM = ("--slow", "any=0.01")
 """Leaves the cores some room, so that a process that comes back finds time to load."""
@@ -80,7 +79,6 @@ def test_a_worker_that_returns_goes_on_in_its_column_of_a_trace(start: Start, en
     )
 
 
-@pytest.mark.skipif(not POSSIBLE, reason="the forkserver works on Linux only")
 @pytest.mark.parametrize("of", marked(["servers", "workers"], night=["workers"]))
 def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(start: Start, enough: Path, of: str) -> None:
     """The forkserver of the workers is a fork of the servers'."""

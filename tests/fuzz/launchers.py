@@ -57,9 +57,9 @@ class ToSupervisor(Receiver):
         supervisor = self.supervisor
         supervisor._on_message(self.line, message)
         supervisor._workers.check_hangs(loading=False)
-        supervisor._joined()
+        assert supervisor._workers.any_joined in (True, False)
         for number, worker in supervisor._workers._states.items():
-            worker.has_pushed(number, supervisor._snapshot)
+            worker.has_pushed(number, supervisor._workers.snapshot)
         if supervisor._summary is not None:
             self.display._console.print(*job_tables(supervisor._summary, 200), comparison([supervisor._summary]))
         self.shown.truncate(0)

@@ -18,13 +18,11 @@ from tests.launch.waiting import alive, ended, printed, until
 
 from offbeat.launch import forkserver as forkservers
 from offbeat.launch.engine import Child
-from offbeat.launch.forkserver import POSSIBLE, Forkserver
+from offbeat.launch.forkserver import Forkserver
 from offbeat.launch.preload import NOTHING
 from offbeat.launch.program import Program
 from offbeat.launch.starter import Starter
 from offbeat.runtime.job.settings import ROLE
-
-pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
 
 Fork = Callable[..., Child]
 

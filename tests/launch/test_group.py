@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
-from offbeat.launch import group
 from offbeat.launch.group import Ranks
 from offbeat.launch.program import Program
-from offbeat.runtime.worker import stacks
 
 PID_MAX = 1 << 22
 """The highest number that Linux gives a process: signals to higher ones reach nobody."""
@@ -21,8 +20,7 @@ def test_the_end_of_a_process_that_is_no_rank_means_nothing(monkeypatch: pytest.
     first, second, other = (PID_MAX + number for number in (1, 2, 3))
     ends = iter([(other, 1 << 8), (second, 0), (first, leader << 8)])
     monkeypatch.setattr(os, "wait", lambda: next(ends))
-    monkeypatch.setattr(group, "heeded", lambda numbers: [])
-    monkeypatch.setattr(stacks, "NUMBER", None)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     ranks = Ranks(Program("train.py"), 2)
     ranks._pids = {first: 0, second: 1}
     assert ranks.watch() == status

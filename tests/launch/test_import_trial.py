@@ -11,11 +11,9 @@ import psutil
 import pytest
 from tests.launch.waiting import alive, ended, printed, until
 
-from offbeat.launch.forkserver import POSSIBLE, Forkserver
+from offbeat.launch.forkserver import Forkserver
 from offbeat.launch.processes import start
 from offbeat.launch.program import Program
-
-pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
 
 HARMFUL = {
     "thread": ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()", "it starts a thread"),

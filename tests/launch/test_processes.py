@@ -26,7 +26,6 @@ def test_an_ended_childs_number_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> N
     assert child.ended() == 0
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells a process that its parent has died")
 def test_a_child_dies_with_its_parent() -> None:
     lines = ["import os, sys", "from offbeat.launch.processes import start", "child = start(['sleep', '1000'], os.environ)"]
     program = "\n".join([*lines, "print(child.pid, flush=True)", "sys.stdin.read()"])

@@ -13,7 +13,7 @@ import pytest
 from tests.launch.waiting import printed, until
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.forkserver import POSSIBLE, Forkserver
+from offbeat.launch.forkserver import Forkserver
 from offbeat.launch.program import Program, module_spec
 
 SHOW = """
@@ -47,7 +47,6 @@ def alone(program: Program) -> Any:
     return json.loads(result.stdout)
 
 
-@pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     "program",

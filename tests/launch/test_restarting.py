@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -13,7 +14,7 @@ from offbeat.launch.engine import Child, Engine
 from offbeat.launch.missing import Missing
 from offbeat.launch.output import Output
 from offbeat.launch.workers import Workers
-from offbeat.runtime.job.settings import JobSettings
+from offbeat.runtime.job.settings import JobSettings, WorkerSettings
 from offbeat.types import Seconds, WorkerId
 
 
@@ -45,16 +46,20 @@ class Process(Child):
 
 
 class Machines(Engine):
-    """An engine that notes who has left, and says who has come."""
+    """An engine that notes who has left, says who has come, and starts processes as the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[WorkerId], Child]) -> None:
         super().__init__()
+        self._start = start
         self.came: list[WorkerId] = []
         self.gone: list[tuple[WorkerId, bool]] = []
 
     def arrived(self) -> list[WorkerId]:
         came, self.came = self.came, []
         return came
+
+    def start_worker(self, settings: WorkerSettings) -> Child:
+        return self._start(settings.worker)
 
     def left(self, worker: WorkerId, *, finished: bool) -> None:
         self.gone.append((worker, finished))
@@ -74,26 +79,25 @@ class Job:
     def __init__(self, workers: int = 2, max_restarts: int = 20) -> None:
         self.time: Seconds = 0.0
         self.lack: int | None = None
-        self.moves = 0
         self.processes: dict[WorkerId, list[Process]] = {}
         self.notes: list[str] = []
         pushed = {"per_worker": [{"worker": worker, "pushes": 1} for worker in range(workers)]}
-        self.machines = Machines()  # type: ignore[abstract]
+        self.machines = Machines(self.spawn)  # type: ignore[abstract]
+        self.servers = Mock(**{"standbys_at.return_value": None, "addresses.return_value": []})
+        self.servers.fleet = Mock(servers_return=False, moves=0)
         self.workers = Workers(
             JobSettings(workers=workers),
             self.machines,
+            self.servers,
+            token="token",
             max_restarts=max_restarts,
             return_s=0.0,
             grace_s=1.0,
             clock=cast(Any, self),
-            spawn=self.spawn,
             output=Output(Mock(), None, Missing()),
             note=self.notes.append,
-            record=lambda *_: None,
-            tell=lambda *_, **__: None,
-            snapshot=lambda: pushed,
-            moves=lambda: self.moves,
         )
+        self.workers.snapshot = pushed
         self.workers.start()
 
     def now(self) -> Seconds:
@@ -146,12 +150,12 @@ def test_a_process_that_fails_before_it_could_join_is_restarted_after_growing_pa
 def test_a_failure_before_the_first_step_does_not_count_if_a_server_has_gone_on_in_another_process_meanwhile() -> None:
     job = Job(max_restarts=0)
     for _ in range(3):
-        job.moves += 1
+        job.servers.fleet.moves += 1
         job.ends(1, 1, joined=False)
         assert job.notes[-1].endswith("restarted (a server had gone on in another process since its start)")
     job.ends(1, 1, joined=False)
     assert job.started(1) == 4 and job.notes[-1].endswith("not restarted, --max-restarts is 0")
-    job.moves += 1
+    job.servers.fleet.moves += 1
     job.ends(0, 1, joined=True)
     assert job.started(0) == 1 and job.notes[-1].endswith("not restarted, --max-restarts is 0"), "it had made a step"
 
@@ -228,7 +232,7 @@ def test_another_error_is_none_of_these() -> None:
 
 
 def failure(worker: int, reason: str, **more: Any) -> dict[str, Any]:
-    return {"worker": worker, "reason": reason, "type": "", "place": None, "final": False, "over": False, **more}
+    return {"worker": worker, "reason": reason, "type": "", "place": None, "final": False, "over": False, "before": None, **more}
 
 
 @pytest.mark.parametrize(("others", "pushed", "finished"), [((0, 0), False, True), ((0, None), False, False), ((0, 0), True, False)])

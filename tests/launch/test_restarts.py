@@ -13,7 +13,7 @@ import torch
 from offbeat.errors import ConfigurationError, JobError
 from offbeat.launch.outcome import End, verdict
 from offbeat.launch.processes import describe, start
-from offbeat.launch.restarts import EMPTY_EPOCHS, Bugs, FailureReport, WorkerProcess, why_not_restarted
+from offbeat.launch.restarts import EMPTY_EPOCHS, FailureReport, WorkerProcess, why_not_restarted
 from offbeat.runtime.job.last_words import failing, place_of
 from offbeat.types import WorkerId, worker_ids
 
@@ -42,17 +42,6 @@ def test_who_is_restarted(status: int, pushed: bool, restarts: int, final: bool,
     assert why_not_restarted(status, pushed=pushed, restarts=restarts, max_restarts=3, final=final) == why
     if why == USED_UP:
         assert why_not_restarted(status, pushed=pushed, restarts=0, max_restarts=0) == "--max-restarts is 0"
-
-
-def test_a_bug_is_the_same_exception_at_the_same_line() -> None:
-    def report(type: str, place: str | None) -> FailureReport:
-        return FailureReport(f"{type}: text", pushed=True, type=type, place=place)
-
-    bugs = Bugs()
-    accidents = [("ValueError", "a.py:1"), ("KeyError", "a.py:1"), ("ValueError", "a.py:2"), ("JobError", None), ("JobError", None)]
-    assert not any(bugs.note(WorkerId(number), report(*accident)) for number, accident in enumerate(accidents))
-    assert "twice on worker 0" in str(bugs.note(WorkerId(0), report("ValueError", "a.py:1")))
-    assert "on workers 2 and 5" in str(bugs.note(WorkerId(5), report("ValueError", "a.py:2")))
 
 
 def test_where_a_script_failed() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch import preload
 from offbeat.launch.preload import Preload, chosen
 from offbeat.launch.program import Program
 from offbeat.launch.script_imports import ScriptImports, imports_of
@@ -179,10 +178,3 @@ def test_the_modules_that_the_user_names_and_those_of_the_script(folder: Path) -
 def test_what_cannot_be_there_is_told_before_anything_starts(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"--preload tosch.nn: there is no module 'tosch' that .*train.py could import"):
         chosen(["tosch.nn"], written(folder, ""), none=False)
-
-
-def test_elsewhere_nothing_is_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preload, "POSSIBLE", False)
-    script = written(folder, "")
-    assert chosen([], script, none=False) == Preload()
-    assert chosen(["json"], script, none=False) == Preload(note="--preload works on Linux only: here every worker imports for itself")

@@ -12,12 +12,9 @@ import pytest
 from tests.launch.waiting import alive, printed, until
 
 from offbeat.launch import starter as starters
-from offbeat.launch.forkserver import POSSIBLE
 from offbeat.launch.preload import Preload
 from offbeat.launch.program import Program
 from offbeat.launch.starter import Starter
-
-pytestmark = pytest.mark.skipif(not POSSIBLE, reason="only on Linux do libraries survive a fork")
 
 
 @pytest.fixture

@@ -38,7 +38,6 @@ print(*(known_token() in text for text in texts), "OFFBEAT_TOKEN=---" in texts[1
 ALONE = Task(engine="Open MPI", rank=0, size=2, local_size=2, job="one")
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no /proc")
 def test_the_token_is_erased_from_what_the_system_shows_of_a_process() -> None:
     """Before the import it is there. Not after: of the process itself, of a fork, of a child."""
     environment = {**os.environ, "BEFORE": "it", "OFFBEAT_TOKEN": SECRET, "AFTER": "it"}

@@ -16,6 +16,7 @@ from offbeat.errors import ConfigurationError
 from offbeat.launch import watchers
 from offbeat.launch.private_folder import write_file
 from offbeat.launch.watchers import QUIET_S, STACKS_S, TO_WATCHER, WATCHERS_MAX, Watchers, entries
+from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Address, Message
 from offbeat.transport.tcp import process_identity
 
@@ -44,7 +45,9 @@ class Job:
         self.why_not: str | None = None
         monkeypatch.setattr(time, "monotonic", lambda: self.time)
         self.lines: list[str] = []
-        self.watchers = Watchers("train.py", 2, "secret", said=self.said, ask=self.ask, collect=lambda worker, end: self.lines)
+        self.watchers = Watchers(
+            JobSettings(workers=2, script="train.py"), "secret", said=self.said, ask=self.ask, collect=lambda worker, end: self.lines
+        )
 
     def ask(self, worker: int) -> str | None:
         self.asked.append(worker)

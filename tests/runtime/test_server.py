@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.hand_driven_coordinator import Worker, coordinator
+from tests.malformed import FAILING
+from tests.support.hand_driven_coordinator import EMPTY, Line, Worker, coordinator
 from tests.support.memory_network import MemoryHub, MemoryNetwork
 
 from offbeat.errors import ConfigurationError, ProtocolError
@@ -88,6 +89,20 @@ def test_what_came_over_a_link_with_a_refused_message_does_not_keep_the_next_pro
     assert [item.header["kind"] for _, item in links.poll(0.0) if isinstance(item, Message)] == ["refused"]
     hub.close()
     start()
+
+
+def test_a_bug_is_the_same_exception_at_the_same_line() -> None:
+    service = Server(0, MemoryHub(MemoryNetwork(), "token"), supervisor := Line("supervisor")).service
+
+    def fails(worker: int, type: str, place: str | None) -> Any:
+        said = {**FAILING["failing"], "kind": "failing", "worker": worker, "type": type, "place": place}
+        service.handle(0.0, line := Line(f"worker {worker}"), Message(said, EMPTY, ()))
+        assert line.got("noted")[0]["before"] == supervisor.got("failing")[-1]["before"]
+        return line.got("noted")[0]["before"]
+
+    accidents = [("ValueError", "a.py:1"), ("KeyError", "a.py:1"), ("ValueError", "a.py:2"), ("JobError", None), ("JobError", None)]
+    assert [fails(worker, *accident) for worker, accident in enumerate(accidents)] == [None] * 5
+    assert (fails(0, "ValueError", "a.py:1"), fails(5, "ValueError", "a.py:2")) == (0, 2)
 
 
 class Listening(Coordinator):

@@ -94,6 +94,12 @@ class Led:
         return self._job.wake_at(self._job.process_of(self._number).server)
 
 
+class _Unrecorded(ServerFleet):
+    """The servers of a job whose journal has no records of processes: it is compared with that of another job."""
+
+    def record(self, role: str, number: int, what: str, detail: str = "") -> None: ...
+
+
 class WithFleet(SteppedJob):
     """One live run.
 
@@ -135,14 +141,13 @@ class WithFleet(SteppedJob):
             ready_for_servers=lambda: True,
         )
         output = SimpleNamespace(attach=lambda role, number, child: None, drain=lambda: None)
-        return ServerFleet(
+        return _Unrecorded(
             self._settings(),
             cast(Engine, engine),
             max_restarts=MOST_STEPS,
             now=self._now,
             output=cast(Output, output),
             note=note,
-            record=lambda *_: None,
             fail=fail,
             leave=lambda: fail("a server was told to leave"),
         )

@@ -6,8 +6,6 @@ launcher's side; `main` runs in the forkserver's process.
 
 Servers are forks of the process that is started first. Workers are forks of a branch of it, a forkserver which also imports what the script
 does (``preload.py`` chooses): these imports are tried (``import_trial.py``), and those that cannot be shared are left to the workers.
-
-Linux only: elsewhere libraries do not survive a fork, and every worker is a new process.
 """
 
 from __future__ import annotations
@@ -48,8 +46,6 @@ REFUSED = -1
 ANSWER_S: Seconds = 5.0
 """Seconds that a forkserver has to answer a request. A fork takes milliseconds; a stopped forkserver (SIGSTOP) never answers, and the
 process that waits is the supervisor or an agent."""
-POSSIBLE = sys.platform.startswith("linux")
-"""True if this system can run a forkserver."""
 OPTIMIZERS = "torch._dynamo"
 """The module that every PyTorch optimizer imports when it is made, which takes as long as importing torch."""
 MODULE = "offbeat.launch.forkserver"

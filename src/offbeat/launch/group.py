@@ -33,9 +33,7 @@ from offbeat.types import WorkerId
 MODULE = "offbeat.launch.group"
 RANK = "rank"
 """In place of a size in the command: this process is a rank."""
-FORWARDED = {number: number for number in (*NOTICES, signal.SIGINT)} | {
-    order: number for order, number in ((LEAVE, signal.SIGTERM), (INTERRUPT, signal.SIGINT)) if order is not None
-}
+FORWARDED = {number: number for number in (*NOTICES, signal.SIGINT)} | {LEAVE: signal.SIGTERM, INTERRUPT: signal.SIGINT}
 """Signals sent on to the group's leader, with the signal that each means; an order is sent on as an order."""
 
 
@@ -117,9 +115,8 @@ class Ranks:
         """Wait for all ranks; kill the others at the first failure. Returns the worker's status, negative for a signal."""
         for number in heeded(FORWARDED):
             signal.signal(number, lambda number, _: self._pass_on(number))
-        if stacks.NUMBER is not None:
-            faulthandler.unregister(stacks.NUMBER)
-            signal.signal(stacks.NUMBER, lambda number, _: self._send(number))
+        faulthandler.unregister(stacks.NUMBER)
+        signal.signal(stacks.NUMBER, lambda number, _: self._send(number))
         leaderless = False
         while self._pids:
             pid, waited = os.wait()

@@ -1,4 +1,4 @@
-"""Try imports in the process that workers are forked from, and leave out those that would do harm. Linux only.
+"""Try imports in the process that workers are forked from, and leave out those that would do harm.
 
 An import that starts a thread, opens CUDA or seeds random numbers has effects that do not survive a fork, or that each worker needs for
 itself. They are not known before the import, and cannot be undone. So a fork of this process imports one module after another, and checks

@@ -8,7 +8,6 @@ from offbeat.core.fleet import Role
 from offbeat.journal.worker_summary import NO_JOINER
 from offbeat.launch.engine import Child
 from offbeat.launch.environment import Place, common_environment, free_port, server_variables, worker_variables
-from offbeat.launch.forkserver import POSSIBLE
 from offbeat.launch.joining import SeatedEngine
 from offbeat.launch.preload import NOTHING, Preload
 from offbeat.launch.program import Program
@@ -56,7 +55,7 @@ class LocalEngine(SeatedEngine):
         return ready
 
     def servers_return(self, servers: int) -> bool:
-        return POSSIBLE
+        return True
 
     def start_server(self, number: int, role: Role, leader: Child | None, leader_at: Address | None) -> Child:
         port, local = self._port if number == 0 and role != "standby" else 0, ""

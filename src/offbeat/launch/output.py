@@ -13,7 +13,7 @@ from offbeat.files import private, why
 from offbeat.launch.engine import Child
 from offbeat.launch.missing import Missing
 from offbeat.launch.outcome import Display
-from offbeat.types import Seconds
+from offbeat.types import Seconds, WorkerId
 
 QUIET_S: Seconds = 0.1
 """Seconds for which a process's lines of stderr are held, so that those of one message stand together."""
@@ -214,14 +214,14 @@ class Output:
             return None
         return (printer.error or f"exited with status {status} after {printer.last_line!r}")[:REASON_MAX]
 
-    def divert_stacks(self, role: str, number: int) -> None:
-        """Keep the stacks that a process prints from now on, in place of printing them, until `stacks` is called for all of them."""
-        if (printer := self._printers.get((role, number))) is not None:
+    def divert_stacks(self, worker: WorkerId) -> None:
+        """Keep the stacks that a worker prints from now on, in place of printing them, until `stacks` is called for all of them."""
+        if (printer := self._printers.get(("worker", worker))) is not None:
             printer.stacks = []
 
-    def stacks(self, role: str, number: int, *, all_of_them: bool) -> list[str]:
-        """Return the stacks that a process has printed since `divert_stacks`; ``all_of_them``: print later ones again."""
-        printer = self._printers.get((role, number))
+    def stacks(self, worker: WorkerId, all_of_them: bool) -> list[str]:
+        """Return the stacks that a worker has printed since `divert_stacks`; ``all_of_them``: print later ones again."""
+        printer = self._printers.get(("worker", worker))
         if printer is None or printer.stacks is None:
             return []
         lines = printer.stacks

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from offbeat.errors import ConfigurationError
-from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE
+from offbeat.launch.forkserver import OPTIMIZERS
 from offbeat.launch.program import Program, module_spec
 from offbeat.launch.script_imports import imports_of
 
@@ -46,8 +46,6 @@ def chosen(named: Sequence[str], program: Program, *, none: bool) -> Preload:
         top = name.split(".", maxsplit=1)[0]
         if module_spec(top, program.folder) is None:
             raise ConfigurationError(f"--preload {name}: there is no module {top!r} that {program.name} could import")
-    if not POSSIBLE:
-        return Preload(note="--preload works on Linux only: here every worker imports for itself" if named else None)
     script = imports_of(program)
     if script.sets is not None and not named:
         note = (

@@ -7,7 +7,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Protocol
 
@@ -126,7 +125,7 @@ class LocalChild(Child):
 
     def print_stacks(self) -> str | None:
         why_not = stacks.why_silent(self.pid)
-        if why_not is None and stacks.NUMBER is not None:
+        if why_not is None:
             self.signal(stacks.NUMBER)
         return why_not
 
@@ -159,12 +158,7 @@ def _available(pipe: IO[bytes], limit: int | None) -> tuple[bytes, bool]:
 
 
 def die_with_parent() -> Callable[[], None]:
-    """Return a function for the child to call before its program starts, after which the kernel kills the child when its parent dies.
-
-    Linux only; elsewhere the child ends when it loses its connection.
-    """
-    if not sys.platform.startswith("linux"):
-        return lambda: None
+    """Return a function for the child to call before its program starts, after which the kernel kills the child when its parent dies."""
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 

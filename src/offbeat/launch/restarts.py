@@ -28,38 +28,23 @@ class FailureReport(NamedTuple):
     reason: str
     pushed: bool
     """True if the process had made a step."""
-    type: str = ""
-    """Name of the exception's class."""
     place: str | None = None
     """The script's line, as ``file:line``; None: it is not known, or the exception is no bug of the script."""
     final: bool = False
     """True if this library raised the exception for an impossible call, which the script would make again."""
+    before: WorkerId | None = None
+    """The worker whose script has raised the same exception at the same line before; None: none has."""
 
+    def bug(self, worker: WorkerId) -> str | None:
+        """Return the reason for which the job ends with this report of a worker; None: it may have been an accident, and the job goes on.
 
-class Bugs:
-    """Tell a bug of the script from an accident: a bug raises the same exception at the same line again.
-
-    >>> bugs = Bugs()
-    >>> bugs.note(1, FailureReport("ValueError: no file a", True, "ValueError", "train.py:12"))
-    >>> bugs.note(1, FailureReport("KeyError: 'x'", True, "KeyError", "train.py:12"))
-    >>> bugs.note(0, FailureReport("ValueError: no file b", True, "ValueError", "train.py:12"))
-    'the script raised the same exception on workers 1 and 0, which no restart mends: ValueError: no file b (train.py:12)'
-    """
-
-    def __init__(self) -> None:
-        self._raised: dict[tuple[str, str], WorkerId] = {}
-
-    def note(self, worker: WorkerId, failure: FailureReport) -> str | None:
-        """Note an exception that has ended a worker's script; return the reason for which the job ends, None: it goes on."""
-        if failure.place is None:
+        >>> FailureReport("KeyError: 'x'", True, "train.py:12", before=1).bug(0)
+        "the script raised the same exception on workers 1 and 0, which no restart mends: KeyError: 'x' (train.py:12)"
+        """
+        if self.before is None:
             return None
-        key = failure.type, failure.place
-        first = self._raised.get(key)
-        self._raised.setdefault(key, worker)
-        if first is None:
-            return None
-        who = f"twice on worker {worker}" if first == worker else f"on workers {first} and {worker}"
-        return f"the script raised the same exception {who}, which no restart mends: {failure.reason} ({failure.place})"
+        who = f"twice on worker {worker}" if self.before == worker else f"on workers {self.before} and {worker}"
+        return f"the script raised the same exception {who}, which no restart mends: {self.reason} ({self.place})"
 
 
 @dataclass(slots=True)

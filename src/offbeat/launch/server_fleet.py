@@ -44,7 +44,6 @@ class ServerFleet:
         now: returns the seconds during which the supervisor was running.
         output: takes what the processes print.
         note: shows a line to the user.
-        record: writes a journal record on a process: its role, number, what happened to it, and details.
         fail: makes the job fail for a reason.
         leave: ends the job as SIGTERM does.
         store: the store that records who leads; None: the supervisor decides alone.
@@ -59,13 +58,12 @@ class ServerFleet:
         now: Callable[[], Seconds],
         output: Output,
         note: Callable[[str], None],
-        record: Callable[[str, int, str, str], None],
         fail: Callable[[str], None],
-        leave: Callable[[], None],
+        leave: Callable[[], object],
         store: StoreClient | None = None,
     ) -> None:
         self._settings, self._engine, self._now, self._output = settings, engine, now, output
-        self._note, self._record, self._fail, self._leave, self._store = note, record, fail, leave, store
+        self._note, self._fail, self._leave, self._store = note, fail, leave, store
         self.fleet = Fleet(
             settings.servers,
             replicas=settings.replicas,
@@ -103,7 +101,7 @@ class ServerFleet:
         """Send the standbys the end of the job. Server 0 has got it before."""
         self.fleet.finish()
         self._carry_out()
-        self._tell(self._standbys(), {"kind": "finish", "ok": ok, "reason": reason})
+        self._send(self._standbys(), {"kind": "finish", "ok": ok, "reason": reason})
 
     # Queries.
 
@@ -145,15 +143,17 @@ class ServerFleet:
         process = self._process_of(connection)
         return None if process is None or not self.fleet.leads(process) else self.fleet.processes[process].server
 
-    def send(self, number: int, header: Mapping[str, Any]) -> None:
-        """Send a message to whichever process leads a server."""
-        if number in self.links:
-            self.links[number].send(header)
-        elif self.reachable(number):
-            self._tell([self._leader(number)], header)
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Send a message to whichever process leads server 0."""
+        header = {"kind": kind, **fields}
+        if 0 in self.links:
+            self.links[0].send(header)
+        elif self.reachable(0):
+            self._send([self._running[self.fleet.servers[0].leader]], header)
 
-    def _leader(self, number: int) -> _Running:
-        return self._running[self.fleet.servers[number].leader]
+    def record(self, role: str, number: int, what: str, detail: str = "") -> None:
+        """Have a process's start, end or loss written into the journal. ``what``: what has happened to it."""
+        self.tell("process", fields={"role": role, "number": number, "what": what, "detail": detail})
 
     def _leaders(self) -> list[_Running]:
         return [self._running[server.leader] for server in self.fleet.servers if server.leader in self._running]
@@ -270,7 +270,7 @@ class ServerFleet:
             self.fleet.told(process, readable(header["signal"]), self._now())
         elif kind == "failed":
             self._note(f"the standby of server {self.fleet.processes[process].server} cannot go on: {header['reason']}")
-            self._tell([self._running[process]], {"kind": "noted"})
+            self._send([self._running[process]], {"kind": "noted"})
         return False
 
     # Ends and silence of processes.
@@ -334,18 +334,18 @@ class ServerFleet:
             case actions.Follow(process, late):
                 one = self._running[process]
                 job = {"kind": "stand_by", "settings": self._settings.to_wire(), "servers": self._where(), "key": self._key}
-                self._tell([one], {**job, "address": json.dumps([one.address]), "runs": late})
+                self._send([one], {**job, "address": json.dumps([one.address]), "runs": late})
             case actions.Alone(process):
-                self._tell([self._running[process]], {"kind": "alone"})
+                self._send([self._running[process]], {"kind": "alone"})
             case actions.Fence(process, term):
                 self._fence(self._running.pop(process), term)
                 if term is not None and (link := self.links.get(self.fleet.processes[process].server)) is not None:
                     link.cut()
             case actions.Lead(_, process, term, since):
                 one, where = self._running[process], self._where()
-                self._tell([one], {"kind": "lead", "term": term, "servers": where, "away_s": self._away_s(since)})
+                self._send([one], {"kind": "lead", "term": term, "servers": where, "away_s": self._away_s(since)})
                 others = [other for other in self._leaders() if other is not one]
-                self._tell([*others, *self._standbys()], {"kind": "moved", "servers": where})
+                self._send([*others, *self._standbys()], {"kind": "moved", "servers": where})
             case actions.Kill(process):
                 self._running[process].child.strike()
             case actions.Claim(number, term, where):
@@ -355,7 +355,7 @@ class ServerFleet:
                 assert self._store is not None
                 self._store.look()
             case actions.Record(role, number, what, detail):
-                self._record(role, number, what, detail)
+                self.record(role, number, what, detail)
             case actions.Note(text):
                 self._output.drain()
                 self._note(text)
@@ -415,7 +415,7 @@ class ServerFleet:
         one.child.strike()
 
     @staticmethod
-    def _tell(processes: list[_Running], header: Mapping[str, Any]) -> None:
+    def _send(processes: list[_Running], header: Mapping[str, Any]) -> None:
         for one in processes:
             if one.connection is not None:
                 one.connection.send(header)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from offbeat.launch import forkserver as forkservers
-from offbeat.launch.forkserver import OPTIMIZERS, POSSIBLE, Forkserver
+from offbeat.launch.forkserver import OPTIMIZERS, Forkserver
 from offbeat.launch.preload import Preload
 from offbeat.launch.processes import LocalChild, start
 from offbeat.launch.program import Program
@@ -57,8 +57,8 @@ class Starter:
         """By server number, as text: the newest process that may be a fork."""
 
     def begin(self) -> None:
-        """Begin the imports, unless they have begun. Without them, or where this is not Linux, all processes are new ones."""
-        if self._since is None and POSSIBLE:
+        """Begin the imports, unless they have begun. Without them all processes are new ones."""
+        if self._since is None:
             self._since = time.monotonic()
             with contextlib.suppress(OSError):  # this machine lacks descriptors or memory: each process imports for itself
                 self._base = Forkserver(self._program, MODULES, self._environment)

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from offbeat.errors import BY_SIGNAL, FAILED, MISTAKE, JobError, OffbeatError, P
 from offbeat.journal.file import seal
 from offbeat.launch.checkpointing import Results
 from offbeat.launch.engine import Child, Engine
-from offbeat.launch.environment import worker_settings
 from offbeat.launch.followers import END_S as FOLLOWERS_END_S
 from offbeat.launch.followers import Followers, FollowerSpec
 from offbeat.launch.hangs import LivedClock
@@ -35,7 +35,7 @@ from offbeat.launch.workers import Workers
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.transport.base import Connection, Message
 from offbeat.transport.hub import SocketHub
-from offbeat.types import Seconds, WorkerId
+from offbeat.types import Seconds
 
 __all__ = ["Outcome", "Supervisor"]
 
@@ -100,7 +100,6 @@ class Supervisor:
         self._hub = SocketHub(token, maps=False)
         self.checkpoints = Results()
         """Results of the job's checkpoints so far."""
-        self._snapshot: dict[str, Any] | None = None
         self._began_at = time.time()
         self._summary: dict[str, Any] | None = None
         self._failure: tuple[str, bool] | None = None
@@ -108,29 +107,6 @@ class Supervisor:
         """Signals to this process; a notice to end the job, from a server or `notice`, is noted as SIGTERM."""
         self._ending = False
         self._clock = LivedClock()
-        self._workers = Workers(
-            settings,
-            engine,
-            max_restarts=max_restarts,
-            return_s=return_s,
-            grace_s=grace_s,
-            clock=self._clock,
-            spawn=self._spawn,
-            output=self._output,
-            note=display.event,
-            record=self._record,
-            tell=self._send,
-            snapshot=lambda: self._snapshot,
-            moves=lambda: self._servers.fleet.moves,
-        )
-        self._watchers = Watchers(
-            settings.script,
-            settings.workers,
-            token,
-            said=display.said,
-            ask=self._ask_for_stacks,
-            collect=lambda worker, end: self._output.stacks("worker", worker, all_of_them=end),
-        )
         self._servers = ServerFleet(
             settings,
             engine,
@@ -138,11 +114,23 @@ class Supervisor:
             now=self._clock.now,
             output=self._output,
             note=display.note,
-            record=self._record,
             fail=self._fail,
-            leave=self._leave,
+            leave=partial(self._told.note, signal.SIGTERM),
             store=store,
         )
+        self._workers = Workers(
+            settings,
+            engine,
+            self._servers,
+            token=token,
+            max_restarts=max_restarts,
+            return_s=return_s,
+            grace_s=grace_s,
+            clock=self._clock,
+            output=self._output,
+            note=display.event,
+        )
+        self._watchers = Watchers(settings, token, said=display.said, ask=self._workers.print_stacks, collect=self._output.stacks)
 
     def run(self) -> Outcome:
         """Run the job to its end. When this returns or raises, every process of the job on this machine is gone."""
@@ -202,28 +190,6 @@ class Supervisor:
                 return False
         self._failure = self._failure or self._engine.failure
         return self._failure is None
-
-    def _spawn(self, worker: WorkerId) -> Child | None:
-        standbys = self._servers.standbys_at()
-        settings = worker_settings(
-            self._settings,
-            worker=worker,
-            token=self._token,
-            servers=tuple(self._servers.addresses()),
-            servers_return=self._servers.fleet.servers_return,
-            standbys=None if standbys is None else tuple(standbys),
-        )
-        child = self._engine.start_worker(settings)
-        if child is not None:
-            self._output.attach("worker", worker, child)
-        return child
-
-    def _ask_for_stacks(self, worker: WorkerId) -> str | None:
-        """Make a worker print its stacks, for a watcher and not for the user. Returns the reason if it cannot."""
-        why_not = self._workers.print_stacks(worker)
-        if why_not is None:
-            self._output.divert_stacks("worker", worker)
-        return why_not
 
     def _after(self, error: Exception) -> Outcome:
         """End the job in order after an error in the supervisor itself: with a last checkpoint, the journal's end, and a summary."""
@@ -293,7 +259,7 @@ class Supervisor:
         header = taken.header
         match header["kind"]:
             case "status":
-                self._snapshot = header["snapshot"]
+                self._workers.snapshot = header["snapshot"]
                 self._watchers.on_status(header["snapshot"])
                 self._followers.on_status(header["snapshot"])
                 self._display.update(header["snapshot"], time.monotonic())
@@ -343,10 +309,6 @@ class Supervisor:
         """Make the job fail for this reason, unless it fails already."""
         self._failure = self._failure or (reason, False)
 
-    def _leave(self) -> None:
-        """End the job as SIGTERM does."""
-        self._told.note(signal.SIGTERM)
-
     def _heed_notices(self) -> None:
         """Act on notices to single processes, once it is clear that they were not meant for the whole job."""
         if self._told.number is None:
@@ -365,8 +327,8 @@ class Supervisor:
         """Return the outcome, after every worker has ended for good."""
         ends = self._workers.ends()
         if any(end.status == 0 for end in ends.values()):
-            self._serve_until(lambda: self._joined() or not self._servers.reachable(0), NEWS_S)
-        status, reason = verdict(ends, joined=self._joined(), script=self._settings.script)
+            self._serve_until(lambda: self._workers.any_joined or not self._servers.reachable(0), NEWS_S)
+        status, reason = verdict(ends, joined=self._workers.any_joined, script=self._settings.script)
         if status == 0:
             self._save_end()
         return self._end(status, reason)
@@ -375,21 +337,22 @@ class Supervisor:
         """Have a checkpoint of the finished job made, if it makes checkpoints. A signal ends the wait."""
         if self._settings.checkpoint is None or not self._servers.reachable(0):
             return
-        self._send("checkpoint", within_s=END_S, last=True)
-
-        def over() -> bool:
-            self._servers.check(self._listens)
-            return self.checkpoints.ended or self._failure is not None or self._told.number is not None
-
-        self._serve_until(over, END_S)
-        if not self.checkpoints.ended:
+        if not self._save(END_S, lambda: self._told.number is not None, last=True):
             self.checkpoints.add(-1, "it was not complete when the job ended")
 
-    def _joined(self) -> bool:
-        """Return True if a worker has ever joined: by the reports of hellos, or by the coordinator's status, which outlives restarts."""
-        if self._workers.any_said_hello:
-            return True
-        return self._snapshot is not None and any(row["incarnations"] for row in self._snapshot["per_worker"])
+    def _save(self, limit_s: Seconds, cut_off: Callable[[], bool], **how: bool) -> bool:
+        """Have a checkpoint made, and wait for it until the time is over or ``cut_off()``. Returns True if its result has come.
+
+        ``how``: further fields of the order.
+        """
+        self._servers.tell("checkpoint", within_s=limit_s, **how)
+        self._serve_until(lambda: self.checkpoints.ended or self._fails() or cut_off(), limit_s)
+        return self.checkpoints.ended
+
+    def _fails(self) -> bool:
+        """Look after the servers. Returns True if the job fails."""
+        self._servers.check(self._listens)
+        return self._failure is not None
 
     def _stop(self, number: int) -> Outcome:
         """End the job on a signal: ask the workers to leave, and give them ``grace_s`` seconds.
@@ -409,19 +372,11 @@ class Supervisor:
 
     def _last_checkpoint(self, name: str) -> Seconds:
         """Have a last checkpoint made, if the job makes any, before the workers leave. Returns the seconds that it took."""
-        if self._settings.checkpoint is None or not self._joined():
+        if self._settings.checkpoint is None or not self._workers.any_joined:
             return 0.0
         began, limit_s = time.monotonic(), CHECKPOINT_SHARE * self._grace_s
         self._display.note(f"{name}: making a last checkpoint, for at most {limit_s:g} s")
-        self._send("checkpoint", within_s=limit_s)
-
-        def over() -> bool:
-            self._servers.check(self._listens)
-            interrupted = self._failure is not None or self._told.insists
-            return self.checkpoints.ended or interrupted or self._workers.all_have_ended()
-
-        self._serve_until(over, limit_s)
-        if not self.checkpoints.ended:
+        if not self._save(limit_s, lambda: self._told.insists or self._workers.all_have_ended()):
             self._missing.report("there is no last checkpoint", f"it was not complete within {time.monotonic() - began:.1f} s")
         return time.monotonic() - began
 
@@ -430,8 +385,7 @@ class Supervisor:
 
         def over() -> bool:
             self._workers.note_ends()
-            self._servers.check(self._listens)
-            return self._workers.none_runs() or self._failure is not None or self._told.insists
+            return self._fails() or self._workers.none_runs() or self._told.insists
 
         self._serve_until(over, limit_s)
         return self._workers.none_runs()
@@ -441,7 +395,7 @@ class Supervisor:
         self._ending = True
         _kill(self._workers.children())
         self._output.drain()
-        self._send("finish", ok=status == 0, reason=reason)
+        self._servers.tell("finish", ok=status == 0, reason=reason)
         self._serve_until(lambda: self._summary is not None or not self._servers.reachable(0), GRACE_S)
         self._servers.finish(ok=status == 0, reason=reason)
         self._serve_until(lambda: all(child.ended() is not None for child in self._servers.standbys()), GRACE_S)
@@ -458,16 +412,10 @@ class Supervisor:
         status, reason = self._missing.outcome(status, reason)
         _kill(self._servers.leaders())
         self._serve_until(lambda: self._engine.over(status, reason), GRACE_S)
-        return Outcome(status, reason, self._summary or self._snapshot, self._missing)
+        return Outcome(status, reason, self._summary or self._workers.snapshot, self._missing)
 
     def _children(self) -> list[Child]:
         return [*self._workers.children(), *self._servers.leaders(), *self._servers.standbys()]
-
-    def _send(self, kind: str, **fields: Any) -> None:
-        self._servers.send(0, {"kind": kind, **fields})
-
-    def _record(self, role: str, number: int, what: str, detail: str = "") -> None:
-        self._send("process", fields={"role": role, "number": number, "what": what, "detail": detail})
 
 
 def _may_open_more() -> None:

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 from offbeat.errors import OffbeatError, ProtocolError
 from offbeat.launch.private_folder import folder_of_user, opened_folder, read_file, write_file
 from offbeat.runtime.job.messages import WORKERS_MAX
+from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.job.summary_fields import SUMMARY
 from offbeat.transport.base import Address, Connection, Message
 from offbeat.transport.schema import Kinds, MessageSchema, Unfit, fields, many, maybe, number, row, text, whole
@@ -134,8 +135,7 @@ class Watchers:
     """Answer all watchers of a job. No method raises.
 
     Args:
-        script: the job's script.
-        workers: the job's number of workers.
+        settings: the job.
         token: the job's token.
         said: lines that the user was shown, each with its monotonic time.
         ask: makes a worker print its stacks; returns the reason if it cannot.
@@ -144,15 +144,14 @@ class Watchers:
 
     def __init__(
         self,
-        script: str,
-        workers: int,
+        settings: JobSettings,
         token: str,
         *,
         said: Sequence[tuple[Seconds, str]],
         ask: Callable[[WorkerId], str | None],
         collect: Callable[[WorkerId, bool], list[str]],
     ) -> None:
-        self._about = {"script": script, "workers": workers, "pid": os.getpid(), "host": socket.gethostname()}
+        self._about = {"script": settings.script, "workers": settings.workers, "pid": os.getpid(), "host": socket.gethostname()}
         self._began = time.time()
         self._token, self._said, self._ask, self._collect = token, said, ask, collect
         self._watchers: dict[Connection, _Watcher] = {}

@@ -11,11 +11,13 @@ from offbeat.core.backoff import Backoff
 from offbeat.core.fleet import TOGETHER_S
 from offbeat.errors import BY_SIGNAL
 from offbeat.launch.engine import Child, Engine
+from offbeat.launch.environment import worker_settings
 from offbeat.launch.hangs import STACKS_S, LivedClock, ProcessStanding
 from offbeat.launch.lack import lack_of
 from offbeat.launch.outcome import End
 from offbeat.launch.output import Output
-from offbeat.launch.restarts import Bugs, FailureReport, WorkerProcess, script_failed, why_not_restarted, with_remedy
+from offbeat.launch.restarts import FailureReport, WorkerProcess, script_failed, why_not_restarted, with_remedy
+from offbeat.launch.server_fleet import ServerFleet
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.types import Seconds, WorkerId, WorkerState, worker_ids
 
@@ -30,48 +32,42 @@ class Workers:
 
     Args:
         settings: the job.
-        engine: reports the machines that have come.
+        engine: starts the processes, and reports the machines that have come.
+        servers: the job's servers.
+        token: authenticates the processes of the job to each other.
         max_restarts: how often each worker may be restarted. A return after the loss of its machine does not count.
         return_s: seconds to wait for a machine once no process is left.
         grace_s: seconds that scripts have to end after Ctrl-C or SIGTERM; processes have ten times as long after their goodbye.
         clock: stands still while this process does.
-        spawn: starts a process of a worker; returns None if its machine is not there.
         output: prints the processes' output.
         note: shows the user a line on an event.
-        record: writes a journal record on a process: its role, number, what happened to it, and details.
-        tell: sends a message to server 0: its kind and its fields.
-        snapshot: returns the coordinator's last status.
-        moves: returns how often servers have gone on in other processes.
     """
 
     def __init__(
         self,
         settings: JobSettings,
         engine: Engine,
+        servers: ServerFleet,
         *,
+        token: str,
         max_restarts: int,
         return_s: Seconds,
         grace_s: Seconds,
         clock: LivedClock,
-        spawn: Callable[[WorkerId], Child | None],
         output: Output,
         note: Callable[[str], None],
-        record: Callable[..., None],
-        tell: Callable[..., None],
-        snapshot: Callable[[], Mapping[str, Any] | None],
-        moves: Callable[[], int],
     ) -> None:
-        self._settings, self._engine = settings, engine
+        self._settings, self._engine, self._servers, self._token = settings, engine, servers, token
         self._max_restarts, self._return_s = max_restarts, return_s
         self._exit_s = max(EXIT_S, EXIT_GRACES * grace_s)
-        self._clock, self._spawn, self._output = clock, spawn, output
-        self._note, self._record, self._tell, self._snapshot, self._moves = note, record, tell, snapshot, moves
+        self._clock, self._output, self._note = clock, output, note
+        self.snapshot: dict[str, Any] | None = None
+        """The coordinator's last status; None: it has sent none."""
         self._states: dict[WorkerId, WorkerProcess] = {}
         self._backoffs: defaultdict[WorkerId, Backoff] = defaultdict(Backoff)
         """Pauses of workers that could not be started, or whose processes have failed before they could join."""
         self._later: dict[WorkerId, str] = {}
         """By worker that is to be restarted later: text on the end of its newest process."""
-        self._bugs = Bugs()
         self.bug: str | None = None
         """The bug of the script for which the job ends; None: no bug is known."""
         self._none_since: Seconds | None = None
@@ -82,22 +78,41 @@ class Workers:
         self._engine.arrived()
         for worker in worker_ids(self._settings.workers):
             child = self._spawn(worker)
-            self._states[worker] = WorkerProcess(child, standing=ProcessStanding(self._clock.now()), moves=self._moves())
+            self._states[worker] = WorkerProcess(child, standing=ProcessStanding(self._clock.now()), moves=self._servers.fleet.moves)
             if child is None:
-                self._tell("lost", worker=worker, reason=self._engine.awaits)
+                self._servers.tell("lost", worker=worker, reason=self._engine.awaits)
             else:
-                self._record("worker", worker, "started", child.where)
+                self._servers.record("worker", worker, "started", child.where)
+
+    def _spawn(self, worker: WorkerId) -> Child | None:
+        """Start a process of a worker; None: its machine is not there."""
+        standbys = self._servers.standbys_at()
+        settings = worker_settings(
+            self._settings,
+            worker=worker,
+            token=self._token,
+            servers=tuple(self._servers.addresses()),
+            servers_return=self._servers.fleet.servers_return,
+            standbys=None if standbys is None else tuple(standbys),
+        )
+        child = self._engine.start_worker(settings)
+        if child is not None:
+            self._output.attach("worker", worker, child)
+        return child
 
     def children(self) -> list[Child]:
         """Return the newest process of each worker whose machine is there."""
         return [state.child for state in self._states.values() if state.child is not None]
 
     def print_stacks(self, worker: WorkerId) -> str | None:
-        """Make a worker's process print its Python stacks to its stderr. Returns the reason if it cannot."""
+        """Make a worker's process print its stacks, for `Output.stacks` and not for the user. Returns the reason if it cannot."""
         state = self._states.get(worker)
         if state is None or state.child is None or state.child.ended() is not None:
             return f"worker {worker} has no process"
-        return state.child.print_stacks()
+        why_not = state.child.print_stacks()
+        if why_not is None:
+            self._output.divert_stacks(worker)
+        return why_not
 
     # Reports of server 0.
 
@@ -134,7 +149,7 @@ class Workers:
     def on_failing(self, header: Mapping[str, Any]) -> None:
         """Keep a process's report on why its script fails."""
         if (state := self._states.get(header["worker"])) is not None:
-            state.failure = FailureReport(header["reason"], header["pushed"], header["type"], header["place"], header["final"])
+            state.failure = FailureReport(header["reason"], header["pushed"], header["place"], header["final"], header["before"])
             state.over = state.over or header["over"]
 
     def on_kill(self, worker: WorkerId) -> None:
@@ -145,9 +160,11 @@ class Workers:
             state.child.signal(signal.SIGKILL)
 
     @property
-    def any_said_hello(self) -> bool:
-        """True if the newest process of a worker has said hello."""
-        return any(state.standing.said_hello for state in self._states.values())
+    def any_joined(self) -> bool:
+        """True if a worker has ever joined: by the reports of hellos, or by the coordinator's status, which outlives restarts."""
+        if any(state.standing.said_hello for state in self._states.values()):
+            return True
+        return self.snapshot is not None and any(row["incarnations"] for row in self.snapshot["per_worker"])
 
     # Ends and restarts.
 
@@ -160,8 +177,8 @@ class Workers:
             child = self._spawn(worker)
             if child is not None:
                 what = "started" if state.away is None else "restarted"
-                state.begin(child, self._clock.now(), self._moves())
-                self._record("worker", worker, what, f"its machine has come, {child.where}")
+                state.begin(child, self._clock.now(), self._servers.fleet.moves)
+                self._servers.record("worker", worker, what, f"its machine has come, {child.where}")
 
     def check(self, listen: Callable[[], bool]) -> None:
         """Find processes that have ended, and restart their workers where that may help.
@@ -179,26 +196,24 @@ class Workers:
                 self._lose(worker, state, state.child.lost)
                 continue
             self._learn_reason(worker, state, status)
-            in_vain = state.restarts and not state.has_pushed(worker, self._snapshot()) and self._others_finished(worker)
+            in_vain = state.restarts and not state.has_pushed(worker, self.snapshot) and self._others_finished(worker)
             if script_failed(status) and in_vain:
                 state.too_late = True  # no sample was left to it, and what its script does after its loop has nothing to work with
             how = state.describe(status)
-            self._record("worker", worker, "exited", how)
+            self._servers.record("worker", worker, "exited", how)
             if status == 0 or state.too_late or state.over or state.standing.was_done(status):
                 state.status = 0
                 self._engine.left(worker, finished=True)
-                self._tell("ended", worker=worker, pid=state.child.pid)
+                self._servers.tell("ended", worker=worker, pid=state.child.pid)
                 if status != 0 or state.too_late or state.over:
                     self._note(f"worker {worker} {how}")
                 continue
-            self._tell("lost", worker=worker, reason=f"its process {how}", dead=True, pid=state.child.pid)
-            if script_failed(status) and state.failure is not None and (bug := self._bugs.note(worker, state.failure)) is not None:
+            self._servers.tell("lost", worker=worker, reason=f"its process {how}", dead=True, pid=state.child.pid)
+            if script_failed(status) and state.failure is not None and (bug := state.failure.bug(worker)) is not None:
                 state.status, self.bug = status, bug
                 self._output.drain()
                 return
-            self._restart(
-                worker, state, status, state.tell(how, status, self._clock.now()), pushed=state.has_pushed(worker, self._snapshot())
-            )
+            self._restart(worker, state, status, state.tell(how, status, self._clock.now()), pushed=state.has_pushed(worker, self.snapshot))
         self._tell_deaths()
         for worker, how in list(self._later.items()):
             child = self._states[worker].child
@@ -213,7 +228,7 @@ class Workers:
         """Take the reason of a failure from the process's output, if the process could not report it."""
         self._output.drain()
         if status > 0 and state.failure is None and (reason := self._output.reason("worker", worker, status)) is not None:
-            pushed = state.has_pushed(worker, self._snapshot())
+            pushed = state.has_pushed(worker, self.snapshot)
             state.failure = FailureReport(with_remedy(reason) if self._settings.torchrun_env and not pushed else reason, pushed)
 
     def _others_finished(self, worker: WorkerId) -> bool:
@@ -237,7 +252,8 @@ class Workers:
     def _restart(self, worker: WorkerId, state: WorkerProcess, status: int, how: str, *, pushed: bool) -> None:
         final = state.failure is not None and state.failure.final
         # Its server has died before it was greeted, or it was told where former processes listen: the next attempt knows better.
-        moved = script_failed(status) and not final and self._moves() > state.moves and not (pushed and state.standing.said_hello)
+        elsewhere = self._servers.fleet.moves > state.moves and not (pushed and state.standing.said_hello)
+        moved = script_failed(status) and not final and elsewhere
         why_not = (
             None
             if moved
@@ -272,9 +288,9 @@ class Workers:
             return
         if child is not None:
             state.restarts += counts
-            state.begin(child, self._clock.now(), self._moves())
+            state.begin(child, self._clock.now(), self._servers.fleet.moves)
             count = f"{state.restarts} of {self._max_restarts}" if counts else "a server had gone on in another process since its start"
-            self._record("worker", worker, "restarted", f"{count}, {child.where}")
+            self._servers.record("worker", worker, "restarted", f"{count}, {child.where}")
             self._note(f"worker {worker} {how}: restarted ({count})")
         else:
             self._lose(worker, state, "its machine is gone")
@@ -290,8 +306,8 @@ class Workers:
         pid = 0 if state.child is None else state.child.pid
         state.child, state.away, state.told = None, reason, True
         state.died_at = self._clock.now() if state.died_at is None else state.died_at
-        self._tell("lost", worker=worker, reason=reason, pid=pid)
-        self._record("worker", worker, "lost", reason)
+        self._servers.tell("lost", worker=worker, reason=reason, pid=pid)
+        self._servers.record("worker", worker, "lost", reason)
         self._note(f"worker {worker} is lost: {reason}; {self._engine.returns}")
         self._engine.left(worker, finished=False)
 
@@ -318,7 +334,7 @@ class Workers:
         standing.kill_reason = standing.hung(now, settings.timeout_s, settings.progress_timeout_s, self._exit_s)
         if standing.kill_reason is None:
             return False
-        self._record("worker", worker, "hung", standing.kill_reason)
+        self._servers.record("worker", worker, "hung", standing.kill_reason)
         why_silent = child.print_stacks()
         said = "its stacks follow on its stderr" if why_silent is None else f"no stacks: {why_silent}"
         self._note(f"worker {worker} {standing.kill_reason}: it is killed; {said}")
@@ -373,8 +389,8 @@ class Workers:
         for worker, state, status in self._ended():
             state.status = status
             self._learn_reason(worker, state, status)
-            self._record("worker", worker, "exited", state.describe(status))
-            self._tell("lost", worker=worker, reason=f"its process {state.describe(status)}", dead=True)
+            self._servers.record("worker", worker, "exited", state.describe(status))
+            self._servers.tell("lost", worker=worker, reason=f"its process {state.describe(status)}", dead=True)
 
     def ends(self) -> dict[WorkerId, End]:
         """Return how each worker has ended for good, as far as it has."""

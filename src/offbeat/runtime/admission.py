@@ -15,6 +15,7 @@ from offbeat.core.policy import ServerRule
 from offbeat.errors import ConfigurationError, JobError, ProtocolError
 from offbeat.runtime.driver import Driver
 from offbeat.runtime.job.job_spec import JobSpec
+from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.wire_choice import check_replicas
 from offbeat.runtime.parameter_server.plane import ServerPlane
 from offbeat.runtime.planes import checked_vector, plane_of
@@ -30,7 +31,7 @@ class Admission:
 
     Args:
         driver: of the optimizer's coordinator.
-        shards: connections to the other servers, by number.
+        shards: the other servers, by number.
         hub: the listening hub of this process; gives the network interface on which ranks of several hosts meet.
         survival: of the server.
         now: the job's clock, in seconds.
@@ -39,7 +40,7 @@ class Admission:
     def __init__(
         self,
         driver: Driver,
-        shards: Mapping[int, Connection],
+        shards: Mapping[int, Numbered],
         hub: Hub,
         survival: Survival,
         now: Callable[[], Seconds],

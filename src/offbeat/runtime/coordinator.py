@@ -18,6 +18,7 @@ from offbeat.runtime.admission import Admission
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.driver import Driver
 from offbeat.runtime.job import messages
+from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.parameter_server.plane import ServerPlane
 from offbeat.runtime.recovery.survival import Survival
 from offbeat.runtime.worker_requests import WorkerRequests
@@ -38,8 +39,8 @@ class LiveCoordinator:
         shards, hub, survival, now: as in `Admission`.
     """
 
-    def __init__(self, driver: Driver, shards: Mapping[int, Connection], hub: Hub, survival: Survival, now: Callable[[], Seconds]) -> None:
-        self.driver, self._shards = driver, dict(shards)
+    def __init__(self, driver: Driver, shards: Mapping[int, Numbered], hub: Hub, survival: Survival, now: Callable[[], Seconds]) -> None:
+        self.driver, self._shards = driver, shards
         self._admission = Admission(driver, self._shards, hub, survival, now)
         self._requests = WorkerRequests(self.driver, self._gone)
         self._ticked_at: Seconds = now()
@@ -163,11 +164,6 @@ class LiveCoordinator:
     def notified_late(self) -> bool:
         """True if workers decide among themselves when to go on, so that the coordinator learns of it late."""
         return self.driver.plane is not None and self.driver.plane.notified_late
-
-    @property
-    def has_backlog(self) -> bool:
-        """True if something has happened that is not fully known yet."""
-        return self.driver.plane is not None and self.driver.plane.has_backlog
 
     def close(self, now: Seconds) -> None:
         """Journal the end of the job."""

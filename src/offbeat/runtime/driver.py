@@ -143,6 +143,11 @@ class Driver:
         return self.ranks.joiners.kept
 
     @property
+    def has_backlog(self) -> bool:
+        """True if something has happened that is not fully known yet."""
+        return self.plane is not None and self.plane.has_backlog
+
+    @property
     def version(self) -> Version:
         """Return the newest version, counted on from a checkpoint also where ranks count from 0 again."""
         before = (

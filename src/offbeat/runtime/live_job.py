@@ -45,7 +45,8 @@ class LiveJob:
 
     Args:
         settings: the job as the launcher knows it.
-        shards, hub, survival, now: as in `Admission`.
+        shards: connections to the other servers, by number.
+        hub, survival, now: as in `Admission`.
         supervisor: connection for status and failures.
         started: the wall-clock time of the start, for the journal's first line.
         writer: writes checkpoints.
@@ -76,14 +77,12 @@ class LiveJob:
             manifest = None if self._resumed is None else self._resumed.checkpoint.manifest
             writer = writer or FileWriter(hub.wake)
             self.checkpoints = CheckpointKeeper(settings, settings.checkpoint, supervisor, self.journal, writer, manifest)
-        self.first = self._new_coordinator(0, self._shards, self.journal)
+        self.first = self._new_coordinator(0, self.journal)
         self._live = [self.first]
         self._at: WeakKeyDictionary[Connection, LiveCoordinator] = WeakKeyDictionary()
         """By worker's connection: the coordinator of the optimizer that it belongs to."""
         self._coordinators: dict[int, Coordinator] = {}
         self._several = Several(self._coordinators)
-        self._raised: dict[tuple[str, str], WorkerId] = {}
-        """The worker that has raised an exception first, by the exception's type and line."""
 
     # Messages and events.
 
@@ -114,14 +113,13 @@ class LiveJob:
         if not isinstance(number, int) or not 0 <= number <= min(len(self._live), OPTIMIZERS_MAX - 1):
             raise ProtocolError(f"number_of_optimizer = {number!r} (expected at most {min(len(self._live), OPTIMIZERS_MAX - 1)})")
         if number == len(self._live):
-            connections = {server: Numbered(connection, number) for server, connection in self._shards.items()}
-            made = self._new_coordinator(number, connections, PartOfJournal(self.journal, number))
+            made = self._new_coordinator(number, PartOfJournal(self.journal, number))
             made.driver.peers.missing.update(self.first.gone())
             made.returned = self.first.returned
             self._live.append(made)
         return self._live[number]
 
-    def _new_coordinator(self, number: int, shards: Mapping[int, Connection], journal: Journal | PartOfJournal) -> LiveCoordinator:
+    def _new_coordinator(self, number: int, journal: Journal | PartOfJournal) -> LiveCoordinator:
         resumed = self._resumed
         if resumed is not None and not resumed.has(number):
             log.warning(
@@ -129,7 +127,7 @@ class LiveJob:
             )
             resumed = None
         driver = Driver(self._settings, self._supervisor, journal, self._started, number, self.checkpoints, resumed)
-        return LiveCoordinator(driver, shards, *self._parts)
+        return LiveCoordinator(driver, {server: Numbered(connection, number) for server, connection in self._shards.items()}, *self._parts)
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
         """Handle the end of a connection to a worker or to another server. Raises `JobError` for a server."""
@@ -164,22 +162,13 @@ class LiveJob:
                     peer.dead = True
         return connections
 
-    def on_last_words(self, connection: Connection, failure: Mapping[str, Any], now: Seconds) -> WorkerId | None:
-        """Keep the exception with which a worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises.
-
-        Returns:
-            The worker whose script has raised the same exception at the same line before; None: it is new.
-        """
-        worker, place = failure["worker"], failure["place"]
+    def on_last_words(self, connection: Connection, failure: Mapping[str, Any], now: Seconds) -> None:
+        """Keep the exception with which a worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises."""
+        worker = failure["worker"]
         self._at.get(connection, self.first).on_last_words(connection, worker, failure["reason"])
         for live in self._live if connection in self._at else ():  # a process says it once, for all of its optimizers
             live.driver.peers.fails(worker, failure["reason"])
-        self.journal.write(exception_record(now, worker, failure["reason"], place))
-        if place is None:
-            return None
-        before = self._raised.get((failure["type"], place))
-        self._raised.setdefault((failure["type"], place), worker)
-        return before
+        self.journal.write(exception_record(now, worker, failure["reason"], failure["place"]))
 
     def has_replaced(self, worker: WorkerId, pid: int) -> bool:
         """Return True if the worker's process of this number has been replaced by another one, which has said hello."""
@@ -251,7 +240,7 @@ class LiveJob:
                 self._coordinators[number] = live.driver.coordinator
         for live in self._live:
             live.catch_up(now)
-        if any(live.has_backlog for live in self._live):
+        if any(live.driver.has_backlog for live in self._live):
             return  # the rest is known at the next tick
         self._several.patience_s = PATIENCE_S if any(live.notified_late for live in self._live) else 0.0
         while (found := self._several.next(now)) is not None:

@@ -18,6 +18,7 @@ from offbeat.runtime.coordination.file_writer import FileWriter, Written
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.job import messages
 from offbeat.runtime.job.checkpoint_folder import CheckpointFolder
+from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings, read_addresses
 from offbeat.runtime.recovery.recorder import Recorder
 from offbeat.runtime.recovery.replica import StreamRecorder
@@ -26,7 +27,7 @@ from offbeat.runtime.recovery.survival import NOBODY, Survival
 from offbeat.transport.base import Address, Closed, Connection, Hub, Message
 from offbeat.transport.link import Link
 from offbeat.transport.schema import shown
-from offbeat.types import Seconds
+from offbeat.types import Seconds, WorkerId
 
 if TYPE_CHECKING:
     from offbeat.runtime.coordination.shard_files import ShardFiles
@@ -62,6 +63,8 @@ class ServerState:
     """Messages that came before this server could begin."""
     early_orders: list[Message] = field(default_factory=list)
     """Messages of the supervisor that came before every other server had called."""
+    raised: dict[tuple[str, str], WorkerId] = field(default_factory=dict)
+    """By an exception's type and line: the worker whose script has raised it first."""
     files: ShardFiles | None = None
     """This server's part of checkpoints; None on server 0, and where there are none."""
     writes: Any = None
@@ -400,9 +403,13 @@ class Service:
         messages.FAILING.check(message.header, connection.peer, len(message.payload), len(message.memory))
         fields, before = {name: message.header[name] for name in messages.FAILURE}, None
         if self.state.job is not None:
-            before = self.state.job.on_last_words(connection, fields, self.now())
+            self.state.job.on_last_words(connection, fields, self.now())
+        if fields["place"] is not None:  # the same exception at the same line again is a bug of the script, and no accident
+            raised = fields["type"], fields["place"]
+            before = self.state.raised.get(raised)
+            self.state.raised.setdefault(raised, fields["worker"])
         if not self.writer.replays:  # else the supervisor has it from the process that has handled this
-            self._launcher.send({"kind": "failing", **fields})
+            self._launcher.send({"kind": "failing", **fields, "before": before})
         connection.send({"kind": "noted", "before": before})
 
     def _set_up(self, message: Message) -> None:
@@ -475,8 +482,7 @@ class Service:
 
     def _tell_coordinator(self, number: int, header: dict[str, Any]) -> None:
         assert self.state.to_coordinator is not None
-        about = {"number_of_optimizer": number} if number else {}
-        self.state.to_coordinator.send({**header, **about, "shard": self.number})
+        Numbered(self.state.to_coordinator, number).send({**header, "shard": self.number})
 
     def _on_closed(self, connection: Connection, reason: str) -> None:
         if connection is self.state.to_coordinator:

@@ -85,8 +85,7 @@ class WorkerRequests:
             seen = (message.header[part] if part else message.header)["incarnation"]
             if seen > peer.incarnation:
                 raise ProtocolError(f"worker {peer.worker} sent {kind!r} with incarnation = {seen} (expected at most {peer.incarnation})")
-        plane = self._driver.plane
-        if kind in AFTER_ALL_EVENTS and plane is not None and plane.has_backlog:
+        if kind in AFTER_ALL_EVENTS and self._driver.has_backlog:
             self._deferred.append((peer.connection, message))
         else:
             _HANDLERS[kind](self, peer, message, now)
@@ -109,8 +108,7 @@ class WorkerRequests:
 
     def _may_answer(self, deferred: tuple[Connection, Message]) -> bool:
         """True if everything that happened before a deferred request is known, or its sender is gone."""
-        driver, peer = self._driver, self._driver.peers.at(deferred[0])
-        return driver.plane is None or peer is None or not driver.plane.has_backlog
+        return not self._driver.has_backlog or self._driver.peers.at(deferred[0]) is None
 
     # Taking part.
 

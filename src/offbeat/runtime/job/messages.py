@@ -357,7 +357,7 @@ TO_SUPERVISOR: Final = Kinds(
         "records": MessageSchema(fields({"first": whole(), "count": whole()}), payload=True),
         "summary": MessageSchema(fields({"summary": SUMMARY})),
         "failed": MessageSchema(fields({"reason": _words, "mistake": flag})),
-        **FAILING.kinds,
+        "failing": MessageSchema(fields({**FAILURE, "before": maybe(_worker)})),
         "noticed": MessageSchema(fields({"signal": text(20)})),
         "checkpoint": MessageSchema(
             fields({"version": whole(), "failed": maybe(_words), "missing": many(_worker, WORKERS_MAX)}, {"last": flag})

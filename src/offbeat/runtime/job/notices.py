@@ -12,14 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-NOTICES: tuple[signal.Signals, ...] = tuple(
-    number for name in ("SIGTERM", "SIGUSR1", "SIGHUP") if (number := getattr(signal, name, None)) is not None
-)
+NOTICES: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """SIGTERM; SIGUSR1, which Slurm sends if asked to (``--signal=USR1@120``); SIGHUP, of a closed terminal, which ``nohup`` has ignored."""
-_FIRST: Final[int | None] = int(signal.SIGRTMIN) + 6 if hasattr(signal, "SIGRTMIN") else None
-LEAVE: Final[int | None] = _FIRST
-"""The order to leave after the step, SIGRTMIN+6; None: there are no real-time signals here, and a notice is an order."""
-INTERRUPT: Final[int | None] = None if _FIRST is None else _FIRST + 1
+REAL_TIME: Final = int(getattr(signal, "SIGRTMIN", 34))
+"""The first real-time signal. Where there are none no job runs, but a journal can be read."""
+LEAVE: Final = REAL_TIME + 6
+"""The order to leave after the step, SIGRTMIN+6."""
+INTERRUPT: Final = REAL_TIME + 7
 """The order to raise `KeyboardInterrupt`."""
 
 

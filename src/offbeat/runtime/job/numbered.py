@@ -1,35 +1,25 @@
-"""Number the messages of a connection between servers by optimizer, so that one connection serves all optimizers of a job."""
+"""Number the messages between servers by optimizer, so that one connection serves all optimizers of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offbeat.transport.base import Connection, PartArrived
+from offbeat.transport.base import Connection, SharedMemory
 
 
-class Numbered(Connection):
-    """Present another server's connection to the coordinator of a further optimizer.
+class Numbered:
+    """Send to another server what is about one optimizer.
 
     Args:
         connection: to that server.
-        number: of the optimizer, at least 1; messages about the first optimizer have no number.
+        number: of the optimizer; messages about the first one, 0, have no number.
     """
 
     def __init__(self, connection: Connection, number: int) -> None:
-        self._connection, self._number = connection, number
-        self.peer, self.shares_memory, self.interface = connection.peer, connection.shares_memory, connection.interface
-        self.bytes_received = 0
+        self.shares_memory = connection.shares_memory
+        self._connection, self._about = connection, {"number_of_optimizer": number} if number else {}
 
-    def bind(self, name: str, region: memoryview, arrived: PartArrived | None = None) -> None:
-        raise AssertionError("bind() on a connection between servers, which carries no memory region")
-
-    def send(self, header: Mapping[str, Any], **more: Any) -> None:
+    def send(self, header: Mapping[str, Any], memory: Sequence[SharedMemory] = ()) -> None:
         """Send as `Connection.send` does, with the optimizer's number in the header."""
-        self._connection.send({**header, "number_of_optimizer": self._number}, **more)
-
-    def send_ahead(self, name: str, start: int, stop: int) -> None:
-        raise AssertionError("send_ahead() on a connection between servers, which carries no memory region")
-
-    def close(self) -> None:
-        raise AssertionError("close() for one optimizer of a connection that serves several")
+        self._connection.send({**header, **self._about}, memory=memory)

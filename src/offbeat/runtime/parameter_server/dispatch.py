@@ -11,9 +11,9 @@ from offbeat.core.policy import ServerRule
 from offbeat.runtime.coordination.arrivals import Schedules
 from offbeat.runtime.coordination.notifier import Notifier
 from offbeat.runtime.coordination.peers import Peers
+from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.parameter_server.commands import Measurements, Order, fold_order, release_order
 from offbeat.runtime.parameter_server.shard import LiveShard
-from offbeat.transport.base import Connection
 from offbeat.types import WorkerId, WorkerState
 
 
@@ -24,7 +24,7 @@ class Dispatcher:
         policy: the job's rule.
         coordinator: knows which workers are alive and whose memory must be kept; only read here.
         host: server 0's own shard.
-        shards: connections to the other servers, by number.
+        shards: the other servers, by number.
         peers: the workers' processes.
         notifier: sends workers everything that is not an order.
         schedules: the hyperparameters that folds use.
@@ -35,7 +35,7 @@ class Dispatcher:
         policy: ServerRule,
         coordinator: Coordinator,
         host: LiveShard,
-        shards: Mapping[int, Connection],
+        shards: Mapping[int, Numbered],
         peers: Peers,
         notifier: Notifier,
         schedules: Schedules,

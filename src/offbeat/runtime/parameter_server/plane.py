@@ -19,6 +19,7 @@ from offbeat.runtime.coordination.notifier import Notifier
 from offbeat.runtime.coordination.peers import Peers
 from offbeat.runtime.coordination.plane import Plane
 from offbeat.runtime.job.job_spec import JobSpec
+from offbeat.runtime.job.numbered import Numbered
 from offbeat.runtime.job.settings import JobSettings
 from offbeat.runtime.parameter_server.dispatch import Dispatcher
 from offbeat.runtime.parameter_server.per_shard import shard_of
@@ -42,7 +43,7 @@ class ServerPlane(Plane):
         job_spec: the job's layout and optimizer.
         settings: the job as the launcher knows it.
         coordinator: knows which workers are alive, and is told of arrivals.
-        shards: connections to the other servers, by number.
+        shards: the other servers, by number.
         peers, notifier: as in `Dispatcher`.
         feed: journals an event, passes it to the coordinator, and performs the effects.
         perform: journals and performs effects.
@@ -64,7 +65,7 @@ class ServerPlane(Plane):
         job_spec: JobSpec,
         settings: JobSettings,
         coordinator: Coordinator,
-        shards: Mapping[int, Connection],
+        shards: Mapping[int, Numbered],
         peers: Peers,
         notifier: Notifier,
         feed: Callable[[Event, Seconds], RecordId],

@@ -22,7 +22,7 @@ _set_handlers: Callable[[], None] | None = getattr(signal_handling, HOOK, None)
 
 def guard_loaders() -> None:
     """Let loader processes forked from now on ignore notices and Ctrl-C, unless their parent sends the signal."""
-    if hasattr(signal, "sigwaitinfo") and _set_handlers is not None:
+    if _set_handlers is not None:
         setattr(signal_handling, HOOK, _guarded)
 
 

@@ -33,7 +33,7 @@ def follow(
         fail: called when an exception ends the script. Returns a line to print in place of the traceback, or None. Not called for
             `SystemExit`: a script may end itself with a status.
         told: called on a notice (`NOTICES`) or SIGINT, which may be meant for all processes of the job: the launcher gets a report and may
-            order this process to leave. Gets the signal's name. Not called where there are no orders: ``notice`` is called on a notice.
+            order this process to leave. Gets the signal's name.
         notice: the order to leave; called in the main thread, between any two of its instructions, and may raise. Not installed where the
             script handles SIGTERM itself, or where the caller is not the main thread, which alone may set handlers.
         interrupt: the order to raise `KeyboardInterrupt`; called where ``notice`` is. Returns True to raise it at once. A script that does
@@ -69,16 +69,16 @@ def follow(
     sys.excepthook = failed
     if threading.current_thread() is not threading.main_thread():
         return
-    kinds: tuple[tuple[Sequence[int], Any, int | None, int, Any], ...] = (
+    kinds: tuple[tuple[Sequence[int], Any, int, int, Any], ...] = (
         (NOTICES, signal.SIG_DFL, LEAVE, signal.SIGTERM, terminated),
         ((signal.SIGINT,), signal.default_int_handler, INTERRUPT, signal.SIGINT, interrupted),
     )
     for numbers, default, order, ordered, act in kinds:
         heeded = [number for number in numbers if signal.getsignal(number) is default]
         for number in heeded:
-            signal.signal(number, act if order is None else reported)
+            signal.signal(number, reported)
             _heeded[number] = default
-        if order is not None and ordered in heeded:
+        if ordered in heeded:
             signal.signal(order, _unless_handled(ordered, reported, act))
             _heeded[order] = signal.SIG_DFL
     guard_loaders()

@@ -9,25 +9,24 @@ from __future__ import annotations
 import faulthandler
 import signal
 from contextlib import suppress
+from typing import Final
 
-from offbeat.runtime.job.notices import catches, process_status
+from offbeat.runtime.job.notices import REAL_TIME, catches, process_status
 
-NUMBER: int | None = int(signal.SIGRTMIN) + 5 if hasattr(signal, "SIGRTMIN") else None
-"""The number of the signal, SIGRTMIN+5, 39 on Linux; None: this system has no real-time signals, so stacks cannot be printed."""
+NUMBER: Final = REAL_TIME + 5
+"""The number of the signal, SIGRTMIN+5, 39 on Linux."""
 STDERR = 2
 
 
 def register() -> None:
     """Print the stacks of all threads to stderr whenever the signal comes, unless the script handles the signal itself."""
-    if NUMBER is not None and signal.getsignal(NUMBER) is signal.SIG_DFL:
+    if signal.getsignal(NUMBER) is signal.SIG_DFL:
         with suppress(OSError, RuntimeError, ValueError):  # stderr is closed: there is nowhere to print
             faulthandler.register(NUMBER, file=STDERR, all_threads=True)
 
 
 def why_silent(pid: int) -> str | None:
     """Return the reason for which a process cannot print its stacks, and must not get the signal, which would end it; None: it can."""
-    if NUMBER is None:
-        return "this system has no real-time signals"
     fields = process_status(pid)
     if fields.get("State", "").startswith(("T", "t")):
         return "the process is stopped (SIGSTOP)"
