@@ -48,7 +48,7 @@ class ModelBuffers:
         if layout != [[_kind(b), list(b.shape)] for b in self._sent]:
             changed, self._sent = list(range(len(buffers))), [b.detach().clone() for b in buffers]
         else:
-            changed = [at for at, (buffer, sent) in enumerate(zip(buffers, self._sent, strict=True)) if not torch.equal(buffer, sent)]
+            changed = [at for at, differs in enumerate(_differ(buffers, self._sent)) if differs]
             for at in changed:
                 self._sent[at].copy_(buffers[at].detach())
         if changed:
@@ -124,6 +124,15 @@ def _check_layout(layout: Any) -> None:
 
 def _kind(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _differ(now: list[torch.Tensor], before: list[torch.Tensor]) -> list[bool]:
+    """Return of each tensor whether it differs from the one before."""
+    pairs = list(zip(now, before, strict=True))
+    if all(tensor.device.type == "cpu" for tensor in now):
+        return [not torch.equal(new, old) for new, old in pairs]
+    flags: list[bool] = torch.stack([(new != old).any().to(now[0].device) for new, old in pairs]).tolist()  # one wait for a GPU, not many
+    return flags
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
