@@ -107,7 +107,8 @@ def test_a_model_without_values_is_no_early_copy() -> None:
         others = [torch.nn.Sequential(torch.nn.Linear(2, 1))]
     others.append(torch.nn.Sequential(torch.nn.LazyLinear(1)))
     with torch.no_grad():
-        model[0].weight.fill_(1.0)
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
     assert not early.found(model) and len(others) == 2
 
 

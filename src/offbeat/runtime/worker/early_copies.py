@@ -11,7 +11,6 @@ from itertools import islice
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from offbeat.runtime.worker.process_state import instances_of
 
@@ -79,5 +78,5 @@ def _same(model: nn.Module, samples: Mapping[str, torch.Tensor]) -> bool:
 
 def _samples(model: nn.Module, names: Iterable[str]) -> dict[str, torch.Tensor]:
     """Return samples of the parameters of these names; of a copy they may be frozen, or (on the meta device, lazy) have no values yet."""
-    known = {name: one for name, one in model.named_parameters() if not (is_lazy(one) or one.is_meta)}
+    known = {name: one for name, one in model.named_parameters() if not (isinstance(one, nn.UninitializedParameter) or one.is_meta)}
     return {name: known[name].detach().reshape(-1)[:SAMPLE].cpu().clone() for name in names if name in known}
