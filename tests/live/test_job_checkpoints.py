@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
+from offbeat.place import _steps
 from offbeat.runtime.coordination.checkpoints import IDLE_FOLDS
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, manifest_of
 from offbeat.runtime.job.settings import CheckpointOrder
@@ -196,6 +197,26 @@ def test_a_script_that_counts_its_epochs_begins_with_that_of_the_checkpoint(tmp_
         for before, after in zip(whole, rest, strict=True):
             assert after.epochs == list(range(first, EPOCHS))
             assert same(dict(before.model.named_parameters()), dict(after.model.named_parameters())), version
+
+
+@pytest.mark.parametrize("sync", ["bsp", "full"])
+def test_a_script_that_counts_its_steps_goes_on_after_those_of_the_checkpoint(tmp_path: Path, sync: str) -> None:
+    def script(worker: Worker) -> list[int]:
+        model = nn.Linear(3, 1)
+        optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.01), model, sync)
+        made = []
+        for step in _steps(optimizer._session, 40, 1):
+            model(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step(samples=5)
+            made.append(step)
+        return made
+
+    with Job(2, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=4, keep=9)) as job:
+        assert job.run(script) == [list(range(40))] * 2
+        job.until(lambda: bool(job.checkpoints), "a checkpoint")
+    for taken in folder_of_each(tmp_path):
+        with Job(2, resume=str(taken.path)) as job:
+            assert job.run(script) == [list(range(taken.version, 40))] * 2
 
 
 @pytest.mark.parametrize("sync", marked(RULES + RANKS, "bsp", "majority"))

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.memory_network import MemoryHub, MemoryNetwork
+from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
 from tests.tiers import examples
 
 from offbeat.errors import ProtocolError
@@ -116,15 +116,16 @@ def test_a_confirmation_that_cannot_be_is_refused() -> None:
         link.take(Message({"kind": "confirm", "received": "x"}, EMPTY, ()))
 
 
-def test_what_is_sent_before_the_other_end_goes_on_waits() -> None:
+def test_what_is_sent_before_the_other_end_goes_on_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = Ends()
     ends.say(0)
-    settled = [ends.links[0].settled]
+    unsent = [ends.links[0].unsent]
     ends.hear(1)
     assert ends.heard[1] == []
     ends.hear(0)
-    settled.append(ends.links[0].settled)
-    assert settled == [False, True]
+    monkeypatch.setattr(MemoryConnection, "unsent", 5)
+    unsent.append(ends.links[0].unsent)
+    assert unsent == [1, 5], "a message, and then what the operating system has not taken of it"
     ends.hear(1)
     assert ends.heard[1] == [1]
 

@@ -116,6 +116,11 @@ class Connection(ABC):
     def hand_over(self) -> None:  # noqa: B027  nothing to do where no operating system is between the ends
         """Wait until the operating system has all that was sent: the other end gets it even if this process is killed."""
 
+    @property
+    def unsent(self) -> int:
+        """How many bytes the operating system has not taken yet: `close` drops them. Any thread may ask."""
+        return 0
+
     def has_ended(self) -> bool:
         """Return True if the other end is known to have ended the connection, before `Hub.poll` reports it. Any thread may call it."""
         return False

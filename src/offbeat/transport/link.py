@@ -139,9 +139,10 @@ class Link(Connection):
         return self._here.ready
 
     @property
-    def settled(self) -> bool:
-        """True if no message waits for a new socket."""
-        return self._here.ready or not self._kept
+    def unsent(self) -> int:
+        """How much waits: bytes that the operating system has not taken yet or, while there is no socket, messages; 0: nothing."""
+        with self._here.lock:
+            return self._here.socket.unsent if self._here.socket is not None and self._here.ready else len(self._kept)
 
     @property
     def confirmed(self) -> int:

@@ -84,6 +84,11 @@ class Outbox:
             return True
         return True
 
+    @property
+    def unsent(self) -> int:
+        """Number of the bytes that the present socket has not taken."""
+        return sum(len(piece.view) - piece.sent for piece in self._queue)
+
     def received(self, nbytes: int) -> None:
         """Drop the first ``nbytes`` of the stream, which the other end has. Raises `ProtocolError` if so many were not sent."""
         if nbytes > self._end:

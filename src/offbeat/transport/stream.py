@@ -260,6 +260,14 @@ class StreamConnection(Connection):
         with self._lock:
             return self.closed or self._flush()
 
+    @property
+    def unsent(self) -> int:
+        with self._lock:
+            if self.closed:
+                return 0
+            done = self._flush()
+            return self._outbox.unsent or int(not done)  # before the handshake all waits; after it encrypted bytes may be all that waits
+
     def _send_internal(self, header: Header) -> None:
         """Send a message of the transport itself: within the handshake, or in the stream."""
         with self._lock:

@@ -19,6 +19,7 @@ from offbeat.core.allreduce.policy import RoundRule
 from offbeat.core.effects import EpochEnded, Fold, Initialise
 from offbeat.core.events import Joined
 from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.job.progress import Progress
 from offbeat.core.job.resumption import kept_from
 from offbeat.core.job.start import Beginning
 from offbeat.core.leases import Lease, Leases, adds_up
@@ -67,7 +68,7 @@ def test_from_any_moment_a_job_goes_on_to_its_end(name: str, same: bool) -> None
         job, now = before
         workers = schedule.workers if same or not fits(schedule, workers) else workers
         places = written(job.epochs.progress())
-        ledger, progress = kept_from(thaw(freeze(job)[0]), now) if same else (None, None)
+        ledger, progress = (kept_from(thaw(freeze(job)[0]), now), Progress(job.progress.all())) if same else (None, None)
         beginning = Beginning(job.version, places, ledger, progress, now if same else 0.0)
         again = Coordinator(schedule.policy, workers, schedule.timeout_s, beginning=beginning)
         assert again.version == job.version

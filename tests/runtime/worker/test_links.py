@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 from tests.support.hand_driven_coordinator import Mailbox
 from tests.support.memory_network import MemoryConnection, MemoryHub, MemoryNetwork
+from tests.transport.test_sockets import pump
 
 from offbeat.errors import JobError, ProtocolError
 from offbeat.runtime.coordination.peers import refuse
 from offbeat.runtime.recovery.sessions import SessionLinks
 from offbeat.runtime.worker import links
 from offbeat.runtime.worker.links import Links
+from offbeat.transport import shm
 from offbeat.transport.base import Address, Closed, Connection, Message
+from offbeat.transport.hub import SocketHub
 from offbeat.transport.link import Link
 
 AT = Address("127.0.0.1", ("127.0.0.1", 1), "")
@@ -46,6 +50,28 @@ def test_a_server_that_does_not_come_back_is_not_awaited(monkeypatch: pytest.Mon
         with pytest.raises(JobError, match="nobody listens"):
             Links(hub).connect(AT, lasting=lasting)
         assert hub.attempts == 1
+
+
+@pytest.mark.skipif(not shm.AVAILABLE, reason="local sockets need Linux")
+@pytest.mark.parametrize("local", [False, True])
+def test_what_a_worker_sends_last_arrives_whole(local: bool) -> None:
+    """A rank hands in its replica as it leaves: more than the operating system takes at once."""
+    server, worker = SocketHub("secret", local=local), Links(SocketHub("secret", local=local))
+    address, payload = server.listen(), bytes(8 << 20)
+    worker.connect(address, lasting=False).send({"kind": "donation"}, payload=[payload])
+
+    def leave() -> None:
+        worker.settle()
+        worker.close()
+
+    leaving = threading.Thread(target=leave)
+    leaving.start()
+    [arrived] = pump([server], lambda arrived: len(arrived[0]) == 2)
+    leaving.join(60.0)
+    server.close()
+    (_, message), (_, end) = arrived
+    assert isinstance(message, Message) and bytes(message.payload) == payload
+    assert end == Closed("end of stream")
 
 
 class Server:

@@ -99,6 +99,19 @@ def test_random_generators_go_on() -> None:
     assert (torch.rand(2).tolist(), np.random.rand(), random.random()) == drawn
 
 
+def test_a_model_without_values_is_no_early_copy() -> None:
+    """A script makes one on the meta device to count the parameters of another size, or has a lazy layer where the model has a real one."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    early = EarlyCopies(model)
+    with torch.device("meta"):
+        others = [torch.nn.Sequential(torch.nn.Linear(2, 1))]
+    others.append(torch.nn.Sequential(torch.nn.LazyLinear(1)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+    assert not early.found(model) and len(others) == 2
+
+
 @pytest.mark.parametrize(
     "look", [lambda: instances_of(lr_scheduler.LRScheduler), lambda: EarlyCopies(torch.nn.Linear(2, 1)).found(torch.nn.Linear(2, 1))]
 )

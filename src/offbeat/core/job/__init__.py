@@ -17,7 +17,7 @@
                  └──► epochs.Epochs ──► core.leases, core.partitions
 
     several_optimizers.Several   above the coordinators of a job with several optimizers: whom not to wait for
-    resumption.kept_from         the ledger of a coordinator, and the steps of the scripts, after the loss of all processes
+    resumption.kept_from         the ledger of a coordinator after the loss of all processes
 ```
 
 For a push, `Contributions` checks the sender's incarnation, claims the leases, and asks the ledger. The fates that the ledger returns

@@ -10,6 +10,9 @@ from offbeat.types import WorkerId
 class Progress:
     """Keep the number of steps that each worker has made in this job, in all its processes.
 
+    Args:
+        steps: by worker, those of the job before, from whose checkpoint this one resumes.
+
     >>> progress = Progress()
     >>> for worker, steps in ((0, 1), (1, 1), (0, 4)):
     ...     progress.count(worker, steps)
@@ -21,8 +24,8 @@ class Progress:
     7
     """
 
-    def __init__(self) -> None:
-        self._steps: dict[WorkerId, int] = {}
+    def __init__(self, steps: Iterable[tuple[WorkerId, int]] = ()) -> None:
+        self._steps = dict(steps)
 
     def steps(self, worker: WorkerId) -> int:
         """Return the number of a worker's steps."""
@@ -31,6 +34,10 @@ class Progress:
     def count(self, worker: WorkerId, steps: int, place: int | None = None) -> None:
         """Add steps that a worker has pushed: one gradient, or several local steps. A script that counts iterations says its ``place``."""
         self._steps[worker] = self._steps.get(worker, 0) + steps if place is None else place
+
+    def all(self) -> list[tuple[WorkerId, int]]:
+        """Return each worker with its steps: plain data, for a checkpoint."""
+        return list(self._steps.items())
 
     @property
     def begun(self) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from offbeat.core.events import Folded
 from offbeat.core.job.coordinator import Coordinator
 from offbeat.core.job.ledgers import AnyLedger
-from offbeat.core.job.progress import Progress
 from offbeat.core.policy import ServerRule
 from offbeat.types import Seconds
 
 
-def kept_from(job: Coordinator, now: Seconds) -> tuple[AnyLedger, Progress]:
-    """Return the ledger of a coordinator after the loss of all its workers, and its count of the scripts' steps.
+def kept_from(job: Coordinator, now: Seconds) -> AnyLedger:
+    """Return the ledger of a coordinator after the loss of all its workers.
 
     Versions, clocks and the rule's state are as they were.
 
@@ -27,7 +26,7 @@ def kept_from(job: Coordinator, now: Seconds) -> tuple[AnyLedger, Progress]:
     >>> job = Coordinator(rule("asp"), workers=1)
     >>> for event in (Joined(0), Initialised(0), Pushed(0, 1, version=0, samples=8, compute_s=0.5)):
     ...     _ = job.on(event, now=1.0)
-    >>> ledger, _ = kept_from(job, now=1.0)
+    >>> ledger = kept_from(job, now=1.0)
     >>> ledger.version, ledger.clock(0), len(ledger.active)
     (1, 1, 0)
     """
@@ -38,4 +37,4 @@ def kept_from(job: Coordinator, now: Seconds) -> tuple[AnyLedger, Progress]:
             ledger.leave(worker, now)
     if isinstance(job.rule, ServerRule) and job.rule.measures != "nothing":
         ledger.folded(Folded(ledger.version, (), 0.0, 0.0), now)
-    return ledger, job.progress
+    return ledger

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Final
 import torch
 
 from offbeat.core.job.coordinator import Coordinator
+from offbeat.core.job.progress import Progress
 from offbeat.core.job.resumption import kept_from
 from offbeat.core.job.start import Beginning
 from offbeat.core.policy import Policy
@@ -299,15 +300,17 @@ class Resumed:
 
     def beginning(self, number: int, policy: Policy, settings: JobSettings) -> Beginning:
         """Return where an optimizer's coordinator begins: with the ledger of the job before, if it has as many workers and servers."""
-        saved, ledger, progress = self._of(number), None, None
+        saved, ledger = self._of(number), None
         path = self.checkpoint.path / f"coordinator-{number}.state"
         if self._alike(settings) and path.name in self.checkpoint.manifest["files"]:
             try:
-                ledger, progress = kept_from(coordinator_from(path.read_bytes()), saved["now"])
+                ledger = kept_from(coordinator_from(path.read_bytes()), saved["now"])
             except (OSError, ProtocolError) as error:
                 log.warning(
                     "the rule's state begins anew, since that of the checkpoint cannot be read, or is of another release: %s", error
                 )
+        # Of an older release's job without servers the steps are not known.
+        progress = Progress(map(tuple, saved["steps"])) if "steps" in saved and self._alike(settings) else None
         return Beginning(saved["version"], dict(saved["places"]), ledger, progress, saved["now"] if ledger is not None else 0.0)
 
     def copy_for(self, number: int, layout: Layout, span: Span, spec: OptimizerSpec) -> ShardCopy:

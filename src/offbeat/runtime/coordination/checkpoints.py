@@ -330,6 +330,7 @@ class CheckpointKeeper:
             "now": now + job.coordinator.ahead,
             "sync": job.spec.policy.spelling,
             "places": [[pool, place] for pool, place in job.coordinator.epochs.progress().items()],
+            "steps": job.coordinator.progress.all(),
         }
 
     def _begin_last(self, now: Seconds) -> None:

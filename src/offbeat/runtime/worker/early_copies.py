@@ -77,6 +77,6 @@ def _same(model: nn.Module, samples: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _samples(model: nn.Module, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Return samples of the parameters of these names; of a copy they may be frozen."""
-    known = dict(model.named_parameters())
+    """Return samples of the parameters of these names; of a copy they may be frozen, or (on the meta device, lazy) have no values yet."""
+    known = {name: one for name, one in model.named_parameters() if not (isinstance(one, nn.UninitializedParameter) or one.is_meta)}
     return {name: known[name].detach().reshape(-1)[:SAMPLE].cpu().clone() for name in names if name in known}

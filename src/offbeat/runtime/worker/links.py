@@ -253,10 +253,15 @@ class Links:
         self._go_over(link, connection)
 
     def settle(self) -> None:
-        """Wait until restarting servers have the messages sent to them, at most `SETTLE_S` seconds, or until a server is lost."""
-        deadline = time.monotonic() + SETTLE_S
-        while not all(link.settled for link in self._addresses) and time.monotonic() < deadline:
-            if any(isinstance(item, Closed) for _, item in self.poll(RETRY_S)):
+        """Wait until all messages are on their way, also to restarting servers, or until a server is lost or takes nothing for `SETTLE_S`.
+
+        What a rank hands in as it leaves (its replica, for the last checkpoint) is more than the operating system takes at once.
+        """
+        until, before = 0.0, 0
+        while waiting := sum(link.unsent for link in (*self._addresses, *self._plain)):
+            if waiting != before:
+                until, before = time.monotonic() + SETTLE_S, waiting
+            if time.monotonic() >= until or any(isinstance(item, Closed) for _, item in self.poll(RETRY_S)):
                 return
 
     def _reach_again(self) -> list[tuple[Connection, Message | Closed]]:
