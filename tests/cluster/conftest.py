@@ -137,10 +137,12 @@ def folded(job: Job, *workers: int, after: float = -1.0) -> None:
         job.record("settle", after=after, worker=worker, fate="folded")
 
 
-def finished(job: Job) -> None:
-    """See that a job finishes, that its journal holds, and that each epoch accounts for every index."""
-    ended = job.ended()
+def finished(job: Job, enough: Path, *agents: Job) -> None:
+    """End the scripts, and see that a job finishes, that its journal holds, and that each epoch accounts for every index; ``agents`` end
+    with the job's status."""
+    ended = job.end(enough)
     assert ended.status == 0, ended.err
     assert ended.tally().problems() == []
     reports = ended.reports()
     assert reports and not [report for report in reports if report["exceptions"]]
+    assert all(agent.ended().status == 0 for agent in agents)

@@ -34,9 +34,7 @@ def test_a_cut_cable_costs_the_others_the_timeout_and_the_machine_returns(two_ho
     job.record("process", what="restarted", number=1)
     back = job.record("joined", worker=1, after=lost["t"])
     folded(job, 1, after=back["t"])
-    enough.touch()
-    finished(job)
-    assert other.ended().status == 0, "an agent ends with the job's status"
+    finished(job, enough, other)
 
 
 def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_each_lost_machine(
@@ -65,9 +63,7 @@ def test_a_job_begins_with_min_takes_in_who_comes_and_outlives_each_lost_machine
     other = start_at(second, *words, "--until", str(enough))
     assert job.record("job")["resumed"] > 0
     folded(job, 0, 1)
-    enough.touch()
-    finished(job)
-    assert other.ended().status == 0
+    finished(job, enough, other)
 
 
 def test_what_is_refused_says_what_to_type(two_hosts: list[Host], start_at: Start, tmp_path: Path) -> None:
@@ -106,6 +102,4 @@ def test_hosts_without_ipv4(two_ipv6_hosts: list[Host], start_at: Start, enough:
     job = start_at(first, "--nnodes=2", f"--rdzv-endpoint=[{first.address}]:7100", *words)
     other = start_at(second, "--nnodes=2", f"--rdzv-endpoint={first.name}:7100", *words)
     folded(job, 0, 1)
-    enough.touch()
-    finished(job)
-    assert other.ended().status == 0
+    finished(job, enough, other)

@@ -29,9 +29,7 @@ def test_digits_outlive_a_killed_rank(two_hosts: list[Host], start_at: Start, en
     folded(job, 0, 1, 2, after=killed["t"])
     back = job.record("joined", worker=3, after=killed["t"])
     folded(job, 3, after=back["t"])
-    enough.touch()
-    finished(job)
-    assert other.ended().status == 0
+    finished(job, enough, other)
     figures = json.loads(summary.read_text())
     assert figures["sync"] == rule and figures["metrics"]["test_accuracy"] >= 0.96
     written_off = [r for r in job.records() if r["kind"] == "written_off"]

@@ -59,8 +59,7 @@ def test_a_takeover_is_entered_and_a_job_that_begins_again_ends_the_one_before(s
     assert "this job has begun again elsewhere, under process " in first.printed()
     strike(second, 0)
     assert store.find("offbeat/night/2/server 0/term 2") is not None
-    enough.touch()
-    finished(second)
+    finished(second, enough)
 
 
 def test_a_takeover_waits_for_an_etcd_that_is_away(start: Start, tmp_path: Path, enough: Path) -> None:
@@ -75,5 +74,4 @@ def test_a_takeover_waits_for_an_etcd_that_is_away(start: Start, tmp_path: Path,
     assert not takeovers(job.records())
     with etcd.an_etcd(tmp_path, port=at):
         job.wait("the takeover", lambda: takeovers(job.records()))
-        enough.touch()
-        finished(job)
+        finished(job, enough)

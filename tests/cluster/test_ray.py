@@ -94,8 +94,7 @@ def test_digits_outlive_a_process_an_actor_and_a_node(three_ray_nodes: RayCluste
     folded(job, *WORKERS, after=job.records()[-1]["t"])
     assert sum(len(training(cluster, node)) for node in cluster.nodes[:-1]) == len(WORKERS)
 
-    enough.touch()
-    finished(job)
+    finished(job, enough)
     records = job.records()
     assert len(counted(records)) == 1, "only the end of a process counts against --max-restarts"
     tests = [r["values"]["test_accuracy"] for r in records if r["kind"] == "metrics" and "test_accuracy" in r["values"]]
@@ -142,8 +141,7 @@ def test_a_job_outlives_a_process_and_an_actor_and_grows_and_shrinks_with_the_cl
     folded(job, 0, 1, after=lost["t"])
     cluster.add_node()
     folded(job, 2, after=job.record("joined", worker=2, after=lost["t"])["t"])
-    enough.touch()
-    finished(job)
+    finished(job, enough)
     assert counted(job.records()) == [killed["number"]], "only the end of a process counts against --max-restarts"
 
 
@@ -162,8 +160,7 @@ def test_the_node_of_a_server_is_lost_and_its_standby_leads(three_ray_nodes: Ray
     signalled(leader, signal.SIGKILL)
     taken = job.record("process", role="server", number=led, what="taken over", after=taken["t"])
     folded(job, *WORKERS, after=taken["t"])
-    enough.touch()
-    finished(job)
+    finished(job, enough)
 
 
 @pytest.mark.night  # as on agents: tests/cluster/test_agents.py

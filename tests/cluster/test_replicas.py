@@ -41,9 +41,7 @@ def test_the_machine_of_a_server_is_lost_and_its_standby_leads(two_hosts: list[H
     apart = job.record("process", role="standby", number=0, what="follows", after=led["t"])
     assert lone["detail"] == led["detail"].split(", ")[1] != apart["detail"], "its standby is on the machine that came back"
     folded(job, 1, after=apart["t"])
-    enough.touch()
-    finished(job)
-    assert again.ended().status == 0
+    finished(job, enough, again)
 
 
 def test_the_machine_of_a_leader_is_cut_off_and_its_former_leader_does_not_lead_again(
@@ -60,7 +58,5 @@ def test_the_machine_of_a_leader_is_cut_off_and_its_former_leader_does_not_lead_
     second.link_up()
     back = job.record("joined", worker=1, after=led["t"])
     folded(job, 1, after=back["t"])
-    enough.touch()
-    finished(job)
-    assert other.ended().status == 0
+    finished(job, enough, other)
     assert [r["number"] for r in job.records() if r["kind"] == "process" and r["what"] == "taken over"] == [1]

@@ -38,9 +38,7 @@ def test_the_rounds_go_on_with_another_process_of_server_0(two_hosts: list[Host]
     back = job.record("process", role="server", what="restarted")
     folded(job, 0, 1, after=back["t"])
     assert job.servers()[0].pid != before.pid
-    enough.touch()
-    finished(job)
-    assert other.ended().status == 0
+    finished(job, enough, other)
     assert sorted(r["worker"] for r in job.records() if r["kind"] == "joined") == [0, 1], "nobody has joined again"
 
 
@@ -67,6 +65,4 @@ def test_the_host_of_the_sequencer_is_lost_and_torchruns_store_knows_who_leads(
     folded(job, 1, after=back["t"])
     known = first.popen([sys.executable, "-c", READ, first.address, str(PORT)], stdout=subprocess.PIPE).communicate()[0]
     assert known.split() == ["True", "True", "False"]
-    enough.touch()
-    finished(job)
-    assert again.ended().status == 0
+    finished(job, enough, again)

@@ -57,9 +57,7 @@ def test_digits_outlive_a_worker_and_a_host(two_hosts: list[Host], start_at: Sta
     for worker in SECOND:
         folded(job, worker, after=job.record("joined", worker=worker, after=since)["t"])
 
-    enough.touch()
-    finished(job)
-    assert again.ended().status == 0
+    finished(job, enough, again)
     records = job.records()
     untouched = {r["what"] for r in records if r["kind"] == "process" and r["role"] == "worker" and r["number"] in (0, 1)}
     assert untouched == {"started", "exited"}, "the workers of the first host have one process each"

@@ -54,19 +54,6 @@ def test_a_report_accounts_for_every_position_with_its_reason() -> None:
     assert leases.epoch(0) == 1 and leases.under_way() == []
 
 
-def test_a_withdrawn_contribution_gives_its_positions_back_and_its_fate_counts_for_none() -> None:
-    leases = dealt(4)
-    lease = take(leases, 0)
-    leases.submit((lease.id,))
-    leases.withdraw((lease.id,))
-    leases.settle((lease.id,), Fate.DROPPED, "came back")
-    again = take(leases, 1)
-    leases.submit((again.id,))
-    leases.settle((again.id,), Fate.FOLDED, "in")
-    report = leases.end(0)
-    assert (report["folded"], report["dropped"], report["returned"]) == (4, 0, 4)
-
-
 def test_pools_are_apart() -> None:
     leases = dealt(4)
     leases.open(1, 0, 4)

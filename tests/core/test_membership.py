@@ -48,13 +48,6 @@ def test_without_a_timeout_nobody_is_silent() -> None:
     assert members.wake_at() is None and members.silent(1e9) == []
 
 
-def test_a_worker_that_was_told_to_rejoin_can_fall_silent_too() -> None:
-    members = Membership(1, 10.0)
-    members.join(0, 0.0)
-    members[0].state = WorkerState.RECOVERED
-    assert members.wake_at() == 10.0 and members.silent(10.0) == [0]
-
-
 def beating(members: Membership, worker: WorkerId, since: float, until: float, every: float = 1.0) -> float:
     """Let a worker send signs of life. Returns the time of the last."""
     now = since

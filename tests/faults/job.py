@@ -232,6 +232,11 @@ class Job:
         self._nothing_left()
         return Ended(status, self._out.read_text(), self._err.read_text(), self.records())
 
+    def end(self, enough: Path) -> Ended:
+        """Make the file with which the scripts come to their end, and do as `ended`."""
+        enough.touch()
+        return self.ended()
+
     def _nothing_left(self) -> None:
         deadline = time.monotonic() + 10.0
         while remains := procfs.remains(self.mark):
@@ -268,10 +273,12 @@ class Faulty:
 
     def __init__(self, start: Callable[..., Job], folder: Path) -> None:
         self._start, self._folder = start, folder
+        self.enough = folder / "enough"
+        """For `Job.end`."""
 
     def start(self, *options: str, more: tuple[str, ...] = (), **how: Any) -> Job:
         """``options`` of ``offbeat run``, ``more`` of the script, ``how`` of `Job`."""
-        own = ("--until", str(self._folder / "enough"), "--orders", str(self._folder), *more)
+        own = ("--until", str(self.enough), "--orders", str(self._folder), *more)
         return self._start(*options, "--slow", "any=0.01", FAULTY, *own, **how)
 
     def order(self, worker: int | str, mishap: str) -> None:
@@ -279,9 +286,6 @@ class Faulty:
         hidden = self._folder / f".{worker}"
         hidden.write_text(mishap)
         hidden.rename(self._folder / str(worker))
-
-    def enough(self) -> None:
-        (self._folder / "enough").touch()
 
 
 def name_of(process: psutil.Process) -> str:

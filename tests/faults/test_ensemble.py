@@ -61,8 +61,7 @@ def test_killed_and_frozen_workers_come_back_for_the_next_epoch(start: Start, en
     job.record("fold", after=silent["t"])
     signalled(frozen, signal.SIGCONT)
     job.contribution(1, 2)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     ended.accounted()
     pause_s = longest_pause_s(ended.records, {0, 1, 2, 3} - {victim}, died["t"] - 1.0, back["t"])
     assert 0.0 < pause_s < timeout_s, "no silence has to be waited out"
@@ -83,8 +82,7 @@ def test_one_that_is_told_to_leave_hands_in_its_local_steps(start: Start, enough
     left = job.record("state_changed", worker=1, incarnation=1, state="finished")
     assert job.record("process", number=1, role="worker", what="exited", after=left["t"] - 1.0)["detail"] == "exited with status 143"
     job.record("fold", after=left["t"])
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert "Traceback" not in ended.err
     assert ended.tally().problems() == []
     mine = of(ended.records, "pushed", 1, 1)

@@ -43,8 +43,7 @@ def test_no_death_ends_a_curve(start: Start, enough: Path, tmp_path: Path, optio
     writer.send_signal(signal.SIGSTOP)  # one that never goes on: test_dashboard.py
     job.goes_on(20)
     writer.send_signal(signal.SIGCONT)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert ended.status == 0, ended.err
     assert "is not complete" not in ended.out and "lacks" not in ended.out, ended.out
     run = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0})

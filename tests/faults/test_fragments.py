@@ -21,8 +21,7 @@ def test_a_killed_worker_holds_nobody_up_and_comes_back(start: Start, enough: Pa
     for shard in (0, 1):
         job.record("fold", after=died["t"], shard=shard)
     job.contribution(2, 2)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     ended.accounted()
     folds = [record for record in ended.records if record["kind"] == "fold"]
     without = [fold for fold in folds if fold["t"] > died["t"] and 2 not in {part["worker"] for part in fold["parts"]}]
@@ -52,7 +51,6 @@ def test_under_decoupled_a_frozen_worker_is_not_missed(start: Start, enough: Pat
     job.wait("folds without it", lambda: not any(with_it()))
     signalled(frozen, signal.SIGCONT)
     job.wait("a fold with it", lambda: any(with_it()))
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     ended.accounted(samples)
     assert not [record for record in ended.records if record["kind"] == "state_changed" and record["state"] == "dead"]

@@ -75,8 +75,7 @@ def test_a_worker_that_dies_comes_back_with_memory_of_its_own(start: Start, enou
         job.wait("the restart", partial(restarted, job, death))
         job.goes_on()
     job.wait("the end of what the dead had", lambda: held(job) == before)
-    enough.touch()
-    job.ended().accounted()
+    job.end(enough).accounted()
 
 
 def test_a_job_goes_on_from_a_checkpoint_in_other_memory(jobs: Start, tmp_path: Path) -> None:

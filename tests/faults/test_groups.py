@@ -95,8 +95,7 @@ def test_the_death_of_one_process_is_that_of_its_worker_which_returns(
     strike(job, 0)
     job.goes_on()
     [after, *_] = processes_of(job.workers()[0])
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert ended.status == 0, ended.err
     assert after.pid == other.pid and [r["worker"] for r in ended.records if r["kind"] == "joined"].count(1) == 2
     assert f"process {rank} of the 2 of this worker killed by SIGKILL" in ended.err
@@ -130,8 +129,7 @@ def test_all_processes_of_a_worker_see_the_order_to_leave_after_the_same_step(st
     job.workers()[1].send_signal(signal.SIGTERM)
     assert job.record("state_changed", worker=1, state="finished")["reason"] == "it was told to leave"
     job.goes_on()
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     ended.accounted(SIZE)
     seen = [(tmp_path / f"1-{rank}").read_text() for rank in range(2)]
     assert seen[0].startswith("SIGTERM ") and seen[0] == seen[1] and not (tmp_path / "0-0").exists()

@@ -71,8 +71,7 @@ def test_workers_join_die_and_leave_and_every_index_is_used_once(start: Start, j
     fourth = joins(job, "--workers", "2")
     job.contribution(2, 5)
     job.contribution(3, 2)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert fourth.wait(60) == 0
     ended.accounted()
     assert "worker 2 died (killed by SIGKILL): restarted (1 of 3)" in ended.out and "worker 3 died" not in ended.out

@@ -26,8 +26,7 @@ def test_scripts_that_hang_are_shown_killed_and_restarted(faulty: Faulty) -> Non
     assert "made no progress" in hung[1] and "was declared dead (not heard of for" in hung[2]
     for worker in (1, 2):
         job.contribution(worker, 2)
-    faulty.enough()
-    ended = job.ended()
+    ended = job.end(faulty.enough)
     ended.accounted()
     for worker, where in ((1, "in loop"), (2, "in hold_the_gil")):
         assert where in ended.err and "most recent call first" in ended.err
@@ -41,7 +40,7 @@ def test_who_hangs_for_good_is_not_waited_for_at_the_end(faulty: Faulty) -> None
     faulty.order(1, "block")
     signalled(job.workers()[2], signal.SIGSTOP)
     died = job.record("state_changed", worker=2, state="dead", incarnation=1)
-    faulty.enough()
+    faulty.enough.touch()
     hung = job.record("process", number=2, what="hung")
     assert hung["t"] - died["t"] >= 0.9, "it had one more timeout to come back"
     ended = job.ended()
@@ -60,8 +59,7 @@ def test_one_hangs_while_it_starts_and_one_after_its_goodbye_where_one_crashes(f
     assert "has made no offbeat.DistributedOptimizer within 4 s of its start" in hung["detail"]
     job.record("settle", worker=0, fate="folded")
     assert job.record("settle", worker=1, fate="folded")["incarnation"] == 1
-    faulty.enough()
-    ended = job.ended()
+    ended = job.end(faulty.enough)
     ended.accounted()
     assert ended.err.count("in block") == 2
     assert [r["number"] for r in ended.records if r["kind"] == "process" and r["what"] == "hung"] == [0, 1]
@@ -82,8 +80,7 @@ def test_supervisor_and_server_are_stopped_for_a_while_and_nothing_happens(fault
         signalled(process, signal.SIGCONT)
         job.record("fold", after=job.records()[-1]["t"])
     assert {worker: process.pid for worker, process in job.workers().items()} == before
-    faulty.enough()
-    ended = job.ended()
+    ended = job.end(faulty.enough)
     ended.accounted()
     assert [record for record in ended.records if record["kind"] == "state_changed" and record["state"] == "dead"] == []
 
@@ -95,7 +92,7 @@ def test_a_rank_that_comes_back_when_the_others_have_finished_fails_nothing(faul
     faulty.order("start-2", f"hold {released}")
     signalled(job.workers()[2], signal.SIGKILL)
     job.record("process", number=2, what="restarted")
-    faulty.enough()
+    faulty.enough.touch()
     for worker in (0, 1):
         job.record("process", number=worker, what="exited")
     released.touch()
@@ -114,8 +111,7 @@ def test_a_full_disk_under_the_journal_is_said_and_training_goes_on(faulty: Faul
     job = faulty.start("--workers", "2", "--sync", "asp", *options, before=("unshare", "--mount", "sh", "-c", mount, "sh"))
     said = "the journal cannot be written any more, and training goes on without it:"
     job.wait("the sentence about the journal", lambda: said in (tmp_path / "out").read_text())
-    faulty.enough()
-    ended = job.ended()
+    ended = job.end(faulty.enough)
     assert ended.status == 1
     assert "but the journal is not complete" in ended.last_line and "No space left on device" in ended.last_line
     assert "The journal is not complete" in ended.out

@@ -107,8 +107,7 @@ def test_strangers_and_nonsense_gradients_do_no_harm(start_new: Start, enough: P
         assert stranger.returncode != 0
         assert why in said.splitlines()[-1], said
     job.record("fold", after=job.records()[-1]["t"])
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert ended.status == 0, ended.err
     assert ended.tally().problems() == []
     assert {r["worker"] for r in ended.records if r["kind"] == "joined"} == {0, 1}

@@ -78,8 +78,7 @@ def test_a_job_without_output_trains_to_its_end(faulty: Faulty, tmp_path: Path, 
     job.began(2)
     signalled(job.workers()[1], signal.SIGKILL)  # the line about the restart cannot be written either
     job.contribution(1, 2)
-    faulty.enough()
-    ended = job.ended()
+    ended = job.end(faulty.enough)
     assert ended.status == status
     ended._replace(status=0).accounted()
     assert ended.records[-1]["kind"] == "end" and ended.records[-1]["ok"]
@@ -116,8 +115,7 @@ def test_no_descriptor_is_left_for_a_restart(faulty: Faulty) -> None:
     job.wait("the line about the limit", lambda: "it cannot be restarted yet, and is tried again" in job.printed())
     resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, files)
     job.contribution(1, 2)
-    faulty.enough()
-    job.ended().accounted()
+    job.end(faulty.enough).accounted()
     assert "(raise ulimit -n)" in job.printed()
 
 
@@ -127,8 +125,7 @@ def test_a_summary_that_cannot_be_written_is_the_last_line(faulty: Faulty, tmp_p
     job = faulty.start("--workers", "1", "--sync", "asp", "--summary", str(place / "summary.json"))
     job.began(1)
     place.rmdir()
-    faulty.enough()
-    ended = job.ended()
+    ended = job.end(faulty.enough)
     assert ended.status == 1
     assert f"but the summary {place}/summary.json could not be written: No such file or directory" in ended.last_line
     assert "pushes" in ended.out, "the table is there as well"

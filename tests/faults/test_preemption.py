@@ -44,8 +44,7 @@ def test_one_worker_sees_its_order_and_saves_before_it_leaves(
     assert left["reason"] == "it was told to leave"
     job.record("process", number=1, what="exited", after=left["t"])
     job.goes_on()
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert (tmp_path / "1").read_text().splitlines() == [line.format(reason=number.name) for line in SAYS[then]]
     assert (tmp_path / "saved-1").exists() and not (tmp_path / "0").exists(), "the others have no order"
     ended.accounted()

@@ -64,8 +64,7 @@ def test_killed_and_frozen_ranks_come_back_and_nobody_else_restarts(start: Start
     if before[1].is_running() and before[1].status() != "zombie":
         signalled(before[1], signal.SIGCONT)
     job.contribution(1, 2)
-    enough.touch()
-    accounted(job.ended())
+    accounted(job.end(enough))
 
 
 @pytest.mark.parametrize(("die", "width"), marked([("drawn", 8), ("summing", 700)], ("summing", 700), night=[("drawn", 8)]))
@@ -77,8 +76,7 @@ def test_a_rank_dies_at_the_worst_moment(start: Start, enough: Path, tmp_path: P
     died = job.record("state_changed", state="dead", incarnation=1)
     assert gap_after(job, died) < PATIENCE_S
     job.contribution(died["worker"], 2)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     accounted(ended)
     folds = [record["t"] for record in ended.records if record["kind"] == "fold"]
     before = max(t for t in folds if t <= died["t"])
@@ -99,8 +97,7 @@ def test_what_goes_with_a_host_is_not_in_its_round(start: Start, enough: Path, t
     assert undone["incarnation"] == 1 and undone["reason"].startswith("it went with its host before round")
     assert gap_after(job, died) < PATIENCE_S
     job.contribution(died["worker"], 2)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     accounted(ended)
     row = ended.tally().summary()["per_worker"][died["worker"]]
     folded = [r for r in ended.records if r["kind"] == "settle" and r["worker"] == died["worker"] and r["fate"] == "folded"]
@@ -114,8 +111,7 @@ def test_a_rank_that_is_told_to_leave_finishes_its_step(start: Start, enough: Pa
     job.workers()[1].send_signal(signal.SIGTERM)
     left = job.record("state_changed", worker=1, state="finished")
     assert gap_after(job, left) < PATIENCE_S
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     accounted(ended)
     assert "Traceback" not in ended.err
     assert not any(r["fate"] == "rejected" for r in ended.records if r["kind"] == "settle")
@@ -127,8 +123,7 @@ def test_a_rank_that_waits_for_a_round_leaves_when_it_is_told_to(start: Start, e
     job.workers()[1].send_signal(signal.SIGTERM)
     left = job.record("state_changed", worker=1, state="finished")
     assert left["reason"] == "it was told to leave"
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     ended.accounted(12)
     assert "Traceback" not in ended.err
     folded = next(r for r in ended.records if r["kind"] == "settle" and r["worker"] == 1 and r["t"] >= pushed["t"])

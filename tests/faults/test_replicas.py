@@ -151,8 +151,7 @@ def test_a_worker_that_was_told_where_former_processes_listen_is_started_again(s
     strike(job, 0)
     signalled(late, signal.SIGCONT)
     job.contribution(1, 2)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert ended.status == 0
     assert "restarted (a server had gone on in another process since its start)" in ended.out
 
@@ -210,8 +209,7 @@ def test_a_leader_without_a_standby_is_waited_for_as_if_there_were_none(start: S
         job.process.wait(patience_of(3.0) + 1.0)
     signalled(alone, signal.SIGCONT)
     follows(job, 1)
-    enough.touch()
-    one_process_each(job.ended())
+    one_process_each(job.end(enough))
 
 
 @pytest.mark.smoke
@@ -221,8 +219,7 @@ def test_a_leader_that_is_told_to_leave_hands_over(start: Start, enough: Path) -
     leader(job, 0).send_signal(signal.SIGTERM)
     job.wait("the takeover", lambda: takeovers(job.records(), 0))
     job.goes_on()
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     one_process_each(ended)
     assert "server 0 was told to leave by SIGTERM: its standby leads from now on (term 2)" in ended.out
 
@@ -238,8 +235,7 @@ def test_ranks_keep_their_processes_when_the_sequencer_dies_or_stands_still(star
     job.contribution(1, 2)
     strike(job, 0, signal.SIGSTOP)
     after = job.workers()
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert len(takeovers(ended.records)) == 2
     assert [rank for rank in after if after[rank].pid != before[rank].pid] == [1]
     accounted(ended)

@@ -23,8 +23,7 @@ def test_a_job_that_runs_and_one_that_has_ended(start: Callable[..., Job], enoug
     job.contribution(1, 2)  # the process that comes after the killed one
     growing = page(job, tmp_path / "growing.html")
     assert "has no end: the job goes on" in growing and "not finished" in growing
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert ended.status == 0, ended.err
     whole = page(job, tmp_path / "whole.html")
     assert '<span class="pill good">finished</span>' in whole and "has no end" not in whole

@@ -74,8 +74,7 @@ def test_a_job_on_one_machine_and_a_script_that_fails(workers: str, start: Calla
     preload = ("--no-preload",) if workers == "new processes" else ()
     job = start("--workers", "2", *preload, *options(tmp_path, enough, "--fails", "1"))
     token = look(job, tmp_path)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert "RuntimeError: failed on purpose, with the settings" in ended.err and "Traceback" in ended.err
     assert left_behind(job, tmp_path, ended, token) == []
 
@@ -104,7 +103,6 @@ def test_agents_with_a_token_of_the_user(given: str, start_new: Callable[..., Jo
     job = start_new(*begin, *options(tmp_path, enough, "--fails", "0"), environment=environment, command=AGENT)
     token = look(job, tmp_path)
     assert token == GIVEN
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert "RuntimeError: failed on purpose" in ended.err
     assert left_behind(job, tmp_path, ended, token) == []

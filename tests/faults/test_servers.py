@@ -119,8 +119,7 @@ def test_under_other_rules_the_books_are_right(start: Start, enough: Path, sync:
     for victim in victims:
         strike(job, victim)
     job.goes_on()
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     one_process_each(ended)
     if sync.startswith("psp"):
         assert {r["shard"] for r in ended.records if r["kind"] == "fold"} == set(range(servers))
@@ -167,8 +166,7 @@ def test_a_server_that_dies_at_an_epochs_end_tells_the_workers_of_it(start: Star
         job.wait("the death", lambda: not order.exists())
         after = job.record("process", role="server", what="restarted", after=after)["t"]
         job.record("epoch_ended", after=after)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     one_process_each(ended)
     for report in ended.reports():
         assert report["folded"] == report["indices"] == 64
@@ -186,8 +184,7 @@ def test_what_a_server_has_kept_is_there_for_its_next_process_however_late_the_s
     job.wait("the death", lambda: not (tmp_path / "0-before").exists())
     signalled(psutil.Process(job.process.pid), signal.SIGCONT)
     job.goes_on()
-    enough.touch()
-    one_process_each(job.ended())
+    one_process_each(job.end(enough))
 
 
 def test_a_server_that_stands_still_is_killed_and_goes_on(start: Start, enough: Path, tmp_path: Path) -> None:
@@ -197,8 +194,7 @@ def test_a_server_that_stands_still_is_killed_and_goes_on(start: Start, enough: 
     job.goes_on()
     saved = [r["version"] for r in job.records() if r["kind"] == "checkpoint"]
     job.wait("a checkpoint", lambda: [r["version"] for r in job.records() if r["kind"] == "checkpoint"] != saved)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     one_process_each(ended)
     assert "server 0 has not reported" in ended.out
 
@@ -248,8 +244,7 @@ def test_a_worker_waits_for_the_next_process_of_a_server_that_has_not_greeted_it
     words = (*how[1], "--sync", sync, "--slow", "any=0.02", *RANKS, *apart, "--until", str(enough))
     job = start(*words, command=how[0], environment=orders_to_die(tmp_path))
     job.began(2)
-    enough.touch()
-    one_process_each(job.ended())
+    one_process_each(job.end(enough))
     assert not (tmp_path / f"{victim}-greeted").exists(), "the server has found the order"
 
 
@@ -265,8 +260,7 @@ def test_without_servers_the_coordinator_goes_on_where_it_was(start: Start, enou
     for _ in range(2):
         strike(job, 0)
     job.goes_on()
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     one_process_each(ended)
     accounted(ended)
 
@@ -280,8 +274,7 @@ def test_a_rank_that_dies_while_the_sequencer_stands_still_returns(start: Start,
     job.wait("the server's return", lambda: returns(job, 0))
     job.contribution(1, 2)
     after = job.workers()
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert "server 0 has not reported" in ended.out
     assert [rank for rank in after if after[rank].pid != before[rank].pid] == [1]
     accounted(ended)
@@ -303,8 +296,7 @@ def test_ranks_go_on_while_the_coordinator_stands_still(start: Start, enough: Pa
     assert frozen.status() == psutil.STATUS_STOPPED, "they were made without it"
     job.wait("the server's return", lambda: returns(job, 0))
     job.goes_on()
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     one_process_each(ended)
     assert "server 0 has not reported" in ended.out
     pushes = [r["worker"] for r in ended.records if r["kind"] == "pushed"]
@@ -325,8 +317,7 @@ def test_a_coordinator_that_dies_while_a_rank_joins_lets_it_in(start: Start, eno
     after = job.workers()
     saved = [r["version"] for r in job.records() if r["kind"] == "checkpoint"]
     job.wait("a checkpoint", lambda: [r["version"] for r in job.records() if r["kind"] == "checkpoint"] != saved)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert [rank for rank in after if after[rank].pid != before[rank].pid] == [1]
     accounted(ended)
 
@@ -344,8 +335,7 @@ def test_who_computes_for_longer_than_the_timeout_when_a_server_dies_is_not_take
     job.wait("two timeouts", lambda: time.monotonic() > until)
     released.touch()
     job.goes_on()
-    faulty.enough()
-    ended = job.ended()
+    ended = job.end(faulty.enough)
     one_process_each(ended)
     assert sorted(r["worker"] for r in ended.records if r["kind"] == "joined") == [0, 1]
     assert not [r for r in ended.records if r["kind"] == "state_changed" and r["state"] in ("dead", "recovered")]

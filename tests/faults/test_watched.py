@@ -64,8 +64,7 @@ def test_a_job_is_listed_and_shown_and_a_death_is_a_line(start: Start, enough: P
     for wrong in (["nothing.py"], ["1", "--once"], ["--connect", "localhost:7"], [pid, "--connect", "localhost:7"]):
         refused = top(*wrong)
         assert refused.returncode == 2 and refused.stderr.startswith("offbeat: ") and not refused.stdout, refused
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     assert ended.status == 0 and entries() == []
     assert ended.out.startswith(f"starting 3 workers of {TRAIN}\n")
     told = re.findall(r"^ +\d+\.\d s  (worker 1 (?:died|is back).*)$", ended.out, re.MULTILINE)
@@ -90,8 +89,7 @@ def test_watchers_that_stop_flood_or_lie_cost_the_job_nothing(start: Start, enou
             last = max(record["version"] for record in job.records() if record["kind"] == "fold")
             job.record("fold", version=last + 20)
             assert top(str(entry.pid)).returncode == 0, "others are answered"
-            enough.touch()
-            ended = job.ended()
+            ended = job.end(enough)
         finally:
             stopped.kill()
     assert ended.status == 0 and ended.tally().problems() == []
@@ -130,8 +128,7 @@ def test_a_job_on_another_machine_is_reached_with_its_token(start: Start, enough
     secret.write_text("another secret of a test")
     refused = top("--connect", "127.0.0.1:28417", "--token-file", str(secret))
     assert refused.returncode == 1 and "the token shown is not this job's" in refused.stderr, refused
-    enough.touch()
-    assert job.ended().status == 0
+    assert job.end(enough).status == 0
 
 
 @pytest.fixture
@@ -189,7 +186,6 @@ def test_a_terminal_shows_the_culprit_and_a_key_its_stacks(start: Start, enough:
     screen("status 0")
     terminal("respawn-window", "-k", watch)  # tmux ends with its last session, and a new one at that moment is lost
     screen(r"^worker  state")
-    enough.touch()
-    assert job.ended().status == 0
+    assert job.end(enough).status == 0
     _until(lambda: "status 0" in terminal("capture-pane", "-p"))
     assert "the connection is closed" in terminal("capture-pane", "-p")

@@ -52,8 +52,7 @@ def test_a_killed_worker_returns_and_a_frozen_one_comes_back_by_itself(
     after = job.workers()
     assert after.keys() == before.keys() == {0, 1, 2}
     assert [worker for worker in after if after[worker].pid != before[worker].pid] == [0]
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     ended.accounted(SIZE)
     assert [r for r in ended.records if r["kind"] == "fold" and 0 not in {part["worker"] for part in r["parts"]}], "the others have waited"
     late = [r for r in ended.records if r["kind"] == "pushed" and (r["worker"], r["incarnation"]) == (1, 1) and r["t"] > died["t"]]
@@ -69,8 +68,7 @@ def test_a_worker_that_returns_goes_on_in_its_column_of_a_trace(start: Start, en
     trace.write_text(calm * 10 + late * 10_000)
     job = start("--workers", "2", "--sync", rule, "--slow", f"trace={trace}", "--kill", "1@15", *CALM, TRAIN, "--until", str(enough))
     job.contribution(1, 2)
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     pushes = [record for record in ended.records if record["kind"] == "pushed" and record["worker"] == 1]
     assert [push["phases"]["own"] >= 0.1 for push in pushes[10:]] == [True] * len(pushes[10:])
     assert {push["incarnation"] for push in pushes[10:]} == {1, 2}
@@ -91,8 +89,7 @@ def test_a_killed_forkserver_takes_its_forks_along_and_all_return_without_it(sta
         assert job.record("process", number=worker, role="worker", what="exited")["detail"] == "killed by SIGKILL"
         job.contribution(worker, 2)
     assert {process.ppid() for process in getattr(job, of)().values()} == {job.process.pid}
-    enough.touch()
-    ended = job.ended()
+    ended = job.end(enough)
     returned = [r["number"] for r in ended.records if r["kind"] == "process" and r["role"] == "server" and r["what"] == "restarted"]
     assert returned == ([0] if of == "servers" else [])
     ended.accounted()

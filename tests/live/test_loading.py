@@ -137,28 +137,19 @@ def test_adpsgd_mixes_with_nobody_who_may_still_load() -> None:
             torch.testing.assert_close(weight, SAVED["model"]["weight"])
 
 
-@pytest.mark.parametrize("sync", ["bsp", "asp", "psp(c=1, b=0.5)", "ensemble", "majority", "dpsgd"])
-def test_loading_after_the_first_step_is_an_error(sync: str) -> None:
+@pytest.mark.parametrize(
+    ("sync", "pulls"),
+    [*((sync, False) for sync in ("bsp", "asp", "psp(c=1, b=0.5)", "ensemble", "majority", "dpsgd")), ("majority", True)],
+)
+def test_loading_after_the_first_step_is_an_error_and_without_servers_after_a_pull(sync: str, pulls: bool) -> None:
     def script(worker: Worker) -> None:
         model = model_of(0)
         optimizer = worker.distribute(adam(model), model, sync)
         set_gradients(model)
-        optimizer.step()
+        optimizer.pull() if pulls else optimizer.step()
         with pytest.raises(ConfigurationError, match="right after wrapping"):
             optimizer.load_state_dict(copy.deepcopy(SAVED["optimizer"]))
-        assert steps_of(optimizer.state_dict()) == 1.0
-
-    with Job(1) as job:
-        job.run(script)
-
-
-def test_without_servers_loading_after_a_pull_is_an_error() -> None:
-    def script(worker: Worker) -> None:
-        model = model_of(0)
-        optimizer = worker.distribute(adam(model), model, "majority")
-        optimizer.pull()
-        with pytest.raises(ConfigurationError, match="right after wrapping"):
-            optimizer.load_state_dict(copy.deepcopy(SAVED["optimizer"]))
+        assert pulls or steps_of(optimizer.state_dict()) == 1.0
 
     with Job(1) as job:
         job.run(script)

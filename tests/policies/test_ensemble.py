@@ -48,15 +48,17 @@ REFUSED = [
 # Rounds.
 
 
-def test_a_step_each_is_bsp_event_by_event() -> None:
-    def play(job: Hand) -> list[dict[str, Any]]:
-        for worker in (2, 0, 1, 1, 2):
-            job.push(worker, job.job.version)
-        job(Lost(0, "killed"))
-        job.push(1, job.job.version)
-        job(Left(2, 1))
-        return [{**e._asdict(), "kind": type(e), "reason": ""} for e in job.said]
+def play(job: Hand) -> list[dict[str, Any]]:
+    """What a job says of some pushes, a death and an end, without its reasons."""
+    for worker in (2, 0, 1, 1, 2):
+        job.push(worker, job.job.version)
+    job(Lost(0, "killed"))
+    job.push(1, job.job.version)
+    job(Left(2, 1))
+    return [{**e._asdict(), "kind": type(e), "reason": ""} for e in job.said]
 
+
+def test_a_step_each_is_bsp_event_by_event() -> None:
     assert play(Hand(EnsembleSync(steps=1), 3)) == play(Hand(BSP(), 3))
 
 

@@ -80,25 +80,6 @@ def test_who_misses_a_round_by_a_little_has_not_arrived_in_the_next() -> None:
     assert rounds.arrive(2, 1).closed
 
 
-def test_who_is_late_has_arrived_where_somebody_waits() -> None:
-    rounds = entered("quorum(q=2)", 3)
-    rounds.arrive(0, 0)
-    rounds.arrive(1, 0)
-    folded(rounds, 0, 1)
-    rounds.arrive(0, 0)
-    assert rounds.arrive(2, 0) == Arrival(1, late=True, closed=True, through=2)
-
-
-def test_the_limiter_makes_a_round_wait() -> None:
-    rounds = entered("solo(staleness=2)", 2)
-    for _ in range(2):
-        assert rounds.arrive(0, 0).closed
-        folded(rounds, 0)
-    assert not rounds.arrive(0, 0).closed, "what rank 1 computes would be three rounds old in round 3"
-    arrival = rounds.arrive(1, 0)
-    assert arrival == Arrival(2, late=True, closed=True, through=3)
-
-
 def test_the_limiter_lets_go_when_the_slow_rank_is_dead_or_idle() -> None:
     for end in (Rounds.leave, Rounds.pause):
         rounds = entered("solo(staleness=1)", 2)
@@ -117,19 +98,6 @@ def test_a_round_waits_for_room_for_its_result() -> None:
     assert not rounds.arrive(1, 0).closed
     assert rounds.version(1) == 2
     assert rounds.read(1), "now there is room"
-
-
-def test_a_gradient_that_cannot_be_used_is_an_arrival_all_the_same() -> None:
-    rounds = entered("full", 2)
-    rounds.arrive(0, None)
-    assert rounds.arrive(1, 0).closed
-    closed = rounds.closed()
-    assert closed is not None and closed.parts == (RoundPart(1, 0),) and closed.divisor == 2
-    folded(rounds, 0, 1)
-    rounds.arrive(0, None)
-    assert rounds.arrive(1, None).closed
-    empty = rounds.closed()
-    assert empty is not None and empty.parts == ()
 
 
 def test_the_dead_are_not_counted_and_what_they_have_handed_in_is_used() -> None:
@@ -374,13 +342,6 @@ def weights_of(rounds: Rounds) -> dict[RoundPart, float]:
     closed = rounds.closed()
     assert closed is not None
     return dict(zip(closed.parts, closed.weights, strict=True)) if closed.weights else dict.fromkeys(closed.parts, 1 / closed.divisor)
-
-
-def test_gradients_weigh_by_their_samples() -> None:
-    rounds = entered("full", 3)
-    for rank, samples in enumerate((24, 8, 8)):
-        rounds.arrive(rank, 0, samples=samples)
-    assert list(weights_of(rounds).values()) == [0.6, 0.2, 0.2]
 
 
 def test_with_equal_or_unknown_numbers_the_sum_is_divided_by_the_ranks() -> None:

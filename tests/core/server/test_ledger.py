@@ -25,14 +25,6 @@ def push(ledger: Ledger, worker: int, version: int, now: float = 1.0, samples: i
     return ledger.push(Pushed(worker, 1, version, samples, 1.0), now, refusal)
 
 
-def test_weights_are_shares_of_the_samples() -> None:
-    ledger = entered(BSP(), 2)
-    push(ledger, 0, 0, samples=24)
-    fold = push(ledger, 1, 0, samples=8)[0]
-    assert isinstance(fold, Fold)
-    assert [(part.worker, part.weight, part.staleness) for part in fold.parts] == [(0, 0.75, 0), (1, 0.25, 0)]
-
-
 def test_weights_are_equal_where_somebody_cannot_count_its_samples() -> None:
     ledger = entered(BSP(), 2)
     push(ledger, 0, 0, samples=0)
@@ -45,16 +37,6 @@ def test_a_refused_contribution_is_rejected_counts_as_an_iteration_and_its_worke
     settle, release = push(ledger, 0, 0, refusal="not finite")
     assert isinstance(settle, Settle) and (settle.fate, settle.reason, settle.clock) == (Fate.REJECTED, "not finite", 1)
     assert isinstance(release, Release) and release.version == 0 and ledger.missing == 2
-
-
-def test_a_worker_that_left_still_counts_in_the_fold_and_nobody_waits_for_one_that_had_not_pushed() -> None:
-    ledger = entered(BSP(), 3)
-    push(ledger, 0, 0)
-    assert ledger.leave(0, 2.0) == [], "0 has pushed and died: 1 and 2 still have to push"
-    push(ledger, 1, 0)
-    fold, *_, release = ledger.leave(2, 3.0)
-    assert isinstance(fold, Fold) and [part.worker for part in fold.parts] == [0, 1]
-    assert isinstance(release, Release) and release.worker == 1
 
 
 def test_who_returns_to_an_empty_job_stands_where_the_last_one_stood() -> None:

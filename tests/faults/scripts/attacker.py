@@ -1,7 +1,7 @@
 """Workers 0 and 1 train; worker 2 knows the job's token and sends what no worker would send, to server 0.
 
-Its messages are mutations of every kind there is (``tests/malformed.py``), and bytes below the level of messages; or it opens connections
-and says nothing of use. It prints what became of them in a line that begins with TOTAL.
+It sends the frames of the fuzzer (``tests/fuzz/frames.py``), or it opens connections and says nothing of use. It prints what became of
+them in a line that begins with TOTAL.
 """
 
 from __future__ import annotations
@@ -19,22 +19,21 @@ from typing import Any
 import psutil
 import torch
 from tests import malformed
+from tests.fuzz import frames
 
 import offbeat
 from offbeat.runtime.job.settings import WorkerSettings
 from offbeat.runtime.ranks.replica import Replica
 from offbeat.tensors.layout import Layout
 from offbeat.transport import wire
-from offbeat.transport.base import Closed, Connection, Message
+from offbeat.transport.base import Closed, Message
 from offbeat.transport.hub import SocketHub
 from offbeat.transport.shm import MemoryBlock
+from offbeat.transport.stream import StreamConnection
 from offbeat.types import WorkerId
 
-KINDS = [
-    *(5 * [malformed.FROM_WORKER]),
-    *(malformed.FAILING, malformed.ROUNDS, malformed.TO_SHARD, malformed.CALL, malformed.FROM_SHARD),
-    *(malformed.FROM_SERVER_0, malformed.FROM_SUPERVISOR, malformed.TO_SUPERVISOR, malformed.TO_WORKER),
-]
+CONVERSATIONS = ("to-shard", "from-shard", "from-server-0", "from-supervisor", "to-supervisor", "to-worker", *5 * ("from-worker",))
+FRAMES = [frame for name in CONVERSATIONS for frame in frames.corpus(name)]
 NBYTES = malformed.LAYOUT["nbytes"]
 DEADLINE_S = 60.0
 
@@ -77,12 +76,13 @@ class Attacker:
             replica = Replica(Layout.of(malformed._model, malformed._optimizer), malformed._model, malformed._optimizer, WorkerId(2), 3)
             self._hello["vector"] = {"dtype": "float32", "numel": replica.numel, "size": replica.size}
         self._blocks = [MemoryBlock.allocate(NBYTES, name) for name in ("push", "pull")] if local else []
-        self._live: list[Connection] = []
-        self.sent = self.raw = self.refused = self.closed = 0
+        self._live: list[StreamConnection] = []
+        self.sent = self.refused = self.closed = 0
 
-    def connect(self, member: bool) -> Connection:
+    def connect(self, member: bool) -> StreamConnection:
         """A connection; of a member it has said hello as a worker does."""
         connection = self._hub.connect(self._address)
+        assert isinstance(connection, StreamConnection)
         if member:
             views = [block.view for block in self._blocks] or [memoryview(bytearray(NBYTES)) for _ in range(2)]
             for name, view in zip(("push", "pull"), views, strict=True):
@@ -108,51 +108,28 @@ class Attacker:
                 raise SystemExit("the job does not let an honest worker in")
 
     def attack(self, count: int) -> None:
-        """Send so many messages over eight connections at a time, and wait for what the server says of them."""
+        """Send so many frames over eight connections at a time, and wait for what the server says of them."""
         while self.sent < count:
             while len(self._live) < 8:
                 self._live.append(self.connect(self._draw.random() < 0.3))
-            connection = self._draw.choice(self._live)
-            self._bytes(connection) if self._draw.random() < 0.05 else self._message(connection)
-            if self.sent % 3 == 0:
+            connection, frame = self._draw.choice(self._live), frames.drawn(self._draw, FRAMES)
+            # A worker has the right to abort the job, and a second process of another worker takes that one's place.
+            if connection.is_open and b"abort" not in frame and b"hello" not in frame:
+                assert isinstance(connection.sock, socket.socket), "connections of this machine have no TLS"
+                self._send(connection.sock, frame)
+            if not connection.is_open or self.sent % 3 == 0:
                 self._hear(0.003)
         for _ in range(100):
             self._hear(0.01)
         self._hub.close()
 
-    def _message(self, connection: Connection) -> None:
-        table = self._draw.choice(KINDS)
-        kind = self._draw.choice(list(table))
-        header = malformed.mutated({"kind": kind, **table[kind]}, self._draw, times=self._draw.choice([1, 1, 1, 2, 4]))
-        if header.get("kind") == "abort" and isinstance(header.get("reason"), str):
-            return  # whoever says so well-formed may end the job: it is a worker's right
-        if header.get("kind") == "hello" and header.get("worker") in (0, 1):
-            return  # nor is a second process of another worker malformed: it takes that one's place
-        header = {name: value for name, value in header.items() if not str(name).startswith("_")}
-        payload = [os.urandom(self._draw.choice([8, 20, 64, 5000]))] if self._draw.random() < 0.2 else ()
-        try:
-            connection.send(header, payload=payload, memory=self._blocks[:1] if self._blocks and self._draw.random() < 0.1 else ())
-        except (TypeError, ValueError, OverflowError):
-            return  # what this end cannot even write
+    def _send(self, sock: socket.socket, frame: bytes) -> None:
         self.sent += 1
-
-    def _bytes(self, connection: Connection) -> None:
-        """What is no message; the connection is of no use after that."""
-        junk = (
-            os.urandom(50),
-            wire.MAGIC + b"\x01" + os.urandom(17),
-            wire.encode({"kind": "push"}, 1 << 20)[:-3],
-            wire._PREFIX.pack(wire.MAGIC, 1, 0, 0, 5, 0) + b"\xc1" * 5,
-            wire._PREFIX.pack(wire.MAGIC, 1, 0, 0, 2000, 0) + b"\x91" * 2000,
-            wire._PREFIX.pack(wire.MAGIC, 1, 0, 0, 1 << 30, 0),
-        )
-        sock: socket.socket = connection.sock  # type: ignore[attr-defined]
         with contextlib.suppress(OSError):
-            sock.send(self._draw.choice(junk))
-        self.sent += 1
-        self.raw += 1
-        self._live.remove(connection)
-        connection.close()
+            if self._blocks and self._draw.random() < 0.1:
+                socket.send_fds(sock, [frame[:5] + b"\x01" + frame[6:]], [self._blocks[0].descriptor])  # the prefix says how many
+            else:
+                sock.send(frame)
 
     def _hear(self, timeout_s: float) -> None:
         for connection, item in self._hub.poll(timeout_s):
@@ -202,8 +179,7 @@ def main() -> None:
             attacker.attack(args.messages)
         storm(settings, args.connections)
         print(
-            f"TOTAL {attacker.sent} messages, {attacker.raw} of them junk, {args.connections} connections, "
-            f"{attacker.refused} refused, {attacker.closed} closed; "
+            f"TOTAL {attacker.sent} messages, {args.connections} connections, {attacker.refused} refused, {attacker.closed} closed; "
             f"server 0 {before} -> {server_memory()} MB; {time.monotonic() - began:.0f} s",
             flush=True,
         )

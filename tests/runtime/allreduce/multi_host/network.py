@@ -272,7 +272,7 @@ class Network:
         return donor is not None and rank.entering and self.ranks.get(donor.number) is not donor and not rank.begins
 
     def finish(self) -> None:
-        """Everybody stops, everything arrives, and everybody catches up."""
+        """Everybody stops, everything arrives, and everybody catches up; what must be so then is checked."""
         for _ in range(10 + len(self.ranks)):
             for rank in self.ranks.values():
                 self.give(rank.number)
@@ -287,8 +287,9 @@ class Network:
                     rank.node.notify({"k": "catch"})
                     rank.asked = True
             self.deliver_all()
+        self._check()
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """What must be so at the end."""
         there = [rank for rank in self.ranks.values() if rank.node.fenced is None]
         assert all(rank.free and rank.idle for rank in there), "somebody waits for ever"

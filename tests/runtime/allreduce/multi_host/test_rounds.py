@@ -117,7 +117,6 @@ def _run(network: Network, ranks: int, deaths: bool, partings: bool, draws: rand
     for orphan in network.orphans():  # a coordinator would find them another
         network.die(orphan, 99)
     network.finish()
-    network.check()
 
 
 def test_what_a_dead_rank_has_written_over_is_not_in_its_round() -> None:
@@ -131,7 +130,6 @@ def test_what_a_dead_rank_has_written_over_is_not_in_its_round() -> None:
     network.push(0)
     network.die(0, 0)
     network.finish()
-    network.check()
     assert not network.ranks[1].results[0].any()
     lost = [(entry.rank, entry.version) for entry in network.seat.log.follow(0) if entry.kind is EntryKind.LOST]
     assert lost == [(0, 0)]
@@ -147,7 +145,6 @@ def test_what_arrives_after_its_host_has_reported_is_in_its_round() -> None:
     network.deliver((0, SEQUENCER))  # the round is closed, and waits for the other's report
     assert network.sequencer.number == 1
     network.finish()
-    network.check()
     assert network.ranks[1].results[0].any()
 
 
@@ -170,7 +167,6 @@ def test_a_newcomer_is_not_handed_what_it_has_come_with() -> None:
     assert not handed and not newcomer.executor.results and newcomer.executor.upto == 2
     network.push(2)
     network.finish()
-    network.check()
 
 
 def test_who_leaves_in_peace_waits_until_the_others_have_what_it_has() -> None:
@@ -188,7 +184,6 @@ def test_who_leaves_in_peace_waits_until_the_others_have_what_it_has() -> None:
     assert network.may_leave(0)
     network.leave(0)
     network.finish()
-    network.check()
 
 
 def test_who_leaves_in_peace_waits_for_the_round_that_its_gradient_is_for() -> None:
@@ -208,7 +203,6 @@ def test_who_leaves_in_peace_waits_for_the_round_that_its_gradient_is_for() -> N
     assert network.may_leave(2)
     network.leave(2)
     network.finish()
-    network.check()
 
 
 def test_who_waits_to_leave_makes_room() -> None:
@@ -228,7 +222,6 @@ def test_who_waits_to_leave_makes_room() -> None:
     assert network.may_leave(1) and network.ranks[0].results[2].count_nonzero() == 2
     network.leave(1)
     network.finish()
-    network.check()
 
 
 def test_who_has_let_somebody_in_leaves_once_that_one_has_what_it_has() -> None:
@@ -251,7 +244,6 @@ def test_who_has_let_somebody_in_leaves_once_that_one_has_what_it_has() -> None:
     assert network.may_leave(0) and network.ranks[0].version == 1
     network.leave(0)
     network.finish()
-    network.check()
     assert network.ranks[2].results[0].any()
 
 
@@ -284,7 +276,6 @@ def test_a_joiner_whose_donor_dies_begins_at_the_version_of_the_next(donors: lis
         network.push(number)
         network.deliver_all()
     network.finish()
-    network.check()
     other = network.ranks[donor]
     assert joiner.results.keys() == other.results.keys() and joiner.version == other.version >= 2
 
