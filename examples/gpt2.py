@@ -40,6 +40,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a tiny GPT-2 with transformers.")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16, help="samples per worker and step (default: 16)")
+    parser.add_argument("--accumulation", type=int, default=1, help="batches of a step (default: 1)")
     parser.add_argument("--sync", default="bsp", help="synchronization rule, for instance 'ssp(staleness=3)' (default: bsp)")
     parser.add_argument("--output", default="gpt2", help="folder for checkpoints and the model (default: gpt2)")
     return parser.parse_args()
@@ -54,6 +55,7 @@ def main() -> None:
         output_dir=args.output,
         num_train_epochs=args.epochs,
         per_device_train_batch_size=args.batch_size,
+        gradient_accumulation_steps=args.accumulation,
         learning_rate=3e-3,
         warmup_steps=5,
         eval_strategy="epoch",

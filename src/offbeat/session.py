@@ -187,6 +187,8 @@ class Session(ABC):
         not count with them."""
         self.barriers_before = 0
         """The number of the next barrier when the checkpoint that the script has loaded was saved."""
+        self.takes_means = False
+        """Whether each gradient is the mean over its samples, of however many batches it is."""
         self.keeps_place = False
         """Whether the script goes on where the job is: it counts with `offbeat.steps` or `offbeat.epochs`, or has loaded a checkpoint."""
         self.over: str | None = None

@@ -74,6 +74,20 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(value, b[name], msg=name)
 
 
+def test_a_script_may_detach_a_gradient_in_place() -> None:
+    """As PyTorch's ``zero_grad`` did before ``set_to_none``, from which scripts have theirs."""
+    fixture = tied()
+    for _ in range(2):
+        for parameter in fixture.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.detach_()
+                parameter.grad.zero_()
+        fixture.model(batch()).backward()
+        assert fixture.flat.collect() is None
+        same(fixture.pushed(), plain_gradients())
+    assert fixture.in_place()
+
+
 @pytest.mark.parametrize("passes", [1, 3])
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_are_pushed_and_accumulate(passes: int, set_to_none: bool) -> None:

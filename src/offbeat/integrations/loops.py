@@ -30,6 +30,14 @@ class LoopOptimizer(DistributedOptimizer):
     snapshot: Snapshot | None = None
     """The snapshot that is held; None: ``state_dict`` asks the job."""
 
+    def takes_means(self) -> None:
+        """Say that each gradient is the mean over its samples, also where a group has fewer batches than others."""
+        self._session.takes_means = True
+
+    def keeps_place(self) -> None:
+        """Say that the library's counters follow the place in the job's data, in a restarted worker too."""
+        self._session.keeps_place = True
+
     def hold(self) -> None:
         """Take a snapshot: the model gets the parameters of its version, and `state_dict` returns its optimizer state."""
         self.snapshot = self._session.snapshot()

@@ -81,6 +81,8 @@ class OffbeatTrainer(Trainer):
         super().__init__(*arguments, **keywords)
         self._sync, self._nonfinite = sync, nonfinite
         self._dealt: DealtBatches | None = None
+        self._inside: str | None = None
+        """The checkpoint from which the next pass goes on in the middle of an epoch."""
         self._refuse()
         self.add_callback(_Job(self))
 
@@ -124,6 +126,7 @@ class OffbeatTrainer(Trainer):
         if self._ours is None:
             plain = super().create_optimizer(model)
             ours = LoopOptimizer(plain, self.model, self._sync, nonfinite=self._nonfinite)
+            ours.takes_means()  # Trainer divides by the batches that a group has, or by the tokens in them
             # Placing the state on a device would load it into the job, which other workers may have begun already.
             self.optimizer = self.accelerator.prepare(ours, device_placement=[False])
         return self.optimizer
@@ -156,6 +159,8 @@ class OffbeatTrainer(Trainer):
         if isinstance(scheduler, LRScheduler) and not isinstance(scheduler, ReduceLROnPlateau):
             dealt, limit = self._dealt, self._batches_max
             self.lr_scheduler = _Schedule(scheduler, lambda: dealt.position * share // limit)
+            assert self._ours is not None
+            self._ours.keeps_place()
         return self.lr_scheduler
 
     def _step_over_rest(self) -> None:
@@ -222,6 +227,8 @@ class OffbeatTrainer(Trainer):
             ours.release()
 
     def _load_best_model(self) -> None:
+        if not sessions.chief():
+            return  # it knows of no best checkpoint but the one before its resumption
         ours = self._ours
         if ours is not None:
             ours.leave()  # the model is loaded into memory that other workers would read
@@ -235,11 +242,22 @@ class OffbeatTrainer(Trainer):
         if self._dealt is not None and os.path.exists(place):
             with open(place, encoding="utf-8") as file:
                 state = json.load(file)
-            self._dealt.load_state_dict(state)
             first = state["epoch"]
+            if state["rest"] == []:  # saved after the last step of an epoch: a pass over nothing would draw random numbers
+                first, state = first + 1, {**state, "epoch": first + 1, "rest": None}
+            self._dealt.load_state_dict(state)
+            self._inside = checkpoint if state["rest"] is not None else None
         elif self._dealt is not None:
             self._dealt.passes.set_epoch(first)
         return first, 0
+
+    def get_batch_samples(self, *arguments: Any, **keywords: Any) -> Any:
+        """Take the batches of a step. A pass that begins in the middle of an epoch has drawn a random number too many: take that back."""
+        taken = super().get_batch_samples(*arguments, **keywords)
+        if self._inside is not None:
+            self._load_rng_state(self._inside)
+            self._inside = None
+        return taken
 
 
 class _Loader(DealtBatches):

@@ -359,7 +359,8 @@ class FlatModel:
 
     def _place(self, push: Memory) -> _Push:
         """Return the views of a push memory in which no tensor has a gradient."""
-        grads, flat = self._views(push), elements(push, 0, self._layout.nbytes, torch.uint8)
+        grads = [view.data for view in self._views(push)]  # no views, whose detach_() fails: zero_grad() of many scripts calls it
+        flat = elements(push, 0, self._layout.nbytes, torch.uint8)
         flat.zero_()
         for grad in grads:
             grad.fill_(ABSENT)

@@ -428,7 +428,7 @@ class JobSession(Session):
         The first push of a worker with which the job began says what it has loaded: all must have loaded the same state.
         """
         loaded, self._loaded = self._loaded, None
-        news: dict[str, Any] = {**self._first.header(), **({"given": True} if self._samples_given else {})}
+        news: dict[str, Any] = {**self._first.header(), **({"given": True} if self._samples_given or self.takes_means else {})}
         if not self.resumes or loaded is None:
             return news
         kept = frozen(self.checkpoints.model, chain(self.flat.parameters, *(one.flat.parameters for one in self._siblings)))
