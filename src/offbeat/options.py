@@ -168,7 +168,9 @@ class JobOptions:
     resume: Annotated[
         Path | None,
         option(
-            CHECKPOINTS, help="Go on from the newest checkpoint in this folder; options that are not given are those of the job before."
+            CHECKPOINTS,
+            help="Go on from the newest checkpoint in this folder. --workers, --servers, --sync, --wire, --batch and --seed that are not "
+            "given are those of the job before.",
         ),
     ] = None
     auto_resume: Annotated[
