@@ -270,13 +270,13 @@ def test_who_is_lost_with_what_ran_it_returns_with_that(what: str, remedy: str) 
     assert "did not come back" in verdict.what and verdict.remedy.startswith(remedy)
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_death_has_its_cause_whatever_is_heard_of_first(first: int) -> None:
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("reason", ["connection closed: end of stream", "its process killed by SIGKILL"])
+def test_a_death_has_its_cause_whatever_is_heard_of_first(first: bool, reason: str) -> None:
     """The end of a killed process may be known 9 ms after that of its connection, which tells nothing."""
     records = barrier([[STEP] * 3] * 20)
     t = records[-1]["t"] + 0.1
     exited = {"kind": "process", "t": t, "role": "worker", "number": 2, "what": "exited", "detail": "killed by SIGKILL"}
-    reason = ("connection closed: end of stream", "its process killed by SIGKILL")[first]
     dead = {"kind": "state_changed", "t": t, "worker": 2, "state": "dead", "reason": reason}
     (verdict,) = found([*records, exited, dead] if first else [*records, dead, exited])
     assert "its process killed by SIGKILL" in verdict.evidence and "connection" not in verdict.evidence

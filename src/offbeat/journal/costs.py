@@ -99,6 +99,8 @@ class WorkerCosts:
     gpu_throttled: float = 0.0
     """How often the GPU was looked at, and how often its clock was lowered then."""
     deaths: list[Death] = field(default_factory=list)
+    exited: str = ""
+    """How its process has ended, if nothing has happened to its processes since."""
     held: dict[int, int] = field(default_factory=dict)
     """Samples that it has been dealt and not pushed yet, by lease."""
     processes: dict[int, int] = field(default_factory=dict)
@@ -111,6 +113,11 @@ class WorkerCosts:
         """The seconds for which it queues for a core, for each second that it uses one."""
         used = sum(self.used.values())
         return self.totals.get(QUEUED, 0.0) / used if used > 0.0 else 0.0
+
+    def name_cause(self) -> None:
+        """Give the last death the end of the process as its reason: that of the process's connection says less."""
+        if self.exited and self.deaths[-1].reason.startswith("connection closed"):
+            self.deaths[-1].reason = f"its process {self.exited}"
 
     def read(self, host: Mapping[str, float]) -> None:
         """Take what the operating system has done to the process since its last push."""
@@ -253,6 +260,7 @@ class Costs:
             samples, worker.held = sum(worker.held.values()), {}
             worker.deaths.append(Death(t, record.get("reason", ""), max(0.0, stalled_s), samples, len(others)))
             del worker.deaths[:-DEATHS_KEPT]
+            worker.name_cause()
 
     def _job(self, record: Record) -> None:
         for number in range(record["workers"]):
@@ -281,11 +289,10 @@ class Costs:
             return
         worker = self._worker(record["number"])
         worker.host = host_in(record["detail"]) or worker.host
+        worker.exited = record["detail"] if record["what"] == "exited" else ""
         if worker.deaths and (death := worker.deaths[-1]).back is None:
             death.lost = death.lost or record["what"] == "lost"
-            # The end of the process's connection is noticed first, and says less than how the process ended.
-            if record["what"] == "exited" and death.reason.startswith("connection closed"):
-                death.reason = f"its process {record['detail']}"
+            worker.name_cause()
 
     def _ended(self, record: Record) -> None:
         """Forget the deaths of a failed job after which nothing was folded: they are its end, or come with it, and the reason says why."""
