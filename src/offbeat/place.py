@@ -130,7 +130,8 @@ def _epochs(session: Session, number: int, source: Passes) -> Iterator[int]:
             _bring_schedulers(session, at)
     elif session.resumed and (place := session.place(source.pool)) is not None:
         # The schedulers are those of the checkpoint from the first batch on. To look at that one would restore random generators too early.
-        at = max(at, place["epoch"])
+        # A part is that of the next batch: where all samples of an epoch are used, also what the script does after it has been done.
+        at = max(at, place["epoch"] + (place["rest"] == []))
         source.set_epoch(at)
     for epoch in range(at, number):
         if session.over is not None:

@@ -192,7 +192,7 @@ def test_a_script_that_counts_its_epochs_begins_with_that_of_the_checkpoint(tmp_
     order = CheckpointOrder(folder=str(tmp_path / "job"), every_versions=1, keep=100)
     steps = SIZE // BATCH // workers
     whole = run(sync, workers=workers, checkpoint=order)
-    for version, first in ((steps - 1, 0), (steps + 2, 1), (2 * steps + 1, 2)):
+    for version, first in ((steps - 1, 0), (steps, 1), (steps + 2, 1), (2 * steps + 1, 2), (3 * steps, 3)):
         rest = run(sync, workers=workers, counts=True, resume=str(tmp_path / "job" / f"version-{version:08d}"))
         for before, after in zip(whole, rest, strict=True):
             assert after.epochs == list(range(first, EPOCHS))

@@ -199,7 +199,7 @@ def _place(saved: Checkpoint) -> str:
     if saved.manifest.get("finished", False):
         return ": the job had finished there, and trains on if its script asks for more"
     places = [dict(optimizer["places"]) for optimizer in saved.manifest["optimizers"] if optimizer.get("places")]
-    epochs = {pool: place["epoch"] for pool, place in places[0].items()} if places else {}
+    epochs = {pool: place["epoch"] + (place.get("rest") == []) for pool, place in places[0].items()} if places else {}
     if not any(epochs.values()):
         return ""
     newest, epoch = max(epochs), max(epochs.values())
