@@ -91,13 +91,13 @@ class BufferBook:
             raise ProtocolError(f"worker {worker} has other buffers than the workers before it; use the same model in every worker")
         if self.layout is None:
             _check_layout(layout)
-            self.layout = layout
         if max(changed) >= len(layout):
             raise ProtocolError(f"worker {worker} has changed its buffer {max(changed)} (expected a number below {len(layout)})")
         last = dict(enumerate(self._last.get(worker, [])))
         last.update(zip(changed, _tensors([layout[at] for at in changed], payload), strict=True))
         if len(last) == len(layout):
             self._last[worker] = [last[at] for at in range(len(layout))]
+            self.layout = layout
 
     def forget(self, worker: WorkerId) -> None:
         """Forget a worker's buffers, unless they are the only ones."""
@@ -151,9 +151,8 @@ def _tensors(layout: list[Any], payload: Buffer) -> list[torch.Tensor]:
         raise ProtocolError(f"buffers of {len(payload)} bytes do not fit their layout (expected {sum(sizes)} bytes)")
     tensors, start = [], 0
     for (kind, shape), size in zip(layout, sizes, strict=True):
-        own = (
-            torch.frombuffer(bytearray(payload[start : start + size]), dtype=_DTYPES[kind]) if size else torch.empty(0, dtype=_DTYPES[kind])
-        )
-        tensors.append(own.reshape(shape))
+        tensor = torch.empty(shape, dtype=_DTYPES[kind])
+        tensor.reshape(-1).view(torch.uint8).numpy().data[:] = payload[start : start + size]
+        tensors.append(tensor)
         start += size
     return tensors
