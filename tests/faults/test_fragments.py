@@ -11,15 +11,17 @@ from tests.faults.test_workers import CALM
 
 
 @pytest.mark.parametrize("sync", ["diloco(steps=4, delay=1, alpha=0.5)", "decoupled(steps=4, quorum=2, delay=1)"])
-def test_a_killed_worker_holds_nobody_up_and_comes_back(start: Start, enough: Path, sync: str) -> None:
-    timeout_s = 10.0
-    job = start("--workers", "3", "--servers", "2", "--timeout", str(timeout_s), "--sync", sync, *CALM, TRAIN, "--until", str(enough))
+def test_a_killed_worker_holds_nobody_up_and_comes_back(start: Start, enough: Path, tmp_path: Path, sync: str) -> None:
+    timeout_s, back = 10.0, tmp_path / "back"
+    script = (TRAIN, "--until", str(enough), "--back-with", str(back))
+    job = start("--workers", "3", "--servers", "2", "--timeout", str(timeout_s), "--sync", sync, *CALM, *script)
     job.began(3)
     signalled(job.workers()[2], signal.SIGKILL)
     died = job.record("state_changed", worker=2, state="dead", incarnation=1)
     assert job.record("process", number=2, role="worker", what="exited")["detail"] == "killed by SIGKILL"
     for shard in (0, 1):
         job.record("fold", after=died["t"], shard=shard)
+    back.touch()
     job.contribution(2, 2)
     ended = job.end(enough)
     ended.accounted()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from itertools import count
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=64, help="of an epoch")
     parser.add_argument("--worker", type=int, help="who has the mishap")
     parser.add_argument("--raise-after", type=int, help="steps")
+    parser.add_argument("--back-with", type=Path, help="a restarted process joins once this file is there")
     parser.add_argument("--tell", type=Path, help="write the job's token to this file, which no other script should do")
     parser.add_argument("--nan-at", type=int, help="the step whose gradient is not finite")
     parser.add_argument(
@@ -31,6 +33,11 @@ def options() -> argparse.Namespace:
 
 def main() -> None:
     args = options()
+    if args.back_with is not None:
+        began = args.back_with.with_suffix(f".{offbeat.rank()}")
+        while began.exists() and not args.back_with.exists():
+            time.sleep(0.01)
+        began.touch()
     device = os.environ.get("OFFBEAT_TEST_DEVICE", "cpu")
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(args.samples, 4).to(device), torch.randn(args.samples, 1).to(device))
