@@ -298,3 +298,43 @@ def test_an_evaluation_through_an_elastic_loader_gives_a_warning() -> None:
         assert sorted(indices(loader, optimizer)) == list(range(6)), "they are still dealt to the next steps"
         with torch.no_grad():
             assert sum(len(batch) for batch in loader) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_is_repeated_under_one_iterator_is_refused(workers: int) -> None:
+    """YOLO's InfiniteDataLoader: after its first epoch each batch would be counted as another one."""
+
+    class Repeated:
+        def __init__(self, sampler: Any) -> None:
+            self.sampler = sampler
+
+        def __iter__(self) -> Iterator[list[int]]:
+            while True:
+                yield from self.sampler
+
+    optimizer = optimizer_of()
+    repeated: Any = Repeated(optimizer.batch_sampler(range(16), batch_size=2))
+    loader = DataLoader[Any](range(16), batch_sampler=repeated, num_workers=workers)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="asks the elastic batch_sampler for a second pass"):
+        indices(loader, optimizer)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda data, optimizer: optimizer.batch_sampler(data, batch_size=2),
+        lambda data, _: offbeat.elastic(data, batch_size=2),
+        lambda data, _: offbeat.elastic(DataLoader(data, batch_size=2)),
+        lambda data, _: offbeat.elastic(DataLoader(data, batch_size=2, shuffle=True, drop_last=True)),
+    ],
+)
+@pytest.mark.parametrize("size", [3, 8])
+def test_data_whose_length_changes_want_a_new_loader(make: Any, size: int) -> None:
+    """A curriculum, or a pool of labels that grows: what was added would never be dealt out."""
+    data = list(range(6))
+    loader = make(data, optimizer := optimizer_of())
+    for _ in loader:
+        optimizer.step()
+    data[:] = range(size)
+    with pytest.raises(ConfigurationError, match=f"had 6 samples when the loader was made, and has {size} now: make the loader anew"):
+        next(iter(loader))

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from offbeat.errors import NOT_OWN
+from offbeat.errors import NOT_OWN, ConfigurationError
 
 LOADER_DEPTH: Final = 5
 """Calls between a ``DataLoader``'s iterator and the sampler, of samplers that wrap it."""
@@ -32,10 +32,21 @@ def follow_loader(deliver: Callable[..., None]) -> Callable[[int], None] | None:
 
     Returns:
         What the sampler calls with each number itself, because no loader asks; None: nothing.
+
+    Raises:
+        ConfigurationError: the iterator has asked for another pass before this one, and may not have given all of its batches.
     """
-    iterator = _iterator_above(sys._getframe(1))
+    iterator: Any = _iterator_above(sys._getframe(1))
     if iterator is None:
         return deliver
+    passes = iterator._sampler_iter  # a loader with persistent processes keeps its iterator, with a new one of these for each pass
+    if getattr(iterator, "_offbeat_passes", None) is passes:
+        raise ConfigurationError(
+            "one iterator of a DataLoader asks the elastic batch_sampler for a second pass, as where a sampler repeats it without end "
+            "(InfiniteDataLoader, _RepeatSampler): it would fetch batches of the next epoch before those of this one are used. Use a plain "
+            "DataLoader, with persistent_workers=True if its processes are to live on, and begin each epoch with 'for batch in loader'"
+        )
+    iterator._offbeat_passes = passes
     _report(iterator, deliver)
     return None
 

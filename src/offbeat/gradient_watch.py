@@ -5,12 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import torch
 
 from offbeat.core.gradient_contents import GradientContents
-
-if TYPE_CHECKING:
-    import torch
 
 LOOKED_AT: Final = 8
 """Tensors of a batch whose life is followed."""
@@ -29,6 +28,8 @@ class GradientWatch:
         """A parameter that the last noted pass has reached, and its gradient then."""
         self._again: torch.Tensor | None = None
         """That parameter, if its next gradient is of a further pass over batches that have come already."""
+        self._noted = -1
+        """Autograd's number of the last noted pass: a thread that fetches batches may deliver one in the middle of a pass."""
 
     def follow(self, parameters: Iterable[torch.Tensor]) -> None:
         """Watch these parameters, whose gradients stay where autograd puts them."""
@@ -43,12 +44,12 @@ class GradientWatch:
 
     def begins(self, parameter: torch.Tensor) -> bool:
         """Return whether a gradient of this parameter is the first of a pass that has to be noted."""
-        return self.contents.pending or parameter is self._again
+        return (self.contents.pending or parameter is self._again) and torch._C._current_graph_task_id() != self._noted
 
     def reached(self, parameter: torch.Tensor) -> None:
         """Note that a pass has begun to add to the gradients, with that of this parameter."""
         self.look()
-        self._witness = None
+        self._witness, self._noted = None, torch._C._current_graph_task_id()
         self.contents.backward()
         self._again = parameter if self.contents.waiting else None
 

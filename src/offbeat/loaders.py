@@ -95,7 +95,7 @@ def elastic(
     if order is not None and shuffle is not None:
         raise ConfigurationError("elastic(dataset, order=..., shuffle=...): order= sets the whole order; leave shuffle= out")
     size, auto = size_and_auto("elastic", batch_size)
-    chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False)
+    chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False).of(data)
     batch_sampler = sampler_of(chosen, size, drop_last, seed, session, deal, auto, checksum_of_part(data))
     return DataLoader(data, batch_sampler=batch_sampler, **options)
 
@@ -124,7 +124,7 @@ def _of_loader(
         sampler, batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
         part = checksum_of_part(loader.dataset, sampler)
         drop_last = loader.batch_sampler.drop_last
-        batch_sampler = sampler_of(Order.of_sampler(sampler), batch_size, drop_last, seed, session, deal, auto, part)
+        batch_sampler = sampler_of(Order.of_sampler(sampler).of(sampler), batch_size, drop_last, seed, session, deal, auto, part)
     elif auto is not None:
         raise ConfigurationError(f"batch_size='auto': the batches of a {type(loader.batch_sampler).__name__} are dealt out whole")
     else:

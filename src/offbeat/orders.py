@@ -53,6 +53,10 @@ class Order:
     block: int = 0
     """The number of positions drawn at a time, each block from a generator of its own; 0: all of the epoch. A sampler with replacement may
     have more indices than fit in memory (``RandomSampler(..., replacement=True, num_samples=10**10)``)."""
+    source: Any = None
+    """The data set or the sampler that the order is of, whose length should stay what it is; None: none."""
+    length: int = 0
+    """That of the source, when the order was made."""
     own: bool = False
     """Whether a sampler of a class that is not PyTorch's makes the order: two workers may then draw different orders."""
 
@@ -66,6 +70,18 @@ class Order:
         if len(drawn) < self.size:
             raise ConfigurationError(f"order({epoch}) has {len(drawn)} indices, but order(0) has {self.size}: make them equal in number")
         return drawn[: self.size]
+
+    def of(self, source: Any) -> Order:
+        """Return this order as one of a data set or a sampler."""
+        return replace(self, source=source, length=len(source))
+
+    def check_length(self) -> None:
+        """Raise `ConfigurationError` if the source has another length than when the order was made: PyTorch's loader would follow it."""
+        if self.source is not None and (now := len(self.source)) != self.length:
+            raise ConfigurationError(
+                f"the {type(self.source).__name__} of this loader had {self.length} samples when the loader was made, and has {now} now: "
+                "make the loader anew, on every worker, where its length changes"
+            )
 
     def whole_batches(self, batch_size: int) -> Order:
         """Return this order without its last positions, so that no batch of an epoch is smaller than the others.

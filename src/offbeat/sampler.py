@@ -365,6 +365,7 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         return self.session.batch or self._batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
+        self._order.check_length()
         try:
             epoch, grants = self._pass()
         except JobEnded as end:
@@ -594,5 +595,5 @@ def elastic_batch_sampler(
             f"batch_sampler needs a data set with a length, not a {type(dataset).__name__}: "
             "use offbeat.elastic(dataset, batch_size=...) for an iterable data set"
         ) from None
-    order, part = Order.plain(size, shuffle=shuffle), checksum_of_part(dataset)
+    order, part = Order.plain(size, shuffle=shuffle).of(dataset), checksum_of_part(dataset)
     return sampler_of(order, batch_size, drop_last, seed, session, deal, auto, part)

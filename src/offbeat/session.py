@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -211,6 +212,7 @@ class Session(ABC):
         self._loss: float | None = None
         self._outstanding: list[LeasedRange] = []
         """Grants dealt to this worker and not pushed yet, oldest first."""
+        self._thread = threading.get_ident()
         self.contents = GradientContents()
         """Which of the batches that the script has been given are in its gradient."""
         self.watch = GradientWatch(self.contents)
@@ -328,7 +330,8 @@ class Session(ABC):
             alive: tells whether the script still holds the batch; None: it cannot be known.
         """
         if grant in self._outstanding:  # a grant of an abandoned pass may have gone back to the job
-            self.contents.deliver(grant.pool, grant.lease, alive)
+            fetched = threading.get_ident() != self._thread  # by a thread that holds batches before the script computes with them
+            self.contents.deliver(grant.pool, grant.lease, None if fetched else alive)
 
     def take_back(self, pool: int) -> None:
         """Mark a sampler's delivered batches as not delivered: the next pass delivers them again."""

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -125,6 +126,34 @@ def test_two_samplers_at_once(tmp_path: Path) -> None:
         assert results[0][pool] + results[1][pool] == Counter(range(size))
     assert job.summary is not None
     assert sorted((r["pool"], r["folded"], r["unused"]) for r in job.summary["epochs"]) == [(0, 48, 0), (1, 72, 0)]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "full"])
+def test_a_thread_that_fetches_batches(tmp_path: Path, sync: str) -> None:
+    """As ``prefetch_generator.BackgroundGenerator``: it asks for samples while the script makes steps, and is some batches ahead."""
+
+    def fetch(batches: Any, fetched: Queue[Any]) -> None:
+        for batch in batches:
+            fetched.put(batch)
+        fetched.put(None)
+
+    def script(worker: Worker) -> tuple[Used, int]:
+        trainer = Trainer(worker, sync)
+        loader = trainer.loader(96, 4)
+        used: Used = []
+        for _ in range(3):
+            fetched = Queue[Any](2)
+            threading.Thread(target=fetch, args=(iter(loader), fetched), daemon=True).start()
+            used.append(trainer.through(iter(fetched.get, None)))
+        trainer.optimizer.pull()
+        return used, trainer.steps
+
+    results, reports = run(tmp_path / "journal", 2, script)
+    for epoch in range(3):
+        assert once((used[epoch] for used, _ in results), 96)
+    assert [report["folded"] for report in reports] == [96] * 3
+    assert {(len(push["leases"]), push["samples"]) for push in pushes(tmp_path / "journal")} == {(1, 4)}
+    all_is_pushed(tmp_path / "journal", [steps for _, steps in results])
 
 
 def test_resuming_at_an_epoch(tmp_path: Path) -> None:

@@ -70,10 +70,11 @@ class GradientContents:
         return any(self._fresh.values())
 
     def _claim(self, batches: list[_Batch]) -> None:
-        newest = batches[-1]
+        seen = tuple(batches)  # a thread that fetches batches may deliver one meanwhile
+        newest = seen[-1]
         informed = newest.alive is not None and newest.alive()
         in_use = []
-        for batch in batches:
+        for batch in seen:
             if batch is not newest and (batch.thrown or (informed and batch.alive is not None and not batch.alive())):
                 self._left_out.append(batch.lease)
             else:
@@ -82,7 +83,7 @@ class GradientContents:
         for batch in taken:
             batch.thrown = False
         self._used += taken
-        batches[:] = in_use[len(taken) :]
+        batches[: len(seen)] = in_use[len(taken) :]
 
     def clear(self) -> None:
         """Note that the script has thrown the gradient away. A later pass over the same batches still counts them."""

@@ -6,6 +6,7 @@ The heartbeat reports the time without a call; the supervisor decides from it wh
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -27,7 +28,7 @@ S = TypeVar("S", bound="JobSession")
 
 
 class Calls:
-    """Count the library calls of a script's main thread. That thread writes the counters; the heartbeat's thread reads them.
+    """Count the library calls of a script, of one thread at a time. That thread writes the counters; the heartbeat's thread reads them.
 
     >>> calls = Calls(iter([0.0, 5.0, 7.0, 8.0]).__next__)
     >>> calls.stuck(most_s=3.0), calls.stuck(most_s=3.0)
@@ -39,6 +40,9 @@ class Calls:
 
     def __init__(self, clock: Callable[[], Seconds] = time.monotonic) -> None:
         self._clock = clock
+        self.turn = threading.RLock()
+        """Held by the thread that makes a call. A script may fetch its batches in a thread of its own (``BackgroundGenerator``), which asks
+        for samples while the main thread makes a step: each would take the other's answers."""
         self.count = 0
         """Number of calls so far."""
         self.depth = 0
@@ -90,30 +94,31 @@ def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate
     @functools.wraps(method)
     def called(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         calls = self._calls
-        outermost = calls.depth == 0
-        group = self.group if outermost else None
-        try:
-            given: Any = args if group is None else group.before(method.__name__, args)
-            calls.count += 1
-            if outermost:
-                self.entered()
-            calls.depth += 1
+        with calls.turn:
+            outermost = calls.depth == 0
+            group = self.group if outermost else None
             try:
-                with own_mode():
-                    result = method(self, *given, **kwargs)
-            finally:
-                calls.depth -= 1
+                given: Any = args if group is None else group.before(method.__name__, args)
+                calls.count += 1
                 if outermost:
-                    self.left()
-            if group is not None:
-                result = group.after(method.__name__, result)
-        except BaseException as error:
-            if group is not None:
-                group.failed(method.__name__, error)
-            raise
-        if calls.depth == 0 and calls.interrupted is not None:
-            calls.interrupted = None
-            raise KeyboardInterrupt
-        return result
+                    self.entered()
+                calls.depth += 1
+                try:
+                    with own_mode():
+                        result = method(self, *given, **kwargs)
+                finally:
+                    calls.depth -= 1
+                    if outermost:
+                        self.left()
+                if group is not None:
+                    result = group.after(method.__name__, result)
+            except BaseException as error:
+                if group is not None:
+                    group.failed(method.__name__, error)
+                raise
+            if calls.depth == 0 and calls.interrupted is not None:
+                calls.interrupted = None
+                raise KeyboardInterrupt
+            return result
 
     return called
