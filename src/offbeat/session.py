@@ -212,7 +212,8 @@ class Session(ABC):
         self._loss: float | None = None
         self._outstanding: list[LeasedRange] = []
         """Grants dealt to this worker and not pushed yet, oldest first."""
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
+        """The script's own, in which it makes its steps."""
         self.contents = GradientContents()
         """Which of the batches that the script has been given are in its gradient."""
         self.watch = GradientWatch(self.contents)
@@ -330,7 +331,7 @@ class Session(ABC):
             alive: tells whether the script still holds the batch; None: it cannot be known.
         """
         if grant in self._outstanding:  # a grant of an abandoned pass may have gone back to the job
-            fetched = threading.get_ident() != self._thread  # by a thread that holds batches before the script computes with them
+            fetched = threading.get_ident() != self.thread  # by a thread that holds batches before the script computes with them
             self.contents.deliver(grant.pool, grant.lease, None if fetched else alive)
 
     def take_back(self, pool: int) -> None:

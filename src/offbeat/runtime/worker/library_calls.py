@@ -89,11 +89,14 @@ def own_mode() -> AbstractContextManager[object]:
 
 
 def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Count a session's method as a library call. KeyboardInterrupt is raised when the call returns, with the session consistent."""
+    """Count a session's method as a library call. KeyboardInterrupt is raised when the call returns, with the session consistent.
+
+    It is raised in the thread that made the session. Another thread, which fetches batches, ends without a word once the job is left.
+    """
 
     @functools.wraps(method)
     def called(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        calls = self._calls
+        calls, own = self._calls, threading.get_ident() == self.thread
         with calls.turn:
             outermost = calls.depth == 0
             group = self.group if outermost else None
@@ -115,8 +118,10 @@ def library_call(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate
             except BaseException as error:
                 if group is not None:
                     group.failed(method.__name__, error)
+                if not own and self.link.closed.is_set():
+                    raise SystemExit from None
                 raise
-            if calls.depth == 0 and calls.interrupted is not None:
+            if own and calls.depth == 0 and calls.interrupted is not None:
                 calls.interrupted = None
                 raise KeyboardInterrupt
             return result
