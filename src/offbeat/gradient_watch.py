@@ -5,11 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final
 
 from offbeat.core.gradient_contents import GradientContents
+
+if TYPE_CHECKING:
+    import torch
 
 LOOKED_AT: Final = 8
 """Tensors of a batch whose life is followed."""
@@ -35,23 +36,21 @@ class GradientWatch:
         """Watch these parameters, whose gradients stay where autograd puts them."""
         for parameter in parameters:
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._accumulated)
+                parameter.register_post_accumulate_grad_hook(self.accumulated)
 
-    def _accumulated(self, parameter: torch.Tensor) -> None:
-        if self.begins(parameter):
-            self.reached(parameter)
-            self.remember(parameter)
+    def accumulated(self, parameter: torch.Tensor) -> None:
+        """Note a backward pass with its first gradient, that of this parameter, if it is one that has to be noted."""
+        if not self.contents.pending and parameter is not self._again:
+            return
+        import torch  # the command needs this module, and starts without torch
 
-    def begins(self, parameter: torch.Tensor) -> bool:
-        """Return whether a gradient of this parameter is the first of a pass that has to be noted."""
-        return (self.contents.pending or parameter is self._again) and torch._C._current_graph_task_id() != self._noted
-
-    def reached(self, parameter: torch.Tensor) -> None:
-        """Note that a pass has begun to add to the gradients, with that of this parameter."""
+        if (number := torch._C._current_graph_task_id()) == self._noted:
+            return
         self.look()
-        self._witness, self._noted = None, torch._C._current_graph_task_id()
+        self._witness, self._noted = None, number
         self.contents.backward()
         self._again = parameter if self.contents.waiting else None
+        self.remember(parameter)
 
     def look(self) -> None:
         """Look whether the script has thrown the gradient away: by ``zero_grad()`` of the model, or ``p.grad = None``."""

@@ -382,9 +382,7 @@ class FlatModel:
         self.accumulating = True
         if self.opening:
             self.opening, self.loaded = False, self.touched() or self.changed(exact=False)
-        if self.watch.begins(parameter):
-            self.watch.reached(parameter)
-            self.watch.remember(parameter)
+        self.watch.accumulated(parameter)
         self._gathered.append(i)
         self._gathered_nbytes += nbytes
         if self._gathered_nbytes >= GATHERED_NBYTES:
