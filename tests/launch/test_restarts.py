@@ -44,6 +44,14 @@ def test_who_is_restarted(status: int, pushed: bool, restarts: int, final: bool,
         assert why_not_restarted(status, pushed=pushed, restarts=0, max_restarts=0) == "--max-restarts is 0"
 
 
+def test_a_crash_after_the_goodbye_is_named_also_where_the_job_is_over() -> None:
+    process = WorkerProcess(None)
+    process.over = True
+    assert process.describe(-11) == "ended with the job: the scripts of the others had ended"
+    process.standing.exits_since = 1.0
+    assert process.describe(-11) == "had said goodbye when its process was killed by SIGSEGV: its work was done"
+
+
 def test_where_a_script_failed() -> None:
     """The line of the script, also where an installed package raises; what happened to the job is at no line."""
     here = Path(__file__).name

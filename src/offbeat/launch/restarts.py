@@ -90,12 +90,12 @@ class WorkerProcess:
         then = "" if self.failure is None else f"; its script failed after its training loop: {self.failure.reason}"
         if self.too_late:
             return f"came back too late: the others had finished, and there was nothing left to do{then}"
-        if self.over:
-            return f"ended with the job: the scripts of the others had ended{then}"
         if self.standing.kill_reason is not None:
             return f"{self.standing.kill_reason}, and was killed"
         if self.standing.was_done(status):
             return f"had said goodbye when its process was {describe(status)}: its work was done"
+        if self.over:
+            return f"ended with the job: the scripts of the others had ended{then}"
         return f"failed: {self.failure.reason}" if status > 0 and self.failure is not None else describe(status)
 
     def tell(self, how: str, status: int, now: Seconds) -> str:
