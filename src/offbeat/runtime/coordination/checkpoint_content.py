@@ -309,7 +309,7 @@ class Resumed:
                 log.warning(
                     "the rule's state begins anew, since that of the checkpoint cannot be read, or is of another release: %s", error
                 )
-        # Of an older release's job without servers the steps are not known.
+        # A checkpoint of an older release has no steps: the scripts count from 0.
         progress = Progress(map(tuple, saved["steps"])) if "steps" in saved and self._alike(settings) else None
         return Beginning(saved["version"], dict(saved["places"]), ledger, progress, saved["now"] if ledger is not None else 0.0)
 
