@@ -23,7 +23,7 @@ from offbeat.tensors.absent import Words, candidates, is_absent, words_of
 from offbeat.tensors.blocks import Block, OwnState, block_numel, blocks_of, divided, owned, owned_state, runs_of, signs_of, spread
 from offbeat.tensors.halves import Halves
 from offbeat.tensors.layout import Layout, Memory, Span, elements
-from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, checked
+from offbeat.tensors.optimizers import Hyperparameters, OptimizerSpec, as_arguments, build, check_changed, checked
 from offbeat.tensors.pieces import Headers, pack, piece_of, unpack
 from offbeat.tensors.shard_memory import ShardMemory, Sizes, named_halves
 from offbeat.tensors.steps import step_across
@@ -171,7 +171,8 @@ class Shard:
                 raise ProtocolError(f"a gradient of {memory.nbytes} bytes for a span of {self.span.nbytes} bytes")
         before = self._groups, self._scale
         if hyperparameters is not None and hyperparameters != self._groups:
-            self._configure(checked(self.spec.name, hyperparameters), scale)
+            check_changed(self.spec, hyperparameters)
+            self._configure([dict(group) for group in hyperparameters], scale)
         elif scale != self._scale:
             self._configure(self._groups, scale)
         typed = {dtype: [self._typed(m, dtype) for m, _ in gradients] for dtype in self._dtypes()}
@@ -186,12 +187,15 @@ class Shard:
         count = len(self._units) if at_once else BLOCKS_PER_BATCH * len(self._lanes)
         return (self._units[start : start + count] for start in range(0, len(self._units), max(1, count)))
 
-    def _run(self, work: _Work, units: int) -> list[list[float]]:
-        """Have the lanes work until none of so many units is left. Returns what each lane has measured.
+    def _run(self, work: _Work, units: list[_Unit]) -> list[list[float]]:
+        """Have the lanes work on these units. Returns what each lane has measured.
 
-        A unit that is the only one is worked on here: to wake another thread and wait for it takes longer than a small model's fold.
+        Small blocks take more time in Python, where the lanes wait for each other, than in memory: as many lanes as there are full ones.
         """
-        others = [self._pool.submit(_in_thread, lane, work) for lane in self._lanes[1:units]] if self._pool is not None else []
+        work, count = work._replace(units=iter(units)), len(units)
+        if self.spec.elementwise:
+            count = min(count, -(-sum(unit.blocks[0].numel for unit in units) // block_numel(self._halves.now)))
+        others = [self._pool.submit(_in_thread, lane, work) for lane in self._lanes[1:count]] if self._pool is not None else []
         return [self._lanes[0].run(work), *(other.result() for other in others)]
 
     def gather(self, into: Memory, gradient: Memory, weight: float, before: Memory | None) -> None:
@@ -337,7 +341,7 @@ class Folding:
     """A fold in the making: `step` makes the next part of the new version. Nothing else may be done with the shard before the last one.
 
     Args:
-        run: works on so many units, and returns what each lane has measured.
+        run: works on units, and returns what each lane has measured.
         work: the fold, without units.
         batches: the units of each step.
         compares: True if there was a g before.
@@ -346,7 +350,7 @@ class Folding:
 
     def __init__(
         self,
-        run: Callable[[_Work, int], list[list[float]]],
+        run: Callable[[_Work, list[_Unit]], list[list[float]]],
         work: _Work,
         batches: Iterator[list[_Unit]],
         compares: bool,
@@ -370,7 +374,7 @@ class Folding:
         """Make the next part."""
         assert self._units is not None and self.next is not None
         with single_threaded():
-            self._sums += self._run(self._work._replace(units=iter(self._units)), len(self._units))
+            self._sums += self._run(self._work, self._units)
         self.made, self._units = self.next, next(self._batches, None)
 
     def norms(self) -> SquaredNorms | None:
