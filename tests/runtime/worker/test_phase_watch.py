@@ -21,6 +21,7 @@ from offbeat.core.phases import Phase, PhaseClock
 from offbeat.runtime.worker.device_phases import EVENTS, DevicePhases
 from offbeat.runtime.worker.gpu_readings import gauges
 from offbeat.runtime.worker.host_readings import HostReadings
+from offbeat.runtime.worker.own_hooks import unhooked
 from offbeat.runtime.worker.phase_watch import PhaseWatch
 
 
@@ -97,6 +98,26 @@ def test_a_whole_model_is_saved_without_what_watches_it(tmp_path: Path) -> None:
     assert not phases(watch), "a copy is another model"
     assert torch.equal(loaded(torch.ones(1, 2)), model(torch.ones(1, 2)))
     assert phases(watch) == ["forward", "own"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_model_is_compiled_by_torchscript_without_what_watches_it(watch: PhaseWatch) -> None:
+    from torch import Tensor as Values
+
+    model, inputs = Plain(nn.Linear(2, 1)), torch.ones(1, 2)
+    watch.follow(model)
+    compiled = unhooked(torch.jit.script)(model)
+    assert torch.equal(compiled(inputs), model(inputs))
+    assert phases(watch) == ["forward", "own"], "the model is watched, and what is made of it is not"
+    watch.follow(compiled)  # takes no hooks
+    compiled(inputs)
+
+    @unhooked(torch.jit.script)
+    class Pair:
+        def __init__(self, first: Values) -> None:
+            self.first = first
+
+    assert torch.equal(Pair(inputs).first, inputs)
 
 
 def test_activations_that_the_backward_pass_computes_anew_belong_to_it(watch: PhaseWatch) -> None:

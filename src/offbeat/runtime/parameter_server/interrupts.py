@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from offbeat.core.gradient_contents import GradientContents
 from offbeat.runtime.worker.connection import WorkerConnection
-from offbeat.runtime.worker.own_hooks import keep_out
+from offbeat.runtime.worker.own_hooks import hook_forward
 
 
 class Interrupted(Exception):
@@ -62,9 +62,7 @@ class Interrupts:
     def _hook(self) -> None:
         if self._hooks:
             return
-        for module in self._model.modules():
-            self._hooks.append(module.register_forward_pre_hook(self._look))
-            keep_out(module)
+        self._hooks += [handle for module in self._model.modules() for handle in hook_forward(module, self._look)]
         parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         self._hooks += [parameter.register_post_accumulate_grad_hook(self._look) for parameter in parameters]
 

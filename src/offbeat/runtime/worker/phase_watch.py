@@ -24,7 +24,7 @@ from offbeat.core.phases import Phase, PhaseClock, Spent
 from offbeat.runtime.worker.device_phases import DevicePhases
 from offbeat.runtime.worker.gpu_readings import gauges
 from offbeat.runtime.worker.host_readings import HostReadings
-from offbeat.runtime.worker.own_hooks import keep_out
+from offbeat.runtime.worker.own_hooks import hook_forward, unhooked
 
 OLD: Final = 1
 """Youngest generation whose collection is measured: collections of generation 0 are many and short."""
@@ -67,9 +67,7 @@ class PhaseWatch:
             self._device = DevicePhases(partial(torch.cuda.Event, enable_timing=True))
             self.host.follow(gauges(device))
         for module in (model, *_parts(model)):
-            module.register_forward_pre_hook(self._forward_begins)
-            module.register_forward_hook(self._forward_ends, always_call=True)
-            keep_out(module)
+            hook_forward(module, self._forward_begins, self._forward_ends)
 
     def take(self) -> Account:
         """Return the account of the time since the last call, and begin the next."""
@@ -85,6 +83,7 @@ class PhaseWatch:
         _BaseDataLoaderIter.__next__ = self._timed(_BaseDataLoaderIter.__next__, Phase.DATA)  # type: ignore[method-assign]
         DataLoader.__iter__ = self._timed(DataLoader.__iter__, Phase.DATA)  # type: ignore[method-assign]
         torch.autograd.backward = self._timed(torch.autograd.backward, Phase.BACKWARD)
+        torch.jit.script = unhooked(torch.jit.script)
 
     def _here(self) -> bool:
         return threading.get_ident() == self._thread
