@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -305,62 +306,34 @@ def check(
     Raises:
         ConfigurationError: an option is wrong, or two options contradict each other.
     """
-    sync, wire, batch, replicas, late = options.sync, options.wire, options.batch, options.replicas, options.late or ()
-    servers, port, procs_per_worker = options.servers, options.port, options.procs_per_worker
-    timeout_s, progress_timeout_s, grace_s = options.timeout, options.progress_timeout, options.grace
-    for name, given, fits, must in (
-        ("workers", workers, workers >= 1, "at least 1"),
-        ("servers", servers, servers >= 1, "at least 1"),
-        ("max-restarts", options.max_restarts, options.max_restarts >= 0, "at least 0"),
-        ("port", port, port >= 0, "at least 0"),
-        ("port", port, port <= 65535, "at most 65535; 0 chooses a free port"),
-        ("procs-per-worker", procs_per_worker, procs_per_worker >= 1, "at least 1"),
-        ("timeout", f"{timeout_s:g}", 0.1 <= timeout_s < float("inf"), "a number of seconds of at least 0.1"),
-        (
-            "progress-timeout",
-            f"{progress_timeout_s:g}",
-            progress_timeout_s == 0.0 or 0.1 <= progress_timeout_s < float("inf"),
-            "at least 0.1 seconds, or 0 for no limit",
-        ),
-        ("grace", f"{grace_s:g}", 0.0 <= grace_s < float("inf"), "a number of seconds of at least 0"),
-    ):
-        if not fits:
-            raise ConfigurationError(f"--{name} {given}: must be {must}")
-    if procs_per_worker > 1 and (checkpoint is not None or resume is not None):
+    _check_numbers(options, workers)
+    groups, plane = options.procs_per_worker, plane_choice(options.plane)
+    if groups > 1 and (checkpoint is not None or resume is not None):
         raise ConfigurationError(
-            f"--procs-per-worker {procs_per_worker}: checkpoints of the whole job do not have the state of a worker's other processes yet; "
+            f"--procs-per-worker {groups}: checkpoints of the whole job do not have the state of a worker's other processes yet; "
             "leave --checkpoint and --resume out, and save in the script (docs/groups.md)"
         )
     if options.notice_command is not None:
         NoticeCommand(options.notice_command)
     program.check()
-    spelling, chosen_wire, plane = None, None if wire is None else wire_format(wire), plane_choice(options.plane)
-    for name, given, instead in (("procs-per-worker", procs_per_worker, 1), ("replicas", replicas, 0)):
+    for name, given, instead in (("procs-per-worker", groups, 1), ("replicas", options.replicas, 0)):
         if plane == "device" and given != instead:
             raise ConfigurationError(f"--plane device: with --{name} {given} gradients are in the host's memory; leave one of the two out")
-    if sync is not None:
-        chosen = rule(sync)
+    wire = None if options.wire is None else wire_format(options.wire)
+    chosen = None if options.sync is None else rule(options.sync)
+    if chosen is not None:
         chosen.check(workers)
         if least is not None and least < workers:
             _check_least(chosen, least, workers)
-        spelling = chosen.spelling
         check_plane(chosen, plane)
-        if chosen_wire is not None:
-            check_rule(chosen, chosen_wire)
-        if servers > 1 and not isinstance(chosen, ServerRule):
-            raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
-        if batch is not None and chosen.plans_batches:
-            raise ConfigurationError(
-                f"--batch {batch}: {spelling} sets the batch sizes by itself, from its budget; leave --batch out, or the rule's budget="
-            )
-        if isinstance(chosen, ServerRule) and chosen.scope == "shard":
-            chosen.blocks(servers)  # refuses a number of servers that the rule cannot have
-        if late and not (isinstance(chosen, ServerRule) and chosen.scope == "shard"):
-            raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
-    if batch is not None:
-        BatchOrder.of(batch, workers)
-    if replicas:
-        _check_replicas(replicas, sync=sync, on_driver=on_driver)
+        if wire is not None:
+            check_rule(chosen, wire)
+        _check_beside_rule(options, chosen)
+    if options.batch is not None:
+        BatchOrder.of(options.batch, workers)
+    if options.replicas:
+        _check_replicas(options.replicas, sync=options.sync, on_driver=on_driver)
+    spelling = None if chosen is None else chosen.spelling
     checkpointing.check_rule(resume, spelling)
     check_files(options.journal, options.summary)
     if options.log_dir is not None:
@@ -368,13 +341,13 @@ def check(
     return JobSettings(
         workers=workers,
         least=least or workers,
-        servers=servers,
+        servers=options.servers,
         sync=spelling,
-        wire=chosen_wire,
+        wire=wire,
         plane=plane,
         seed=options.seed,
-        timeout_s=timeout_s,
-        progress_timeout_s=progress_timeout_s,
+        timeout_s=options.timeout,
+        progress_timeout_s=options.progress_timeout,
         torchrun_env=not options.no_torchrun_env,
         phases=not options.no_phases,
         script=program.name,
@@ -382,12 +355,45 @@ def check(
         follow=kinds_of(followers),
         slow=tuple(parse_slow(text, workers) for text in options.slow or ()),
         kill=tuple(parse_kill(text, workers) for text in options.kill or ()),
-        late=tuple(parse_late(text, servers) for text in late),
+        late=tuple(parse_late(text, options.servers) for text in options.late or ()),
         checkpoint=checkpoint,
         resume=None if resume is None else str(resume.path),
-        replicas=replicas,
-        batch=batch,
+        replicas=options.replicas,
+        batch=options.batch,
     )
+
+
+def _check_numbers(options: JobOptions, workers: int) -> None:
+    progress, grace = options.progress_timeout, options.grace
+    for name, given, fits, must in (
+        ("workers", workers, workers >= 1, "at least 1"),
+        ("servers", options.servers, options.servers >= 1, "at least 1"),
+        ("max-restarts", options.max_restarts, options.max_restarts >= 0, "at least 0"),
+        ("port", options.port, options.port >= 0, "at least 0"),
+        ("port", options.port, options.port <= 65535, "at most 65535; 0 chooses a free port"),
+        ("procs-per-worker", options.procs_per_worker, options.procs_per_worker >= 1, "at least 1"),
+        ("timeout", f"{options.timeout:g}", 0.1 <= options.timeout < inf, "a number of seconds of at least 0.1"),
+        ("progress-timeout", f"{progress:g}", progress == 0.0 or 0.1 <= progress < inf, "at least 0.1 seconds, or 0 for no limit"),
+        ("grace", f"{grace:g}", 0.0 <= grace < inf, "a number of seconds of at least 0"),
+    ):
+        if not fits:
+            raise ConfigurationError(f"--{name} {given}: must be {must}")
+
+
+def _check_beside_rule(options: JobOptions, chosen: Policy) -> None:
+    """Check options that not every rule can have beside it."""
+    spelling, servers, late = chosen.spelling, options.servers, options.late or ()
+    if servers > 1 and not isinstance(chosen, ServerRule):
+        raise ConfigurationError(f"--servers {servers}: {spelling} has no servers that could share the parameters; leave --servers out")
+    if options.batch is not None and chosen.plans_batches:
+        raise ConfigurationError(
+            f"--batch {options.batch}: {spelling} sets the batch sizes by itself, from its budget; leave --batch out, or the rule's budget="
+        )
+    of_shards = isinstance(chosen, ServerRule) and chosen.scope == "shard"
+    if isinstance(chosen, ServerRule) and of_shards:
+        chosen.blocks(servers)  # refuses a number of servers that the rule cannot have
+    if late and not of_shards:
+        raise ConfigurationError(f"--late {late[0]}: under {spelling} servers send no blocks to delay; use --sync 'psp(...)'")
 
 
 def span_of(text: str) -> tuple[int, int]:

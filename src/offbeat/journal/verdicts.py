@@ -357,7 +357,7 @@ def _oversubscribed(costs: Costs) -> Verdict | None:
     for host, (numbers, cores) in _sharing(costs).items():
         shares = [_queued(costs.workers[number]) for number in numbers]
         if len(numbers) > cores and (share := median_low(shares)) >= LEAST:
-            where = f" on {host}" if host else ""
+            where, most = f" on {host}" if host else "", max(1, int(cores))
             return Verdict(
                 "oversubscribed",
                 tuple(sorted(numbers)),
@@ -367,7 +367,7 @@ def _oversubscribed(costs: Costs) -> Verdict | None:
                 round(share, 6),
                 f"Oversubscribed: {len(numbers)} workers{where} share {cores:g} core{'s' * (cores != 1)}",
                 f"they are ready to run and have no core for {percent(share)} of their time",
-                f"start at most {max(1, int(cores))} workers here",
+                f"start at most {most} worker{'s' * (most != 1)} here",
                 round(share, 6),
                 "high",
             )
