@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -153,6 +154,29 @@ def test_loading_after_the_first_step_is_an_error_and_without_servers_after_a_pu
 
     with Job(1) as job:
         job.run(script)
+
+
+@pytest.mark.parametrize("sync", ["bsp", "full"])
+def test_a_script_goes_back_to_an_earlier_state_with_a_new_optimizer(sync: str) -> None:
+    def trained(distribute: Callable[[torch.optim.Optimizer, nn.Module], Any]) -> dict[str, torch.Tensor]:
+        model = model_of(0)
+        optimizer = distribute(adam(model), model)
+        for step in range(6):
+            set_gradients(model)
+            optimizer.step()
+            if step == 1:
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            if step == 3:
+                model.load_state_dict(saved[0])
+                optimizer = distribute(adam(model), model)
+                optimizer.load_state_dict(saved[1])
+        assert steps_of(optimizer.state_dict()) == 4.0
+        return model.state_dict()
+
+    alone = trained(lambda optimizer, model: optimizer)
+    with Job(2) as job:
+        for state in job.run(lambda worker: trained(lambda optimizer, model: worker.distribute(optimizer, model, sync))):
+            torch.testing.assert_close(state, alone)
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "psp(c=2, b=0.5)", "ensemble", "majority", "dpsgd"])

@@ -70,7 +70,7 @@ def too_late(what: str) -> ConfigurationError:
     """Return the error for a load that comes after ``what``, given in words."""
     return ConfigurationError(
         f"load_state_dict() was called after {what}, and the job trains on from what it has: load right after wrapping the optimizer, "
-        "before the first batch, pull() and step()"
+        "before the first batch, pull() and step(). To go back to an earlier state load the model, wrap a new optimizer, and load its state"
     )
 
 
