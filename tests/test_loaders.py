@@ -23,7 +23,7 @@ from torch.utils.data import (
 )
 
 import offbeat
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, OffbeatWarning
 from offbeat.orders import Drawn
 
 
@@ -291,7 +291,7 @@ class Backwards(Sampler[int]):
 def test_an_evaluation_through_an_elastic_loader_gives_a_warning() -> None:
     optimizer = optimizer_of()
     loader = offbeat.elastic(range(6), batch_size=2)
-    with pytest.warns(UserWarning, match=r"To evaluate, use a plain DataLoader"), torch.no_grad():
+    with pytest.warns(OffbeatWarning, match=r"To evaluate, use a plain DataLoader"), torch.no_grad():
         assert len(list(loader)) == 3
     with warnings.catch_warnings():
         warnings.simplefilter("error")

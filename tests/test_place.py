@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
 from offbeat import session as sessions
+from offbeat.errors import OffbeatWarning
 from offbeat.session import LeasedRange, LocalSession
 
 ROOT = Path(__file__).parents[1]
@@ -232,7 +233,7 @@ def test_a_plateau_cannot_be_brought_there() -> None:
     session = Restarted(optimizer)
     sessions.made(session)
     session.before = 21
-    with pytest.warns(UserWarning, match="ReduceLROnPlateau of a restarted worker"):
+    with pytest.warns(OffbeatWarning, match="ReduceLROnPlateau of a restarted worker"):
         assert next(offbeat.steps(60)) == 21
 
 

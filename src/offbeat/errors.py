@@ -73,9 +73,19 @@ READER_GONE = BY_SIGNAL + 13
 """The exit status after success if stdout's reader has ended before, as by SIGPIPE."""
 
 
-def warn(message: str, category: type[Warning] = UserWarning) -> None:
+class OffbeatWarning(Warning):
+    """A warning of this package: that something of the training is not as the script means it.
+
+    It is no `UserWarning`: those are PyTorch's, and scripts switch them off (``warnings.filterwarnings("ignore", category=UserWarning)``).
+
+    >>> issubclass(OffbeatWarning, UserWarning)
+    False
+    """
+
+
+def warn(message: str) -> None:
     """Give a warning that names the script's line: the innermost one outside this package and torch."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, category, stacklevel=level)
+    warnings.warn(message, OffbeatWarning, stacklevel=level)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from offbeat import session as sessions
 from offbeat.core.settings import whole_number
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, warn
 from offbeat.sampler import Passes
 from offbeat.session import Barrier, Session
 
@@ -152,10 +152,9 @@ def _bring_schedulers(session: Session, to: int) -> None:
     for scheduler in _outermost(session.schedulers()):
         missing = to - getattr(scheduler, "last_epoch", to)
         if isinstance(scheduler, ReduceLROnPlateau):
-            warnings.warn(
+            warn(
                 "a ReduceLROnPlateau of a restarted worker begins anew, since its steps depend on measurements: save it with "
-                "offbeat.save(scheduler=...), and load it",
-                stacklevel=4,
+                "offbeat.save(scheduler=...), and load it"
             )
             continue
         with warnings.catch_warnings():

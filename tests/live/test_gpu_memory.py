@@ -14,7 +14,7 @@ from tests.live.harness import Job, Worker, seeded
 from tests.support.fake_cuda import FakeDriver, fake_gpu
 from torch import nn
 
-from offbeat.errors import ConfigurationError, JobError, RefusedError
+from offbeat.errors import ConfigurationError, JobError, OffbeatWarning, RefusedError
 from offbeat.runtime.parameter_server.worker_side import WorkerSession
 from offbeat.tensors import gpu
 from offbeat.tensors.flat import FlatModel
@@ -135,7 +135,10 @@ def test_workers_of_other_hosts_take_part(driver: FakeDriver, rule: str) -> None
         train(worker, rule)
         return on_gpu(worker)
 
-    with pytest.warns(UserWarning, match="does not share memory with this worker") as warned, Job(2, plane="auto", hosts={1: "far"}) as job:
+    with (
+        pytest.warns(OffbeatWarning, match="does not share memory with") as warned,
+        Job(2, plane="auto", hosts={1: "far"}) as job,
+    ):
         assert job.run(script) == [True, False]
     assert len(warned) == 1
 
@@ -182,7 +185,7 @@ def test_auto_goes_on_in_the_hosts_memory_where_the_gpu_has_too_little(driver: F
         train(worker)
         return on_gpu(worker)
 
-    with pytest.warns(UserWarning, match="exchanged in the host's memory: cannot have 65,536 bytes"), Job(2, plane="auto") as job:
+    with pytest.warns(OffbeatWarning, match="exchanged in the host's memory: cannot have 65,536 bytes"), Job(2, plane="auto") as job:
         assert job.run(script) == [False, False]
 
 
@@ -211,7 +214,7 @@ def test_a_server_that_cannot_use_the_gpu_says_so(driver: FakeDriver, monkeypatc
             job.run(refuse)
             assert "sees 0 GPUs" in job.await_failure()
         return
-    with pytest.warns(UserWarning, match="exchanged in the host's memory: this process sees 0 GPUs"), Job(1, plane=plane) as job:
+    with pytest.warns(OffbeatWarning, match="exchanged in the host's memory: this process sees 0 GPUs"), Job(1, plane=plane) as job:
         end = job.run(script)
     with Job(1, plane="host") as job:
         torch.testing.assert_close(end, job.run(script), rtol=0.0, atol=0.0)

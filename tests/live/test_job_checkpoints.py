@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
+from offbeat.errors import OffbeatWarning
 from offbeat.place import _steps
 from offbeat.runtime.coordination.checkpoints import IDLE_FOLDS
 from offbeat.runtime.job.checkpoint_folder import Checkpoint, CheckpointFolder, manifest_of
@@ -139,7 +140,7 @@ def test_a_model_with_quantized_weights_is_trained_and_saved_without_them(tmp_pa
         worker.job.await_checkpoint(1)
 
     order = CheckpointOrder(folder=str(tmp_path), every_versions=1)
-    with pytest.warns(UserWarning, match=r"checkpoints lack base \(\w+\), which are no plain tensors"), Job(2, checkpoint=order) as job:
+    with pytest.warns(OffbeatWarning, match=r"checkpoints lack base \(\w+\), which are no plain tensors"), Job(2, checkpoint=order) as job:
         job.run(script)
     newest = CheckpointFolder(tmp_path).newest()
     assert newest is not None

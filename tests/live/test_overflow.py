@@ -11,6 +11,8 @@ from tests.live.harness import APART, TOGETHER, Job, Worker, barrier, wait
 from tests.live.samples import audited
 from tests.live.test_ranks import linear, step
 
+from offbeat.errors import OffbeatWarning
+
 HUGE = 3e38
 FELLOWS = dict.fromkeys(range(8), "elsewhere")
 """All on one host, which is not server 0's."""
@@ -52,7 +54,7 @@ def test_a_step_whose_mean_cannot_be_held_is_left_out_and_its_contributions_are_
         before = step(model, optimizer, 2.0, 0.0)
         first.set()
         wait(dead)
-        with pytest.warns(UserWarning, match="round 1: the mean of the ranks' gradients is beyond the range of float32"):
+        with pytest.warns(OffbeatWarning, match="round 1: the mean of the ranks' gradients is beyond the range of float32"):
             void = step(model, optimizer, HUGE, 1.0)
         return [before, void, step(model, optimizer, 1.0, 0.0)]
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
 from offbeat import session as sessions
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, OffbeatWarning
 from offbeat.optimizer import DistributedOptimizer
 from offbeat.wrapping import check_process_group
 
@@ -157,7 +157,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_or_stops() -> None:
             with pytest.raises(FloatingPointError, match="not finite"):
                 optimizer.step()
         else:
-            with pytest.warns(UserWarning, match="not finite"):
+            with pytest.warns(OffbeatWarning, match="not finite"):
                 optimizer.step()
         assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
         assert optimizer.version == 0
@@ -223,7 +223,7 @@ def test_a_rejected_step_shows_in_the_epochs_report() -> None:
         optimizer.zero_grad()
         (model(torch.ones(1, 1)).sum() * (float("inf") if number == 1 else 1.0)).backward()
         if number == 1:
-            with pytest.warns(UserWarning, match="not finite"):
+            with pytest.warns(OffbeatWarning, match="not finite"):
                 optimizer.step()
         else:
             optimizer.step()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.tiers import examples
 from torch import Tensor, nn
 
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, OffbeatWarning
 from offbeat.tensors.natural_gradient import NaturalGradient
 
 pytestmark = pytest.mark.usefixtures("a_single_thread")
@@ -132,7 +132,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad: float) -> None:
     last = list(model.parameters())[-1]
     assert last.grad is not None
     last.grad[0] = bad
-    with pytest.warns(RuntimeWarning, match="the step is skipped"):
+    with pytest.warns(OffbeatWarning, match="the step is skipped"):
         optimizer.step()
     assert optimizer.skipped == 1
     train(model, optimizer, range(3, 16))
@@ -144,7 +144,7 @@ def test_a_change_that_is_not_finite_is_not_made() -> None:
     weight = nn.Parameter(torch.ones(3, 2))
     optimizer = NaturalGradient([weight], lr=1e300, **UNBOUNDED)
     weight.grad = torch.full((3, 2), 1e30)
-    with pytest.warns(RuntimeWarning, match="learning rate"):
+    with pytest.warns(OffbeatWarning, match="learning rate"):
         optimizer.step()
     assert torch.equal(weight, torch.ones(3, 2))
 

@@ -207,8 +207,7 @@ class NaturalGradient(torch.optim.Optimizer):
         self.skipped += 1
         warn(
             f"NaturalGradient: {what} is not finite, so the step is skipped and the parameters stay as they are. "
-            "If this goes on, lower the learning rate; `skipped` counts such steps.",
-            RuntimeWarning,
+            "If this goes on, lower the learning rate; `skipped` counts such steps."
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from offbeat.runtime.worker.process_end import follow
 
 nothing = lambda *_: None
-follow(leave=nothing, fail=nothing, told=nothing, notice=nothing, interrupt=lambda: True)
+follow(leave=nothing, fail=nothing, told=nothing, notice=nothing, interrupt=lambda _: True)
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), number))
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
     assert [int(index) for index in DataLoader(range(4), num_workers=1, multiprocessing_context="fork")] == [0, 1, 2, 3], number

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.faults.job import QUICK
 
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, OffbeatWarning
 from offbeat.runtime.worker.other_launchers import LAUNCHERS, refuse
 
 SCRIPT = """
@@ -28,7 +28,7 @@ def test_several_processes_are_refused_and_one_is_warned(launcher: tuple[str, st
     agent = rf"{start.split()[0]} .*-m offbeat\.agent train\.py"
     with pytest.raises(ConfigurationError, match=rf"{name} has started 4 processes .* {agent}; .* type: offbeat run --workers 4 train\.py"):
         refuse({size: "4", rank: "0"}, "train.py")
-    with pytest.warns(UserWarning, match=f"{name} has started one process"):
+    with pytest.warns(OffbeatWarning, match=f"{name} has started one process"):
         refuse({size: "1", rank: "0"}, "train.py")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -209,14 +209,14 @@ class WorkerConnection:
         self._noticed = self.told_to_leave = True
         self.hub.wake()
 
-    def interrupt(self) -> bool:
+    def interrupt(self, dropped: bool) -> bool:
         """Note a Ctrl-C; return True if `KeyboardInterrupt` may be raised at once.
 
-        Inside a library call, or a callback of the garbage collector, which would drop it, it is raised later. For a signal handler of the
-        waiting thread.
+        Inside a library call, or a callback of the garbage collector, which would drop it, it is raised later; so it is where Python has
+        ``dropped`` it. For a signal handler of the waiting thread.
         """
         self.told_to_leave = True
-        if self.calls.depth == 0 and self.phases.at is not Phase.GC:
+        if not dropped and self.calls.depth == 0 and self.phases.at is not Phase.GC:
             return True
         self.calls.interrupted = time.monotonic()
         self.hub.wake()

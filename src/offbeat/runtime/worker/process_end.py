@@ -24,7 +24,7 @@ def follow(
     fail: Callable[[BaseException], str | None],
     told: Callable[[str], None],
     notice: Callable[[], None],
-    interrupt: Callable[[], bool],
+    interrupt: Callable[[bool], bool],
 ) -> None:
     """Install handlers for the end of this process, and for signals that announce it.
 
@@ -37,10 +37,12 @@ def follow(
         notice: the order to leave; called in the main thread, between any two of its instructions, and may raise. Not installed where the
             script handles SIGTERM itself, or where the caller is not the main thread, which alone may set handlers.
         interrupt: the order to raise `KeyboardInterrupt`; called where ``notice`` is. Returns True to raise it at once. A script that does
-            not catch it ends without a traceback: the user has asked for the end.
+            not catch it ends without a traceback: the user has asked for the end. Called again, with True, if Python has dropped the
+            exception, as it does where it is raised at a fork (each start of a loader's processes) or in a ``__del__``: else the worker
+            would train on, alone, after the others have left.
     """
     atexit.register(leave)
-    before = sys.excepthook
+    before, unraisable = sys.excepthook, sys.unraisablehook
 
     def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if issubclass(kind, KeyboardInterrupt):
@@ -60,8 +62,14 @@ def follow(
         notice()
 
     def interrupted(number: int, frame: Any) -> None:
-        if interrupt():
+        if interrupt(False):
             raise KeyboardInterrupt
+
+    def dropped(what: sys.UnraisableHookArgs) -> None:
+        if _heeded and issubclass(what.exc_type, KeyboardInterrupt):
+            interrupt(True)
+        else:
+            unraisable(what)
 
     def reported(number: int, frame: Any) -> None:
         told(signal.Signals(number).name)
@@ -81,6 +89,7 @@ def follow(
         if ordered in heeded:
             signal.signal(order, _unless_handled(ordered, reported, act))
             _heeded[order] = signal.SIG_DFL
+    sys.unraisablehook = dropped
     guard_loaders()
     os.register_at_fork(after_in_child=_forget)
 

@@ -107,7 +107,7 @@ class Siblings:
         for session in self._sessions or [own]:
             session.link.notice()
 
-    def interrupt(self, own: JobSession) -> bool:
+    def interrupt(self, own: JobSession, dropped: bool) -> bool:
         """Note a Ctrl-C in all sessions; return True if `KeyboardInterrupt` may be raised at once, since no session is in a call."""
-        at_once = [session.link.interrupt() for session in self._sessions or [own]]  # a list: every session has to note it
+        at_once = [session.link.interrupt(dropped) for session in self._sessions or [own]]  # a list: every session has to note it
         return all(at_once)
