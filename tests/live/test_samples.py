@@ -128,6 +128,24 @@ def test_two_samplers_at_once(tmp_path: Path) -> None:
     assert sorted((r["pool"], r["folded"], r["unused"]) for r in job.summary["epochs"]) == [(0, 48, 0), (1, 72, 0)]
 
 
+@pytest.mark.parametrize("sync", ["bsp", "full"])
+def test_the_second_of_two_samplers_ends_first(tmp_path: Path, sync: str) -> None:
+    """Then each worker holds a batch of the first one, of which no step comes, where it is told that the epoch of the second is over."""
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, sync)
+        loaders = trainer.loader(64, 4), trainer.loader(16, 4)
+        for _ in range(3):
+            for a, b in zip(*loaders, strict=False):
+                trainer.step(a, b)
+        trainer.optimizer.pull()
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.run(script)
+    reports = finished(job, tmp_path / "journal")
+    assert [report["folded"] for report in reports if report["pool"] == 1] == [16] * 3
+
+
 @pytest.mark.parametrize("sync", ["bsp", "asp", "full"])
 def test_a_thread_that_fetches_batches(tmp_path: Path, sync: str) -> None:
     """As ``prefetch_generator.BackgroundGenerator``: it asks for samples while the script makes steps, and is some batches ahead."""
