@@ -166,8 +166,28 @@ def test_a_pass_that_was_left_may_be_gone_on_with() -> None:
     assert [next(left).tolist() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert sorted(indices(loader, optimizer)) == list(range(16))
     under_way = iter(loader)
-    assert next(left).tolist() == [8, 9]
+    with pytest.warns(UserWarning, match="another one over the same loader"):
+        assert next(left).tolist() == [8, 9]
     assert next(under_way).tolist() == [0, 1]
+
+
+def test_a_pass_in_the_middle_of_another_ends_that_one_with_a_warning() -> None:
+    """As an evaluation does. What it has looked at is given once more, in the next pass and in no other."""
+    optimizer = optimizer_of()
+    loader = offbeat.elastic(range(16), batch_size=2, num_workers=0)
+
+    def steps() -> int:
+        for number, _ in enumerate(loader, 1):
+            optimizer.step()
+            if number == 4:
+                assert sorted(index for batch in loader for index in batch.tolist()) == list(range(16))
+        return number
+
+    with pytest.warns(UserWarning, match="another one over the same loader") as warned:
+        found = [steps(), steps()]
+    assert len(warned) == 1 and found == [4, 4]
+    optimizer.pull()
+    assert [(report["folded"], report["unused"]) for report in optimizer.reports[:2]] == [(8, 8)] * 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

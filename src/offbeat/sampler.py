@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sized
 from functools import partial, reduce
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -102,6 +102,8 @@ class Passes:
         self.reports_deliveries = False
         """Whether the user of this source calls `Session.deliver`, and not this source itself, when the script gets a batch."""
         self._warned = False
+        self._told_of_passes = False
+        """Whether the script knows that a pass ends where it begins another one."""
         if session is not None:
             self._join(session)
         else:
@@ -195,7 +197,7 @@ class Passes:
             self._progress = SplitProgress()
         self._begun, self._dealt, self._moved = epoch, kept, False
         self._epoch, self._chosen = epoch + 1, False
-        return epoch, chain(list(kept), self._grants(session, epoch))
+        return epoch, chain(takewhile(lambda _: epoch == self._begun, list(kept)), self._grants(session, epoch))
 
     def is_over(self) -> bool:
         """Return True if the next pass would find no samples for this worker: it is passed over then.
@@ -220,11 +222,21 @@ class Passes:
         dealt, progress = self._dealt, self._progress  # of this pass, whatever the next one has
         if epoch < self._ahead.epoch:  # it is over, and to ask for it would give up what this worker has of the later one
             return
-        while (grant := self._take(session, epoch, dealt, progress)) is not None:
+        while epoch == self._begun:
+            grant = self._take(session, epoch, dealt, progress)
+            if grant is None:
+                if not dealt and session.over is not None:
+                    session.ended = True
+                self._look_for_evaluation(dealt)
+                return
             yield grant
-        if not dealt and session.over is not None:
-            session.ended = True
-        self._look_for_evaluation(dealt)
+        if not self._told_of_passes:
+            self._told_of_passes = True
+            warn(
+                "a pass over an elastic loader ends here, since the script has begun another one over the same loader before its end (to "
+                "evaluate, or to look at a batch): the rest of its epoch is left to other workers, or unused. Evaluate over a plain "
+                "DataLoader, and give each loop a loader of its own"
+            )
 
     def _take(self, session: Session, epoch: Epoch, dealt: list[LeasedRange], progress: SplitProgress) -> LeasedRange | None:
         grant = session.take(self.pool, epoch, self._size, self._batch_size)
