@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -150,6 +151,17 @@ def test_a_stream_is_told_its_epoch_and_may_be_made_before_the_optimizer() -> No
     assert [indices(stream, optimizer) for _ in range(2)] == [[0, 1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15]]
     assert (stream.pool, later.batch_sampler.pool) == (0, 1)
     assert stream.state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_is_split_by_rank_is_refused(workers: int) -> None:
+    """By Hugging Face's ``split_dataset_by_node``. One rank has all of it."""
+    stream: Any = Stream()
+    stream._distributed = SimpleNamespace(rank=0, world_size=1)
+    offbeat.elastic(DataLoader(stream, batch_size=4, num_workers=workers))
+    stream._distributed = SimpleNamespace(rank=0, world_size=2)
+    with pytest.raises(ConfigurationError, match="leave split_dataset_by_node out"):
+        offbeat.elastic(DataLoader(stream, batch_size=4, num_workers=workers))
 
 
 def test_an_empty_stream_ends() -> None:
