@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,6 +153,17 @@ def test_a_stream_is_told_its_epoch_and_may_be_made_before_the_optimizer() -> No
     assert stream.state_dict()["epoch"] == 2
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_that_is_split_by_rank_is_refused(workers: int) -> None:
+    """By Hugging Face's ``split_dataset_by_node``. One rank has all of it."""
+    stream: Any = Stream()
+    stream._distributed = SimpleNamespace(rank=0, world_size=1)
+    offbeat.elastic(DataLoader(stream, batch_size=4, num_workers=workers))
+    stream._distributed = SimpleNamespace(rank=0, world_size=2)
+    with pytest.raises(ConfigurationError, match="leave split_dataset_by_node out"):
+        offbeat.elastic(DataLoader(stream, batch_size=4, num_workers=workers))
+
+
 def test_an_empty_stream_ends() -> None:
     optimizer = optimizer_of()
     assert indices(offbeat.elastic(lambda epoch: iter(()), batch_size=4), optimizer) == []
@@ -166,8 +178,28 @@ def test_a_pass_that_was_left_may_be_gone_on_with() -> None:
     assert [next(left).tolist() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert sorted(indices(loader, optimizer)) == list(range(16))
     under_way = iter(loader)
-    assert next(left).tolist() == [8, 9]
+    with pytest.warns(UserWarning, match="another one over the same loader"):
+        assert next(left).tolist() == [8, 9]
     assert next(under_way).tolist() == [0, 1]
+
+
+def test_a_pass_in_the_middle_of_another_ends_that_one_with_a_warning() -> None:
+    """As an evaluation does. What it has looked at is given once more, in the next pass and in no other."""
+    optimizer = optimizer_of()
+    loader = offbeat.elastic(range(16), batch_size=2, num_workers=0)
+
+    def steps() -> int:
+        for number, _ in enumerate(loader, 1):
+            optimizer.step()
+            if number == 4:
+                assert sorted(index for batch in loader for index in batch.tolist()) == list(range(16))
+        return number
+
+    with pytest.warns(UserWarning, match="another one over the same loader") as warned:
+        found = [steps(), steps()]
+    assert len(warned) == 1 and found == [4, 4]
+    optimizer.pull()
+    assert [(report["folded"], report["unused"]) for report in optimizer.reports[:2]] == [(8, 8)] * 2
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dis import opname
 from itertools import count
 from types import FrameType
@@ -68,30 +68,35 @@ def raised_later(error: BaseException) -> bool:
     return True
 
 
-def fetch_when_asked(batches: Iterator[tuple[list[int], Sequence[Any]]], deliver: Callable[..., None]) -> bool:
+def fetch_when_asked(batches: Iterator[list[int]], deliver: Callable[[Any], None]) -> bool:
     """Have the iterator of a ``DataLoader`` with worker processes that asks the calling sampler fetch more batches in this process.
 
     It asks the sampler before the script asks it: whether the script calls ``next`` is known only then. Returns False if no such iterator
     asks.
 
     Args:
-        batches: the indices of each batch, and what is handed to ``deliver`` with its number and the batch.
-        deliver: see above.
+        batches: the indices of each batch after those of the pass.
+        deliver: called with each of these batches.
     """
     iterator = _iterator_above(sys._getframe(1))
     if iterator is None or hasattr(iterator, "_dataset_fetcher"):
         return False
-    again, numbers = weakref.ref(iterator), count()
-    end: Callable[[Any], Any] = type(iterator)._next_data
+    again = weakref.ref(iterator)
+    data_of: Callable[[Any], Any] = type(iterator)._next_data
+    if getattr(iterator, "_offbeat_passes", None) is iterator._sampler_iter:  # it has batches of this pass to report
+        report = iterator._next_data
+        data_of = lambda _: report()  # noqa: E731
     kind = iterator._dataset_kind, iterator._dataset, iterator._auto_collation, iterator._collate_fn, iterator._drop_last
     fetcher = _DatasetKind.create_fetcher(*kind)
 
     def next_data() -> Any:
-        found = next(batches, None) if asked_by_next() else None
-        if found is None:
-            return end(again())
-        batch = fetcher.fetch(found[0])
-        deliver(found[1], next(numbers), batch)
+        try:
+            return data_of(again())
+        except StopIteration:
+            if not asked_by_next() or (indices := next(batches, None)) is None:
+                raise
+        batch = fetcher.fetch(indices)
+        deliver(batch)
         return batch
 
     iterator._next_data = next_data  # type: ignore[method-assign]

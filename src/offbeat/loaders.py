@@ -162,7 +162,13 @@ def _epochs(data: Any) -> Callable[[Epoch], Iterable[Any]]:
 
 
 def _again(data: Iterable[Any]) -> Callable[[Epoch], Iterable[Any]]:
-    set_epoch = getattr(getattr(data, "dataset", data), "set_epoch", None)  # a method of Hugging Face's streams
+    stream = getattr(data, "dataset", data)
+    if getattr(getattr(stream, "_distributed", None), "world_size", 1) > 1:  # of Hugging Face's streams
+        raise ConfigurationError(
+            "this stream gives each rank only its part (split_dataset_by_node): the job deals out the whole stream, of which each worker "
+            "skips what others use, so that most of the data would be used by nobody; leave split_dataset_by_node out"
+        )
+    set_epoch = getattr(stream, "set_epoch", None)  # a method of Hugging Face's streams
 
     def epoch_of(epoch: Epoch) -> Iterable[Any]:
         if set_epoch is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sized
 from functools import partial, reduce
-from itertools import chain, repeat
+from itertools import chain, repeat, takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -96,10 +96,14 @@ class Passes:
         """What has been taken of a later epoch in a pass over one that had nothing left, the last time."""
         self._moved = False
         """Whether that was in the last pass."""
+        self._promised = 0
+        """The number of batches that `len` has told the script last."""
         self._progress = SplitProgress()
         self.reports_deliveries = False
         """Whether the user of this source calls `Session.deliver`, and not this source itself, when the script gets a batch."""
         self._warned = False
+        self._told_of_passes = False
+        """Whether the script knows that a pass ends where it begins another one."""
         if session is not None:
             self._join(session)
         else:
@@ -193,7 +197,7 @@ class Passes:
             self._progress = SplitProgress()
         self._begun, self._dealt, self._moved = epoch, kept, False
         self._epoch, self._chosen = epoch + 1, False
-        return epoch, chain(list(kept), self._grants(session, epoch))
+        return epoch, chain(takewhile(lambda _: epoch == self._begun, list(kept)), self._grants(session, epoch))
 
     def is_over(self) -> bool:
         """Return True if the next pass would find no samples for this worker: it is passed over then.
@@ -218,11 +222,21 @@ class Passes:
         dealt, progress = self._dealt, self._progress  # of this pass, whatever the next one has
         if epoch < self._ahead.epoch:  # it is over, and to ask for it would give up what this worker has of the later one
             return
-        while (grant := self._take(session, epoch, dealt, progress)) is not None:
+        while epoch == self._begun:
+            grant = self._take(session, epoch, dealt, progress)
+            if grant is None:
+                if not dealt and session.over is not None:
+                    session.ended = True
+                self._look_for_evaluation(dealt)
+                return
             yield grant
-        if not dealt and session.over is not None:
-            session.ended = True
-        self._look_for_evaluation(dealt)
+        if not self._told_of_passes:
+            self._told_of_passes = True
+            warn(
+                "a pass over an elastic loader ends here, since the script has begun another one over the same loader before its end (to "
+                "evaluate, or to look at a batch): the rest of its epoch is left to other workers, or unused. Evaluate over a plain "
+                "DataLoader, and give each loop a loader of its own"
+            )
 
     def _take(self, session: Session, epoch: Epoch, dealt: list[LeasedRange], progress: SplitProgress) -> LeasedRange | None:
         grant = session.take(self.pool, epoch, self._size, self._batch_size)
@@ -234,36 +248,43 @@ class Passes:
                 progress.deal(grant.parts, grant.stop - grant.start, session.batch or self._batch_size)
         return grant
 
-    def _after(self, epoch: Epoch) -> Iterator[tuple[Epoch, LeasedRange]]:
+    def _after(self, epoch: Epoch, given: int = 0) -> Iterator[tuple[Epoch, LeasedRange]]:
         """Take grants of the job's present epoch in a pass over one that had none for this worker, until the script makes a step.
 
         A script that calls ``next`` on a new pass counts on a batch. It looks at the data before it trains, in a worker that has been
         restarted, or it begins a pass whenever the one before has ended. The pass keeps the number of its own epoch: loops over epochs
         come to the present one as they would without the look, and begin there with these batches.
 
+        A script that calls ``next`` as often as `len` says counts on so many batches, also where its worker has been restarted in the
+        middle of an epoch. It gets them, from as many of the job's epochs as it takes.
+
+        Args:
+            epoch: the epoch of the pass.
+            given: the number of batches that the pass has given from it.
+
         Raises:
             JobEnded: the job has ended, so that no epoch comes any more.
         """
-        session, steps = self.session, self.session.steps
+        if given >= max(1, self._promised):
+            return
+        session, steps = self.session, None if given else self.session.steps
         dealt = self._still_held(self._ahead.dealt)
         at, progress = max(epoch + 1, self._ahead.epoch), self._ahead.progress if dealt else SplitProgress()
-        self._ahead, self._moved = _Ahead(at, dealt, progress), True
+        self._ahead, self._dealt, self._moved = _Ahead(at, dealt, progress), [], True
         if dealt:
             session.take_back(self.pool)
-        given = list(dealt)
-        any_given = bool(given)
-        while session.steps == steps:
-            if given:
-                yield at, given.pop(0)
-            elif (grant := self._take(session, at, dealt, progress)) is not None:
-                any_given = True
+        again = list(dealt)
+        while session.steps == steps or given < self._promised:
+            grant = again.pop(0) if again else self._take(session, at, dealt, progress)
+            if grant is not None:
+                given += 1
                 yield at, grant
-            elif any_given:
+            elif given >= max(1, self._promised):
                 return
             else:
                 session.ended = session.over is not None
                 session.check_end()
-                at += 1
+                at, dealt, progress = at + 1, [], SplitProgress()
                 self._ahead = _Ahead(at, dealt, progress)
 
     def _still_held(self, grants: list[LeasedRange]) -> list[LeasedRange]:
@@ -373,23 +394,24 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 return
             raise
         deliver = None
-        for number, (indices, dealt) in enumerate(self._batches(epoch, grants)):
+        given: list[LeasedRange] = []
+        for number, indices in enumerate(self._batches(epoch, grants, given)):
             if not number and not self.reports_deliveries:
-                deliver = follow_loader(partial(self._delivered, dealt))
+                deliver = follow_loader(partial(self._delivered, given))
             if deliver is not None:
                 deliver(number)
             yield indices
         self._check_count()
 
-    def _batches(self, epoch: Epoch, grants: Iterator[LeasedRange]) -> Iterator[tuple[list[int], list[LeasedRange]]]:
-        """Give each batch of a pass, with the pass's grants."""
-        yield from self._indices_of(zip(repeat(epoch), grants))
-        if not self._dealt:
-            later = self._indices_of(self._after(epoch))
-            if not fetch_when_asked(later, self._delivered) and asked_by_next():
+    def _batches(self, epoch: Epoch, grants: Iterator[LeasedRange], given: list[LeasedRange]) -> Iterator[list[int]]:
+        """Give each batch of a pass; ``given`` gets their grants."""
+        yield from self._indices_of(zip(repeat(epoch), grants), given)
+        if not given or self.session.restarted:
+            later = self._indices_of(self._after(epoch, len(given)), given)
+            if not fetch_when_asked(later, lambda batch: self._delivered(given, len(given) - 1, batch)) and asked_by_next():
                 yield from later
 
-    def _indices_of(self, grants: Iterator[tuple[Epoch, LeasedRange]]) -> Iterator[tuple[list[int], list[LeasedRange]]]:
+    def _indices_of(self, grants: Iterator[tuple[Epoch, LeasedRange]], given: list[LeasedRange]) -> Iterator[list[int]]:
         indices, first = None, 0
         for epoch, grant in grants:
             if indices is None or grant.parts != self._parts:
@@ -397,7 +419,8 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 first = grant.parts[0][0] if even else 0  # a share is a range of the epoch's order
                 indices = self._indices(epoch, () if even else grant.parts)
                 self._parts = grant.parts
-            yield self._place.part(indices[first + grant.start : first + grant.stop].tolist()), self._last[1]
+            given.append(grant)
+            yield self._place.part(indices[first + grant.start : first + grant.stop].tolist())
 
     def _check_count(self) -> None:
         """Warn once if the script counts on a number of batches that this worker was not dealt."""
@@ -418,11 +441,12 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
         elif parts is None and self._unit:
             parts = shares(self._size, worker_ids(session.workers), self._unit, self._deal.sizes)[session.worker]
         if parts:
-            return _ceil(size_of(parts), self._batch)
-        number = _ceil(self._size, self._batch * session.workers if session.batch else self._all_batches)
+            self._promised = _ceil(size_of(parts), self._batch)
+            return self._promised
+        self._promised = _ceil(self._size, self._batch * session.workers if session.batch else self._all_batches)
         if not asked_to_show():
-            self._told = number
-        return number
+            self._told = self._promised
+        return self._promised
 
     @property
     def _all_batches(self) -> int:
@@ -525,9 +549,10 @@ class WholeBatches(ElasticBatchSampler):
             dealt[-1] = grant = counted
         return grant
 
-    def _indices_of(self, grants: Iterator[tuple[Epoch, LeasedRange]]) -> Iterator[tuple[list[int], list[LeasedRange]]]:
+    def _indices_of(self, grants: Iterator[tuple[Epoch, LeasedRange]], given: list[LeasedRange]) -> Iterator[list[int]]:
         for epoch, grant in grants:
-            yield self._batch_at(epoch, grant), self._last[1]
+            given.append(grant)
+            yield self._batch_at(epoch, grant)
 
     def _batch_at(self, epoch: Epoch, grant: LeasedRange) -> list[int]:
         first = grant.parts[0][0] if grant.parts else 0

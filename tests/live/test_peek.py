@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,32 @@ def test_a_worker_that_waits_leaves_where_the_order_comes_while_garbage_is_colle
 
     with Job(1) as job:
         job.run(script)
+
+
+@pytest.mark.parametrize("source", [SOURCES[name] for name in ("sampler", "loader", "processes")])
+def test_a_restarted_worker_gets_as_many_batches_by_next_as_len_says(source: Loaded, tmp_path: Path) -> None:
+    """As ``for step in range(len(loader)): next(batches)``: once in an epoch that is over, once in one that the others end before."""
+    looked, there = threading.Event(), threading.Event()
+
+    def comes_back(worker: Worker) -> Used:
+        trainer = Trainer(worker, "asp")
+        loader = source(trainer)
+        used: Used = []
+        for _ in range(2):
+            batches = iter(loader)
+            used.append([index for _ in range(len(loader)) for index in trainer.step(next(batches))])
+            looked.set()
+        del batches
+        gc.collect()
+        return used
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.start(0, stays(source, 4, last=1, looked=looked, there=there))
+        job.join(job.start(1, dies(source)))
+        job.until(there.is_set, "the other one to come to the second epoch")
+        job.start(1, comes_back)
+        job.join()
+        (zero,), (one,) = job.results(0), job.results(1)
+    assert [len(used) for used in one] == [20, 20]
+    assert Counter(index for used in [*zero[1:], *one] for index in used) == dict.fromkeys(range(40), 3)
+    assert [report["unused"] for report in finished(job, tmp_path / "journal")][1:] == [0, 0, 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -126,6 +126,37 @@ def test_two_samplers_at_once(tmp_path: Path) -> None:
         assert results[0][pool] + results[1][pool] == Counter(range(size))
     assert job.summary is not None
     assert sorted((r["pool"], r["folded"], r["unused"]) for r in job.summary["epochs"]) == [(0, 48, 0), (1, 72, 0)]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "full"])
+def test_the_second_of_two_samplers_ends_first(tmp_path: Path, sync: str) -> None:
+    """Then each worker holds a batch of the first one, of which no step comes, where it is told that the epoch of the second is over."""
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, sync)
+        loaders = trainer.loader(64, 4), trainer.loader(16, 4)
+        for _ in range(3):
+            for a, b in zip(*loaders, strict=False):
+                trainer.step(a, b)
+        trainer.optimizer.pull()
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.run(script)
+    reports = finished(job, tmp_path / "journal")
+    assert [report["folded"] for report in reports if report["pool"] == 1] == [16] * 3
+
+
+def test_batches_of_two_samplers_are_no_group(tmp_path: Path) -> None:
+    """As ``zip(cycle(small), large)``: the first steps are of a batch of each, and later ones repeat those of the small one."""
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, "bsp")
+        for a, b in zip(cycle(trainer.loader(16, 4)), trainer.loader(64, 4), strict=False):
+            trainer.step(a, b)
+
+    with Job(2, journal=str(tmp_path / "journal")) as job:
+        job.run(script)
+    assert job.summary is not None and job.summary["warnings"] == []
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "full"])

@@ -87,6 +87,15 @@ def test_a_death_is_told(run_job: RunJob) -> None:
     assert remarks(summary).endswith("The job failed: nobody is left.")
 
 
+def test_samples_that_no_step_has_used_are_told(run_job: RunJob) -> None:
+    """A loop that stops at the length of its loader leaves what a dead worker held, for one."""
+    summary = Tally.of(run_job(BSP(), [0.1, 0.1, 0.1])).summary()
+    summary["epochs"] = [{"indices": 48, "folded": 40, "unused": 8}, {"indices": 48, "folded": 48}]
+    assert remarks(summary).startswith("No step used 8 of the 96 samples of the epochs that have ended: 8 unused")
+    summary["earlier_epochs"] = {"epochs": 3, "indices": 1_000, "folded": 996, "skipped": 4, "unused": 0}
+    assert "12 of the 1,096 samples of the epochs that have ended: 4 skipped and 8 unused" in remarks(summary)
+
+
 def test_a_worker_whose_machine_has_not_come_has_not_died() -> None:
     """With --nnodes=MIN:MAX; it may come at any time."""
     absent = [{**state(1.0, worker, "dead", incarnation=0), "reason": NO_MACHINE} for worker in (2, 3)]

@@ -32,8 +32,8 @@ the worker comes back in the same epoch and the pool `reopens` its deck.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -365,6 +365,10 @@ class Leases:
         """Return whether the worker holds all of these leases."""
         held = self._held.get(worker, {})
         return all(lease in held for lease in leases)
+
+    def most_of_a_pool(self, leases: Iterable[LeaseId]) -> int:
+        """Return how many of these leases are of one sampler, of that with the most."""
+        return max(Counter(self._leases[id].pool for id in leases if id in self._leases).values(), default=0)
 
     def submit(self, leases: tuple[LeaseId, ...]) -> None:
         """Move these leases from their worker to its contribution, which has arrived: the worker's death no longer returns them."""

@@ -26,7 +26,7 @@ def remarks(summary: Summary) -> str:
         )
     if awaited := [worker["worker"] for worker in summary["per_worker"] if is_awaited(worker)]:
         said.append(f"{named(awaited, capital=True)} took no part: awaited to the end.")
-    said += exceptions(summary)
+    said += [*exceptions(summary), *_left_out(summary)]
     said += [f"Warning: {warning['detail']}." for warning in summary.get("warnings", ())]
     said += rule_changes(summary)
     said += [_optimizer_sentence(one) for one in summary["optimizers"] or ()]
@@ -35,6 +35,16 @@ def remarks(summary: Summary) -> str:
     if summary["ok"] is False:
         said.append(f"The job failed: {summary['reason']}.")
     return "\n".join(said)
+
+
+def _left_out(summary: Summary) -> list[str]:
+    """Return a sentence on the samples of the epochs that have ended which no step has used."""
+    reports = [*summary["epochs"], *filter(None, [summary["earlier_epochs"]])]
+    indices, *counts = (sum(report.get(name, 0) for report in reports) for name in ("indices", "skipped", "unused"))
+    if not sum(counts):
+        return []
+    parts = " and ".join(f"{count:,} {name}" for count, name in zip(counts, ("skipped", "unused"), strict=True) if count)
+    return [f"No step used {sum(counts):,} of the {indices:,} samples of the epochs that have ended: {parts} (docs/samples.md)."]
 
 
 def exceptions(summary: Summary) -> list[str]:

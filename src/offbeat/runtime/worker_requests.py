@@ -158,7 +158,8 @@ class WorkerRequests:
             alike = {what: message.header.get(what) for what in ALIKE}
             warnings += self._first_steps.note(peer.worker, message.header.get("first", ()), alike)
         if self._driver.servers_step:
-            warnings += self._groups.note(peer.worker, message.header)
+            batches = self._driver.core.epochs.most_of_a_pool(message.header["push"].get("leases", ()))
+            warnings += self._groups.note(peer.worker, message.header, batches)
             warnings += self._schedules.note(peer.worker, message.header, self._driver.peers.gone)
         for warned in warnings:
             self._driver.journal.write(warning_record(now, warned.about, warned.workers, warned.step, warned.detail))

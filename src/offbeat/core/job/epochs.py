@@ -19,7 +19,7 @@ end, as those do that count their steps over a sampler without one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from offbeat.core.batch_sizes import AutoSizes, Deal
@@ -256,6 +256,10 @@ class Epochs:
     def progress(self) -> dict[int, dict[str, Any]]:
         """Return each sampler's position with its counts, for `begin_at`: see `Leases.progress`."""
         return {pool: place for pool in self._leases.pools() if (place := self._leases.progress(pool)) is not None}
+
+    def most_of_a_pool(self, leases: Iterable[LeaseId]) -> int:
+        """Return how many of these leases are of one sampler, of that with the most."""
+        return self._leases.most_of_a_pool(leases)
 
     def begin_at(self, places: Mapping[int, Mapping[str, Any]]) -> None:
         """Begin at the positions of a checkpoint. No sample has been dealt yet."""

@@ -19,9 +19,9 @@ class GroupWatch:
     """Compare the numbers of batches in the workers' gradients; give one warning.
 
     >>> watch = GroupWatch()
-    >>> watch.note(0, {"steps": 2, "push": {"leases": [1, 2, 3, 4], "samples": 32}})
+    >>> watch.note(0, {"steps": 2, "push": {"samples": 32}}, 4)
     []
-    >>> [(warned.workers, warned.step) for warned in watch.note(1, {"steps": 3, "push": {"leases": [5], "samples": 8}})]
+    >>> [(warned.workers, warned.step) for warned in watch.note(1, {"steps": 3, "push": {"samples": 8}}, 1)]
     [((1,), 3)]
     """
 
@@ -36,10 +36,11 @@ class GroupWatch:
         """The worker that had the first one, and its step."""
         self._warned = False
 
-    def note(self, worker: WorkerId, header: Mapping[str, Any]) -> list[Warned]:
-        """Take a push's header. Returns the warning, if it is new."""
+    def note(self, worker: WorkerId, header: Mapping[str, Any], batches: int) -> list[Warned]:
+        """Take a push's header, and how many batches of one sampler its gradient is of: batches of several, as of ``zip(a, b)``, are no
+        group. Returns the warning, if it is new.
+        """
         push, step = header["push"], header["steps"]
-        batches = len(push.get("leases", ()))
         if self._warned or not batches or push.get("steps", 1) > 1 or push.get("sums") or header.get("given"):
             return []
         self._first.setdefault(batches, (worker, step))

@@ -66,7 +66,8 @@ class WorkerSamples:
             if turn.grant is not None:
                 return LeasedRange(pool, turn.grant.lease, turn.grant.start, turn.grant.stop, turn.grant.parts)
             if turn.over:
-                self._dealt_out.add(pool)
+                if pool in self._open:  # else the answer has brought its end
+                    self._dealt_out.add(pool)
                 return None
 
     def finish(self) -> bool:
