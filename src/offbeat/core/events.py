@@ -203,12 +203,14 @@ class Lost(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A worker leaves the job: its script has ended, or it was told to leave."""
+    """A worker leaves the job: its script has ended or has closed the optimizer, or it was told to leave."""
 
     worker: WorkerId
     incarnation: Incarnation
     noticed: bool = False
     """It was told to leave (SIGTERM) before the end of its script."""
+    exits: bool = True
+    """False: its process goes on, and may make another optimizer. When that process ends, the event comes again."""
 
 
 Event: TypeAlias = (

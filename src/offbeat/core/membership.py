@@ -36,6 +36,8 @@ class Member:
     """How long it may be silent, as learned of all its incarnations; None: the timeout of all."""
     completed: bool = False
     """Whether it has left at the end of its script: it was not told to leave, and no later failure of its process is known."""
+    goes_on: bool = False
+    """Whether its process goes on after it has left: its script has closed the optimizer, and may make another one."""
 
 
 class Membership:
@@ -88,7 +90,8 @@ class Membership:
         """The worker that evaluates and saves: at first the lowest-numbered living worker, which keeps the role until it dies or is told to
         leave.
 
-        A chief whose script has ended keeps the role, since it has saved its files already. None: no worker is left to become chief.
+        A chief whose script has ended, or has closed the optimizer, keeps the role, since it has saved its files already. None: no worker
+        is left to become chief.
         """
         if self._chief is None or not self._serves(self._members[self._chief]):
             self._chief = next(iter(self.in_state(WorkerState.ALIVE)), None)
@@ -96,7 +99,7 @@ class Membership:
 
     @staticmethod
     def _serves(member: Member) -> bool:
-        return member.state is WorkerState.ALIVE or (member.state is WorkerState.FINISHED and member.completed)
+        return member.state is WorkerState.ALIVE or (member.state is WorkerState.FINISHED and (member.completed or member.goes_on))
 
     def speaks(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> bool:
         """Record a sign of life; return True if it is from an alive worker's newest incarnation, False if it must be fenced."""
@@ -111,7 +114,7 @@ class Membership:
         member = self[worker]
         member.state = WorkerState.ALIVE
         member.incarnation = Incarnation(member.incarnation + 1)
-        member.completed = False
+        member.completed = member.goes_on = False
         if self._learns and self._timeout_s is not None and member.patience is None:
             member.patience = Patience(self._timeout_s)
         member.heard_at = now  # the time without a process is no silence

@@ -28,7 +28,7 @@ UNRECORDED: Final = frozenset({Heard, LeaseWanted, Stands, Elsewhere, Returned})
 
 SPARE: Final = frozenset(
     (
-        *("alone", "divisor", "gathered", "held", "host", "kept", "parts", "phases"),
+        *("alone", "divisor", "exits", "gathered", "held", "host", "kept", "parts", "phases"),
         *("plan", "process", "processor", "scale", "shard", "steps", "sums"),
     )
 )

@@ -16,6 +16,7 @@ Summary: TypeAlias = dict[str, Any]
 SPELLED_OUT: Final = 40
 """Up to this many characters a rule is shown as it is spelled."""
 TOLD_TO_LEAVE: Final = "it was told to leave"
+CLOSED: Final = "its script has closed the optimizer"
 """What the coordinator says of a worker that has left by Ctrl-C or SIGTERM, before the end of its script."""
 STEADY: Final = 0.9
 """Where folds have at least this part of the most contributions on average, only the ends of epochs and deaths make them differ."""

@@ -19,6 +19,7 @@ from offbeat.guarded import stderr
 from offbeat.journal.epoch_reports import epoch_words
 from offbeat.report.columns import Column, Fitted, unbroken
 from offbeat.report.figures import (
+    CLOSED,
     TOLD_TO_LEAVE,
     Summary,
     local,
@@ -149,7 +150,10 @@ def headline(snapshot: Summary, rate: float, *, now: bool = False) -> str:
     loss = "" if snapshot["loss"] is None else f"  loss {float(snapshot['loss']):.4f}"
     # The number of an epoch counts from the job's beginning also where it has resumed, and of a loader made later from that one's own.
     ended = "".join(f"  epoch {epoch_words(epoch['epoch'] + 1, epoch['pool'])}" for epoch in snapshot["epochs"][-1:])
-    others = "".join(f"  and {short(one['sync'])} version {one['version']:,}" for one in snapshot["optimizers"] or ())
+    more = snapshot["optimizers"] or ()
+    shown = more if len(more) < 3 else more[-1:]  # where each training has its own, as of a cross-validation, the newest is in work
+    others = f"  and {len(more) - 1} more" if len(more) > len(shown) else ""
+    others += "".join(f"  and {short(one['sync'])} version {one['version']:,}" for one in shown)
     job = f"{short(snapshot['sync'])}{ended}  {version_words(snapshot)}{others}"
     left = [worker for worker in workers if worker["state"] == "finished"]
     stopped = sum(worker["reason"] == TOLD_TO_LEAVE for worker in left)
@@ -215,7 +219,7 @@ def _changes(old: dict[str, Any] | None, new: dict[str, Any]) -> list[str]:
     state, number = new["state"], new["worker"]
     if state == ("expected" if old is None else old["state"]) or state not in ("finished", "recovered"):
         return []
-    ended = "left, as it was told to" if new["reason"] == TOLD_TO_LEAVE else "finished"
+    ended = {TOLD_TO_LEAVE: "left, as it was told to", CLOSED: "has closed its optimizer"}.get(new["reason"], "finished")
     return [f"worker {number} " + (ended if state == "finished" else f"was declared dead but lives: {new['reason']}")]
 
 

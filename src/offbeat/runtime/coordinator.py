@@ -137,12 +137,15 @@ class LiveCoordinator:
         elif self.returned and self.driver.coordinator.membership[worker].state is WorkerState.ALIVE:
             # Its farewell may have gone with an earlier process of this server, which had received it and not handled it.
             self._gone(Left(worker, self.driver.coordinator.membership[worker].incarnation), now)
+        elif (member := self.driver.coordinator.membership[worker]).goes_on:
+            self.driver.feed(Left(worker, member.incarnation), now)
 
     def gone(self) -> dict[WorkerId, str]:
         """Return the workers that have ended, with the reason; other optimizers' coordinators must not wait for them."""
         ended = dict(self.driver.peers.missing)
         if self.driver.coordinator is not None:
-            for worker in self.driver.coordinator.membership.in_state(WorkerState.DEAD, WorkerState.FINISHED):
+            members = self.driver.coordinator.membership
+            for worker in (one for one in members.in_state(WorkerState.DEAD, WorkerState.FINISHED) if not members[one].goes_on):
                 ended[worker] = "it has left the job before it made this optimizer"
         return ended
 

@@ -137,7 +137,7 @@ class WorkerRequests:
     def _leave(self, peer: Peer, message: Message, now: Seconds) -> None:
         peer.exits, peer.over = message.header.get("exits", False), message.header.get("over", False)
         peer.early = message.header.get("early", False)
-        self._left(Left(peer.worker, message.header["incarnation"], message.header["noticed"]), now)
+        self._left(Left(peer.worker, message.header["incarnation"], message.header["noticed"], peer.exits), now)
 
     def _abort(self, peer: Peer, message: Message, now: Seconds) -> None:
         raise JobError(f"worker {peer.worker} stopped the job: {message.header['reason']}")

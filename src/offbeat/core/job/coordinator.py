@@ -195,15 +195,19 @@ class Coordinator:
     def _lost(self, event: Lost, now: Seconds) -> None:
         member = self.membership[event.worker]
         if event.incarnation is None:
-            member.completed = False  # a process that fails after it has left, for instance sys.exit(3), has not completed its script
+            # A process that fails after it has left, for instance sys.exit(3), has not completed its script.
+            member.completed = member.goes_on = False
         if event.incarnation in (None, member.incarnation):
             self._take_out(event.worker, WorkerState.DEAD, event.reason, now)
 
     def _left(self, event: Left, now: Seconds) -> None:
-        if self.participants.speaks(event.worker, event.incarnation, now):
-            self.membership[event.worker].completed = not event.noticed
-            reason = "it was told to leave" if event.noticed else "its script has ended"
-            self._take_out(event.worker, WorkerState.FINISHED, reason, now)
+        member = self.membership[event.worker]
+        speaks = self.participants.speaks(event.worker, event.incarnation, now)
+        if speaks or member.goes_on:
+            member.goes_on, member.completed = not event.exits, event.exits and not event.noticed
+        if speaks:
+            ended = "its script has ended" if event.exits else "its script has closed the optimizer"
+            self._take_out(event.worker, WorkerState.FINISHED, "it was told to leave" if event.noticed else ended, now)
 
     def _take_out(self, worker: WorkerId, state: WorkerState, reason: str, now: Seconds) -> None:
         if not self.participants.leave(worker, state, reason):

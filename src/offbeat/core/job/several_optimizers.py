@@ -57,7 +57,7 @@ class Several:
             if not job.start.begun and number:
                 first = self._jobs[0].membership
                 for worker in job.membership.in_state(WorkerState.EXPECTED):
-                    if first[worker].state in GONE:
+                    if first[worker].state in GONE and not first[worker].goes_on:
                         yield number, Lost(worker, "it has left the job before it made this optimizer")
             for worker in sorted(set().union(*(other.waiting.idle for other in others))):
                 if job.waiting.expected(worker):

@@ -128,7 +128,7 @@ class Joiners:
         except TooOld:
             pass
         members = self._coordinator.membership
-        if any(members[other].completed for other in members.in_state(WorkerState.FINISHED)):
+        if any(members[other].completed or members[other].goes_on for other in members.in_state(WorkerState.FINISHED)):
             joiner.too_late = True
             self.too_late.append(rank)
             return
