@@ -66,7 +66,7 @@ class LiveJob:
         survival: Survival = NOBODY,
         writer: FileWriter | None = None,
     ) -> None:
-        self._tally = Tally()
+        self._tally = Tally(audited=False)  # a summary has no place for what an audit finds
         self._settings, self._shards, self._supervisor, self._started = settings, dict(shards), supervisor, started
         self._parts = hub, survival, now
         self.journal = Journal(settings.journal, now=now, listeners=(self._tally.add,), later=True, follow=settings.follow)
