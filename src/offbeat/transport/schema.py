@@ -20,6 +20,8 @@ Check: TypeAlias = Callable[[Any], None]
 
 LARGEST: Final = 1 << 62
 """Greatest whole number: for versions, counters, sizes in bytes."""
+NAME_MAX: Final = 200
+"""Most characters of the name of a field in a map of any fields."""
 _SHOWN: Final = 40
 
 
@@ -159,18 +161,15 @@ def _each(checks: Iterable[Callable[[Any], None]], items: Iterable[Any]) -> None
 
 
 def mapping(check_value: Check, most: int = 1000) -> Check:
-    """Accept a map of at most ``most`` fields, from texts of at most 200 characters to values that each pass a check."""
-    check_name = text(200)
-
-    def check_field(field: tuple[Any, Any]) -> None:
-        name, item = field
-        check_name(name)
-        check_value(item)
+    """Accept a map of at most ``most`` fields, from texts of at most `NAME_MAX` characters to values that each pass a check."""
 
     def check(value: Any) -> None:
         if type(value) is not dict or len(value) > most:
             raise Unfit(f"a map of at most {most} fields", shown(value))
-        _each(repeat(check_field), value.items())
+        for index, name in enumerate(value):
+            if type(name) is not str or len(name) > NAME_MAX:
+                raise _at(str(index), Unfit(f"a text of at most {NAME_MAX} characters", shown(name)))
+        _each(repeat(check_value), value.values())
 
     return check
 
