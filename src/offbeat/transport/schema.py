@@ -145,19 +145,13 @@ def _items(expected: str, least: int, most: int, checks: Iterable[Check]) -> Che
     def check(value: Any) -> None:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             raise Unfit(expected, shown(value))
-        _each(checks, value)
+        for index, (check_item, item) in enumerate(zip(checks, value, strict=False)):
+            try:
+                check_item(item)
+            except Unfit as unfit:
+                raise _at(str(index), unfit) from None
 
     return check
-
-
-def _each(checks: Iterable[Callable[[Any], None]], items: Iterable[Any]) -> None:
-    """Check each item with its check; name an unfit one by its position."""
-    for index, (check_item, item) in enumerate(zip(checks, items, strict=False)):
-        try:
-            check_item(item)
-        except Unfit as unfit:
-            unfit.path.insert(0, str(index))
-            raise
 
 
 def mapping(check_value: Check, most: int = 1000) -> Check:
@@ -166,10 +160,13 @@ def mapping(check_value: Check, most: int = 1000) -> Check:
     def check(value: Any) -> None:
         if type(value) is not dict or len(value) > most:
             raise Unfit(f"a map of at most {most} fields", shown(value))
-        for index, name in enumerate(value):
-            if type(name) is not str or len(name) > NAME_MAX:
-                raise _at(str(index), Unfit(f"a text of at most {NAME_MAX} characters", shown(name)))
-        _each(repeat(check_value), value.values())
+        for index, (name, item) in enumerate(value.items()):
+            try:
+                if type(name) is not str or len(name) > NAME_MAX:
+                    raise Unfit(f"a text of at most {NAME_MAX} characters", shown(name))
+                check_value(item)
+            except Unfit as unfit:
+                raise _at(str(index), unfit) from None
 
     return check
 
