@@ -142,7 +142,7 @@ class Tally(Watcher):
             turns.now = t
         if number := record.get("optimizer", 0):
             if number not in self._others:
-                self._others[number] = Tally()
+                self._others[number] = Tally(audited=self._audit is not None)
                 self._others[number].add(self.job)
             self._others[number].add({key: value for key, value in record.items() if key != "optimizer"})
             if kind == "pushed":

@@ -56,7 +56,17 @@ class LiveCoordinator:
         """
         self.catch_up(now)
         if self.driver.plane is None or not self.driver.plane.on_rounds(connection, message):
-            self._from_worker(connection, message, now)
+            peer = self.driver.peers.at(connection)
+            name = connection.peer if peer is None else f"worker {peer.worker}"
+            kind = messages.FROM_WORKER.check(message.header, name, len(message.payload), len(message.memory))
+            if peer is not None and kind != "hello":
+                self._requests.handle(peer, kind, message, now)
+            elif peer is not None:
+                raise ProtocolError(f"{name} sent 'hello' a second time (expected once for each connection)")
+            elif kind == "hello":
+                self._hello(connection, message, now)
+            else:
+                raise ProtocolError(f"{name} sent {kind!r} before it said hello (expected 'hello')")
         self.catch_up(now)
 
     def on_server(self, shard: int, message: Message, now: Seconds) -> None:
@@ -177,19 +187,6 @@ class LiveCoordinator:
         """Release the memory that the workers share. The last call, also after a failure."""
         if self.driver.plane is not None:
             self.driver.plane.close()
-
-    def _from_worker(self, connection: Connection, message: Message, now: Seconds) -> None:
-        peer = self.driver.peers.at(connection)
-        name = connection.peer if peer is None else f"worker {peer.worker}"
-        kind = messages.FROM_WORKER.check(message.header, name, len(message.payload), len(message.memory))
-        if kind == "hello":
-            if peer is not None:
-                raise ProtocolError(f"{name} sent 'hello' a second time (expected once for each connection)")
-            self._hello(connection, message, now)
-        elif peer is None:
-            raise ProtocolError(f"{name} sent {kind!r} before it said hello (expected 'hello')")
-        else:
-            self._requests.handle(peer, kind, message, now)
 
     def _hello(self, connection: Connection, message: Message, now: Seconds) -> None:
         worker, peers = message.header["worker"], self.driver.peers

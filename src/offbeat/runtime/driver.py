@@ -178,7 +178,7 @@ class Driver:
     def wake_at(self) -> Seconds | None:
         """Return when a timer is due; None if none is set."""
         times = [part.wake_at() for part in (self.coordinator, self.plane) if part is not None]
-        return min((t for t in times if t is not None), default=None)
+        return min([t for t in times if t is not None], default=None)
 
     def close(self, now: Seconds) -> None:
         """Journal the end of the job, and its header if no worker has ever said hello."""

@@ -227,7 +227,7 @@ class Server(ServerProcess):
             self._on_resume(connection, message)
 
     def _save(self, recorder: Recorder) -> None:
-        recorder.save(lambda: self.service.handed_on(journal=False), self.service.parts)
+        recorder.save(lambda: self.service.handed_on(journal=False), lambda: self.service.parts)
 
     @property
     def _cut_off(self) -> bool:

@@ -66,8 +66,9 @@ class LiveJob:
         survival: Survival = NOBODY,
         writer: FileWriter | None = None,
     ) -> None:
-        self._tally = Tally()
-        self._settings, self._shards, self._supervisor, self._started = settings, dict(shards), supervisor, started
+        self._tally = Tally(audited=False)  # a summary has no place for what an audit finds
+        self._settings, self._supervisor, self._started = settings, supervisor, started
+        self._servers = {connection: number for number, connection in shards.items()}
         self._parts = hub, survival, now
         self.journal = Journal(settings.journal, now=now, listeners=(self._tally.add,), later=True, follow=settings.follow)
         self.checkpoints: CheckpointKeeper | None = None
@@ -88,8 +89,7 @@ class LiveJob:
 
     def on_message(self, connection: Connection, message: Message, now: Seconds) -> None:
         """Handle a message of a worker or of another server. Raises what `LiveCoordinator.on_message` raises."""
-        server = next((number for number, shard in self._shards.items() if shard is connection), None)
-        if server is not None:
+        if (server := self._servers.get(connection)) is not None:
             about = message.header.get("number_of_optimizer", 0)
             if not isinstance(about, int) or not 0 <= about < len(self._live):
                 raise JobError(f"server {server} broke the protocol: number_of_optimizer = {about!r} (expected 0 to {len(self._live) - 1})")
@@ -105,8 +105,12 @@ class LiveJob:
                     most = len(self._live) - 1
                     raise ProtocolError(f"{connection.peer} sent 'rounds' with number_of_optimizer = {number} (expected at most {most})")
                 self._at[connection] = self._live[number]
-            self._at.get(connection, self.first).on_message(connection, message, now)
+            self._live_at(connection).on_message(connection, message, now)
         self._settle(now)
+
+    def _live_at(self, connection: Connection) -> LiveCoordinator:
+        """Return the coordinator of the optimizer that a worker's connection belongs to; the first one before its hello."""
+        return self.first if len(self._live) == 1 else self._at.get(connection, self.first)
 
     def _coordinator_for(self, number: Any) -> LiveCoordinator:
         """Return the coordinator of an optimizer; make it if the number is the next one."""
@@ -127,19 +131,18 @@ class LiveJob:
             )
             resumed = None
         driver = Driver(self._settings, self._supervisor, journal, self._started, number, self.checkpoints, resumed)
-        return LiveCoordinator(driver, {server: Numbered(connection, number) for server, connection in self._shards.items()}, *self._parts)
+        return LiveCoordinator(driver, {server: Numbered(connection, number) for connection, server in self._servers.items()}, *self._parts)
 
     def on_closed(self, connection: Connection, reason: str, now: Seconds) -> None:
         """Handle the end of a connection to a worker or to another server. Raises `JobError` for a server."""
-        for number, shard in self._shards.items():
-            if shard is connection:
-                raise JobError(f"server {number} is gone ({reason}), and what it held with it")
+        if (server := self._servers.get(connection)) is not None:
+            raise JobError(f"server {server} is gone ({reason}), and what it held with it")
         self._at.pop(connection, self.first).on_closed(connection, reason, now)
         self._settle(now)
 
     def on_withdrawn(self, connection: Connection, now: Seconds) -> None:
         """Handle the loss of a gradient that had come from this worker to the former leader."""
-        self._at.get(connection, self.first).on_withdrawn(connection, now)
+        self._live_at(connection).on_withdrawn(connection, now)
         self._settle(now)
 
     @property
@@ -165,7 +168,7 @@ class LiveJob:
     def on_last_words(self, connection: Connection, failure: Mapping[str, Any], now: Seconds) -> None:
         """Keep the exception with which a worker's script has failed. Raises what `LiveCoordinator.on_last_words` raises."""
         worker = failure["worker"]
-        self._at.get(connection, self.first).on_last_words(connection, worker, failure["reason"])
+        self._live_at(connection).on_last_words(connection, worker, failure["reason"])
         for live in self._live if connection in self._at else ():  # a process says it once, for all of its optimizers
             live.driver.peers.fails(worker, failure["reason"])
         self.journal.write(exception_record(now, worker, failure["reason"], failure["place"]))
@@ -229,7 +232,7 @@ class LiveJob:
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` next at the latest; None if no timer is set."""
         times = [self.journal.wake_at(), self._several.wake_at(), *(live.driver.wake_at() for live in self._live)]
-        return min((t for t in times if t is not None), default=None)
+        return min([t for t in times if t is not None], default=None)
 
     def _settle(self, now: Seconds) -> None:
         """Pass events between the coordinators until none is left."""

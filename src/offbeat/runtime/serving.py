@@ -121,11 +121,11 @@ class Service:
     def _survival(self) -> Survival:
         return NOBODY if self.links is None else self.links.survival
 
-    @contextlib.contextmanager
-    def _at(self, now: Seconds) -> Iterator[None]:
+    def _at(self, now: Seconds, do: Callable[..., object], *arguments: Any) -> None:
+        """Do what follows from something that came at this time."""
         self._moment = now
         try:
-            yield
+            do(*arguments)
         finally:
             self._moment = None
 
@@ -138,25 +138,22 @@ class Service:
             ServingEnded: the supervisor has ended the job.
             JobError: the job cannot go on.
         """
-        with self._at(now):
-            self._handle(connection, item)
+        self._at(now, self._handle, connection, item)
 
-    def tick(self, now: Seconds) -> None:
-        """Do what is due. Raises what `handle` raises."""
-        with self._at(now):
-            if self.state.job is not None:
-                self.state.job.tick(now)
-            for shard in self.state.live_shards.values():
-                shard.tick(now)
+    def _tick(self, now: Seconds) -> None:
+        """Do what is due."""
+        if self.state.job is not None:
+            self.state.job.tick(now)
+        for shard in self.state.live_shards.values():
+            shard.tick(now)
 
-    def on_written(self, now: Seconds, result: Written) -> None:
+    def _on_written(self, now: Seconds, result: Written) -> None:
         """Handle the result of writing files of a checkpoint."""
-        with self._at(now):
-            self.writer.handled(result)
-            if self.state.job is not None:
-                self.state.job.on_written(result, now)
-            elif self.state.files is not None:
-                self.state.files.on_written(result)
+        self.writer.handled(result)
+        if self.state.job is not None:
+            self.state.job.on_written(result, now)
+        elif self.state.files is not None:
+            self.state.files.on_written(result)
 
     def settle(self) -> None:
         """Write into the journal what has happened: now, since the answers to what has come are on their way."""
@@ -194,9 +191,9 @@ class Service:
             case ["tick", now, stirred]:
                 for session, nbytes in stirred:
                     self._recorder.sessions[session].bytes_received = nbytes
-                self.tick(now)
+                self._at(now, self._tick, now)
             case ["written", now, result]:
-                self.on_written(now, Written(*result))
+                self._at(now, self._on_written, now, Written(*result))
             case ["stood still", now, seconds] if self.state.job is not None:
                 self.state.job.stood_still(seconds, now)
             case ["returned", now, away_s] if self.state.job is not None:
@@ -207,8 +204,7 @@ class Service:
                 link = self._recorder.sessions[session]
                 link.release_carried()
                 if self.state.job is not None:
-                    with self._at(now):
-                        self.state.job.on_withdrawn(link, now)
+                    self._at(now, self.state.job.on_withdrawn, link, now)
 
     def wake_at(self) -> Seconds | None:
         """Return when to call `tick` at the latest, by `now`; None: only for messages and for the regular status."""

@@ -466,12 +466,14 @@ class SocketHub(Hub):
                 self._paused[what] = self._share.next_at(at)
 
     def _watch(self, descriptors: Sequence[int]) -> None:
-        for gone in self._watched.difference(descriptors):
+        if self._watched == (wanted := set(descriptors)):
+            return
+        for gone in self._watched - wanted:
             with contextlib.suppress(KeyError, OSError):  # the kernel has removed a closed descriptor from the selector already
                 self._selector.unregister(gone)
-        for new in set(descriptors).difference(self._watched):
+        for new in wanted - self._watched:
             self._selector.register(new, _READ, new)
-        self._watched = set(descriptors)
+        self._watched = wanted
 
     def _serve(self, what: StreamConnection | socket.socket | int | None, events: int, arrived: Arrivals) -> None:
         if isinstance(what, StreamConnection):

@@ -20,6 +20,8 @@ Check: TypeAlias = Callable[[Any], None]
 
 LARGEST: Final = 1 << 62
 """Greatest whole number: for versions, counters, sizes in bytes."""
+NAME_MAX: Final = 200
+"""Most characters of the name of a field in a map of any fields."""
 _SHOWN: Final = 40
 
 
@@ -143,34 +145,28 @@ def _items(expected: str, least: int, most: int, checks: Iterable[Check]) -> Che
     def check(value: Any) -> None:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
             raise Unfit(expected, shown(value))
-        _each(checks, value)
+        for index, (check_item, item) in enumerate(zip(checks, value, strict=False)):
+            try:
+                check_item(item)
+            except Unfit as unfit:
+                raise _at(str(index), unfit) from None
 
     return check
 
 
-def _each(checks: Iterable[Callable[[Any], None]], items: Iterable[Any]) -> None:
-    """Check each item with its check; name an unfit one by its position."""
-    for index, (check_item, item) in enumerate(zip(checks, items, strict=False)):
-        try:
-            check_item(item)
-        except Unfit as unfit:
-            unfit.path.insert(0, str(index))
-            raise
-
-
 def mapping(check_value: Check, most: int = 1000) -> Check:
-    """Accept a map of at most ``most`` fields, from texts of at most 200 characters to values that each pass a check."""
-    check_name = text(200)
-
-    def check_field(field: tuple[Any, Any]) -> None:
-        name, item = field
-        check_name(name)
-        check_value(item)
+    """Accept a map of at most ``most`` fields, from texts of at most `NAME_MAX` characters to values that each pass a check."""
 
     def check(value: Any) -> None:
         if type(value) is not dict or len(value) > most:
             raise Unfit(f"a map of at most {most} fields", shown(value))
-        _each(repeat(check_field), value.items())
+        for index, (name, item) in enumerate(value.items()):
+            try:
+                if type(name) is not str or len(name) > NAME_MAX:
+                    raise Unfit(f"a text of at most {NAME_MAX} characters", shown(name))
+                check_value(item)
+            except Unfit as unfit:
+                raise _at(str(index), unfit) from None
 
     return check
 

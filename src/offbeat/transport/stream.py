@@ -161,11 +161,11 @@ class StreamConnection(Connection):
         memory: Sequence[SharedMemory] = (),
         lent: bool = False,
     ) -> None:
-        assert not any(key.startswith("_") for key in header), f"header keys that start with '_' are the transport's own: {sorted(header)}"
+        assert "_" not in [key[:1] for key in header], f"header keys that start with '_' are the transport's own: {sorted(header)}"
         assert not (carry is not None and payload), "a message carries a region or a payload, not both"
         assert self.shares_memory or not memory, f"memory cannot be handed over to {self.peer}: the ends do not share memory"
         assert carry is None or carry in self._regions, f"region {carry!r} is not bound; bound are {sorted(self._regions)}"
-        views = [view for view in (memoryview(part).cast("B") for part in payload) if len(view)]
+        views = [view for part in payload if len(view := memoryview(part).cast("B"))]
         nbytes = sum(map(len, views))
         assert nbytes <= wire.VERIFIED.payload_nbytes, f"a payload of {nbytes} bytes is over the limit: bind a region for so much"
         if carry is not None:

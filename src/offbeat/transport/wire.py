@@ -94,7 +94,7 @@ def decode_header(packed: bytes | memoryview) -> Header:
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         why = f"{type(error).__name__}: {str(error)[:100]}"  # not its repr, which may contain all bytes of the header
         raise ProtocolError(f"the header of a message ({nbytes} bytes) is not msgpack with text keys: {why}") from None
-    if type(header) is not dict or not all(type(key) is str for key in header):
+    if type(header) is not dict or not {str}.issuperset(map(type, header)):
         raise ProtocolError(f"the header of a message is a {type(header).__name__}; it must be a dict with text keys")
     if nbytes > DEPTH_MAX and _deeper_than(header, DEPTH_MAX):  # each level takes a byte
         raise ProtocolError(f"the header of a message has lists or maps nested more than {DEPTH_MAX} deep (expected at most {DEPTH_MAX})")
@@ -252,10 +252,12 @@ class FrameReader:
             self._target = fresh(len(place))
 
     def _read_prefix(self) -> tuple[int, int, int] | None:
-        seen = self._stage[self._start : self._end]
-        if len(seen) and seen[0] == TLS_FIRST_BYTE:
+        seen = bytes(self._stage[self._start : min(self._end, self._start + len(MAGIC) + 1)])
+        if not seen:
+            return None
+        if seen[0] == TLS_FIRST_BYTE:
             raise ProtocolError("the peer speaks TLS, and this process does not: give every machine the same --tls options")
-        if seen[: len(MAGIC)] != MAGIC[: len(seen)]:
+        if not MAGIC.startswith(seen[: len(MAGIC)]):
             raise ProtocolError("the peer does not speak offbeat's protocol: its first bytes are not those of a message")
         if len(seen) > len(MAGIC) and seen[len(MAGIC)] != WIRE_VERSION:
             raise ProtocolError(

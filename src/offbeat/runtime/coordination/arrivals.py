@@ -10,18 +10,17 @@ from offbeat.core.events import Event, Pushed
 from offbeat.errors import ProtocolError
 from offbeat.types import WorkerId
 
-_FIELDS: Final = tuple(name for name in Pushed._fields if name not in ("worker", "shard"))
+_FIELDS: Final = frozenset(Pushed._fields) - {"worker", "shard"}
 OPEN_MAX: Final = 256
 """Most pushes of one worker that may be under way: a worker waits for a push before it makes the next one."""
 
 
 def pushed(worker: WorkerId, fields: Mapping[str, Any], shard: int | None = None) -> Pushed:
     """Return the event for a push, from the fields of the worker's message; unknown fields are ignored."""
-    known = {name: fields[name] for name in _FIELDS if name in fields}
-    lists = {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+    known: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items() if name in _FIELDS}
     if shard and not known.get("alone"):  # where a worker's time has gone is told once, not by each shard
         known |= dict.fromkeys(("phases", "processor", "host", "process"))
-    return Pushed(worker, **{**known, **lists}, shard=shard)
+    return Pushed(worker, **known, shard=shard)
 
 
 @dataclass(slots=True)
@@ -51,6 +50,8 @@ class ShardArrivals:
         Raises:
             ProtocolError: the worker has `OPEN_MAX` pushes under way.
         """
+        if self._shards == 1:
+            return event
         if len(self._open) >= OPEN_MAX and sum(other == worker for other, _ in self._open) >= OPEN_MAX:
             raise ProtocolError(f"worker {worker} has {OPEN_MAX} pushes under way (expected it to wait until one has arrived)")
         arrival = self._open.setdefault((worker, number), _Arrival())
@@ -93,5 +94,5 @@ class Schedules:
     def newest(self, without: Collection[WorkerId]) -> Any:
         """Return the hyperparameters of the worker with the most steps, so that one that has come back does not reset them; None if there
         are none yet."""
-        known = [(steps, -worker, hyper) for worker, (steps, hyper) in self._last.items() if worker not in without]
-        return max(known, key=lambda item: item[:2])[2] if known else None
+        known = [(steps, -worker) for worker, (steps, _) in self._last.items() if worker not in without]
+        return self._last[WorkerId(-max(known)[1])][1] if known else None

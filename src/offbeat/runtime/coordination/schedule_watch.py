@@ -59,8 +59,9 @@ class ScheduleWatch:
                 if other != worker and theirs.behind_since is None:
                     theirs.behind_since = theirs.steps
             return []
-        ahead = self._ahead_of(known, gone)
-        if self._given or ahead is None or known.behind_since is None or steps - known.behind_since < PATIENCE:
+        if self._given or known.behind_since is None or steps - known.behind_since < PATIENCE:
+            return []
+        if (ahead := self._ahead_of(known, gone)) is None:
             return []
         if any(theirs.steps > steps for other, theirs in self._known.items() if other not in gone):
             return []  # the settings of another worker are in use

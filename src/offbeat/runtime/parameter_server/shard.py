@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 
@@ -73,6 +73,10 @@ class ShardMeasurements(NamedTuple):
 
     version: Version
     norms: SquaredNorms
+
+
+RELEASE_FIELDS: Final = ("serial", "version", "incarnation", "chief", "begins", "exact", "plan")
+"""Fields of a release that the worker gets."""
 
 
 class LiveShard:
@@ -233,15 +237,17 @@ class LiveShard:
         for halves in changes:
             halves.turn()
 
-        def complete() -> Any:
-            result = work()
-            gpu.settle(self._memory)
-            return result
-
+        complete = work if self._gpu is None else partial(self._settled, work)
         if self._outlives is None:
             return complete()
         outlives, number = self._outlives, self._operations
         return self._survival.change(partial(outlives.once, number, complete), None, lambda: outlives.done >= number)
+
+    def _settled(self, work: Callable[[], Any]) -> Any:
+        """Change memory of a GPU, and wait until it has changed."""
+        result = work()
+        gpu.settle(self._memory)
+        return result
 
     def check_memory(self, worker: WorkerId, connection: Connection, message: Message) -> None:
         """Check the memory that a worker's process brings: two blocks as large as the model, or none over TCP.
@@ -687,7 +693,7 @@ class LiveShard:
                 slot.pull = self._private_pull(order["worker"])
                 slot.connection.bind(EXACT, slot.pull.toreadonly())
         if slot.pull is not None and not (slot.until_fold and self._trains):
-            self._once(partial(self._copy, slot.pull, Span(0, len(self._memory))))
+            self._once(partial(copy, slot.pull, self._memory))
         slot.connection.send(header, carry="pull" if slot.encoding is None else EXACT)
 
     def answer_state(self, connection: Connection, message: Message) -> None:
@@ -721,8 +727,8 @@ def _saves_nothing(order: Mapping[str, Any], copy: Callable[[], ShardCopy]) -> N
 
 
 def passed_on(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a release that the worker gets. Those that begin with ``_`` are the transport's own."""
-    return {key: value for key, value in order.items() if key not in ("do", "worker", "anew") and not key.startswith("_")}
+    """Return the fields of a release that the worker gets. No others: a name may be one of the transport's own."""
+    return {field: order[field] for field in RELEASE_FIELDS if field in order}
 
 
 def _gets_whole_from_here(slot: _Slot) -> bool:

@@ -69,8 +69,8 @@ class Recorder(SessionLinks):
 
     # Snapshots, and reading.
 
-    def save(self, state: Callable[[], Any], parts: Mapping[str, Any]) -> None:
-        """Write a snapshot in place of the records so far, if one is due. ``parts``: as for `plain_graph.dumps`."""
+    def save(self, state: Callable[[], Any], parts: Callable[[], Mapping[str, Any]]) -> None:
+        """Write a snapshot in place of the records so far, if one is due. ``parts``: as for `restore`."""
         if self._log is None or self.survival.given_up is not None or not (self._log.due or self.survival.snapshot_due):
             return
         from offbeat.runtime.recovery import plain_graph  # imports torch, which this process has imported by now
@@ -80,7 +80,7 @@ class Recorder(SessionLinks):
             self.end(link)
         try:
             whole = self._own, self.sessions, self.ended, self.survival.made, self.survival.answers.count, state()
-            data, names = plain_graph.freeze(whole, self._all(parts), self.survival)
+            data, names = plain_graph.freeze(whole, self._all(parts()), self.survival)
             self._log.begin(data)
         except LogFull:
             return  # for example, large replicas that ranks have not received yet; the snapshot is tried again later
