@@ -208,6 +208,29 @@ def test_two_bsp_optimizers_are_one_process_on_the_joined_batch(servers: int) ->
             assert torch.linalg.vector_norm(vector - alone.vector()) <= 1e-5 * torch.linalg.vector_norm(alone.vector())
 
 
+@pytest.mark.parametrize("sync", ["bsp", "full"])
+def test_workers_that_have_closed_an_optimizer_make_the_next_one_together(sync: str, tmp_path: Path) -> None:
+    def train(worker: Worker) -> None:
+        for _ in range(3):
+            with seeded(0):
+                model = nn.Linear(4, 1)
+            optimizer = worker.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, sync)
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(torch.ones(1, 4)).sum().backward()
+                optimizer.step(samples=1)
+            optimizer.close()
+
+    journal = tmp_path / "journal"
+    with Job(2, journal=str(journal)) as job:
+        job.run(train)
+        job.finish()
+        summary = books(job, journal)
+    assert [(one["version"], one["pushes"]) for one in (summary, *summary["optimizers"])] == [(4, 8)] * 3
+    lost = [record for record in read(journal) if record["kind"] == "lost" and not record["reason"].startswith("connection closed")]
+    assert not lost, "no optimizer begins without a worker whose process goes on"
+
+
 def test_all_sessions_are_in_a_call_while_one_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that comes back takes results of its first optimizer meanwhile, which are steps that the library makes, and not the script."""
     found: list[list[bool]] = []
