@@ -96,7 +96,7 @@ def test_a_damaged_one_is_named_and_the_next_older_one_taken(damaged: Path) -> N
     order = checkpointing.order_of(None, None, None, saved)
     told, resumes = checkpointing.begin(None, saved, order)
     assert re.search(r"version-00000009 is damaged: model.pt has other bytes than were written .*; 2 versions are repeated, from ver", told)
-    assert resumes == f"going on from {damaged / 'version-00000007'}, version 7"
+    assert resumes.startswith(f"going on from {damaged / 'version-00000007'}, version 7: the script begins at its top")
     assert {path.name for path in damaged.iterdir()} == {"version-00000007", "damaged-version-00000009"}, "it counts for newer no more"
     assert checkpointing.begin(None, checkpointing.found(damaged), order) == [resumes]
 
@@ -129,7 +129,8 @@ def test_a_folder_without_a_sound_one_ends_the_command_before_a_process_starts(d
 @pytest.mark.parametrize(
     ("finished", "epochs", "words"),
     [
-        (False, [0], "version 8"),
+        (False, [], "version 8: the script begins at its top; its own count of steps begins at 0"),
+        (False, [0], "version 8: the script begins at its top; its own count of steps begins at 0"),
         (False, [1], "version 8, in epoch 1; epoch 0 is over: it gets no batches, and what the script does after them, such as"),
         (False, [5, 5], "version 8, in epoch 5; epochs 0 to 4 are over: they get no batches, and what the script does after"),
         (False, [1, 1, 0], "version 8, in epoch 0 of loader 2; what is before is over: it gets no batches, and what the script does after"),
@@ -142,6 +143,7 @@ def test_a_resumption_says_from_where(job: Path, finished: bool, epochs: list[in
     folder.finish(folder.begin(8), {**MANIFEST, "version": 8, "finished": finished, "optimizers": optimizers})
     [told] = checkpointing.begin(None, checkpointing.found(job), None)
     assert told.startswith(f"going on from {job / 'version-00000008'}, {words}")
+    assert finished or "count of steps begins at 0, and those up to its last one are all made, unless it counts with offbeat.steps" in told
 
 
 def test_what_is_missing_at_the_end_is_counted() -> None:

@@ -195,20 +195,21 @@ def begin(journal: Path | None, saved: Checkpoint | None, order: CheckpointOrder
 
 
 def _place(saved: Checkpoint) -> str:
-    """Return, in words, which epochs a resumed script passes over before it trains."""
+    """Return, in words, which epochs a resumed script passes over before it trains, and what becomes of its own count of steps."""
     if saved.manifest.get("finished", False):
         return ": the job had finished there, and trains on if its script asks for more"
     places = [dict(optimizer["places"]) for optimizer in saved.manifest["optimizers"] if optimizer.get("places")]
     epochs = {pool: place["epoch"] + (place.get("rest") == []) for pool, place in places[0].items()} if places else {}
+    own = "its own count of steps begins at 0, and those up to its last one are all made, unless it counts with offbeat.steps"
     if not any(epochs.values()):
-        return ""
+        return f": the script begins at its top; {own}"
     newest, epoch = max(epochs), max(epochs.values())
     if epochs[newest] < epoch:  # the script makes its loader anew, for each epoch or for each fold
         place, over = epoch_words(epochs[newest], newest), "what is before is over: it gets"
     else:
         place, over = str(epoch), "epoch 0 is over: it gets" if epoch == 1 else f"epochs 0 to {epoch - 1} are over: they get"
     again = "what the script does after them, such as an evaluation, is done again, unless it counts with offbeat.epochs"
-    return f", in epoch {place}; {over} no batches, and {again}"
+    return f", in epoch {place}; {over} no batches, and {again}; {own}"
 
 
 def _set_aside(damaged: Damaged, order: CheckpointOrder | None) -> str:
