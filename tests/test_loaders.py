@@ -320,6 +320,20 @@ class Backwards(Sampler[int]):
             yield from range(9, -1, -1)
 
 
+def test_the_loaders_sampler_has_the_epoch_set_as_that_of_ddp_has() -> None:
+    optimizer = optimizer_of()
+    of_loader = DataLoader(range(6), 2, sampler=DistributedSampler(range(6), num_replicas=1, rank=0))  # type: ignore[arg-type]
+    for loader in (offbeat.elastic(of_loader), offbeat.elastic(range(6), batch_size=2)):
+        for epoch in (3, 4):
+            loader.sampler.set_epoch(epoch)
+            assert loader.batch_sampler.state_dict()["epoch"] == epoch
+            for _ in loader:
+                optimizer.step()
+        loader.sampler.set_epoch(3)  # as a second training with the same loader does
+        with pytest.warns(OffbeatWarning, match=r"set_epoch\(3\) names an epoch that is over"):
+            assert list(loader) == []
+
+
 def test_an_evaluation_through_an_elastic_loader_gives_a_warning() -> None:
     optimizer = optimizer_of()
     loader = offbeat.elastic(range(6), batch_size=2)

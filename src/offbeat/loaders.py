@@ -7,7 +7,7 @@ element is used once, as with a sampler, if the stream is the same on every work
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, Literal
@@ -97,7 +97,7 @@ def elastic(
     size, auto = size_and_auto("elastic", batch_size)
     chosen = Order.of_script(order) if order is not None else Order.plain(len(data), shuffle=shuffle is not False).of(data)
     batch_sampler = sampler_of(chosen, size, drop_last, seed, session, deal, auto, checksum_of_part(data))
-    return DataLoader(data, batch_sampler=batch_sampler, **options)
+    return _loader(data, batch_sampler, options)
 
 
 def _check_deal(deal: str) -> None:
@@ -130,7 +130,13 @@ def _of_loader(
     else:
         unit = unit_of(deal, 1, whole=False)
         batch_sampler = WholeBatches(session, loader.batch_sampler, seed=seed, unit=unit)
-    return DataLoader(loader.dataset, batch_sampler=batch_sampler, **{name: getattr(loader, name) for name in _KEPT})
+    return _loader(loader.dataset, batch_sampler, {name: getattr(loader, name) for name in _KEPT})
+
+
+def _loader(data: Any, batch_sampler: ElasticBatchSampler, options: Mapping[str, Any]) -> DataLoader[Any]:
+    made: DataLoader[Any] = DataLoader(data, batch_sampler=batch_sampler, **options)
+    made.sampler.set_epoch = batch_sampler.set_epoch  # type: ignore[attr-defined] # scripts of DDP call it there before each epoch
+    return made
 
 
 def _of_stream(data: Any, batch_size: int | str | None, drop_last: bool, options: dict[str, Any], session: Session | None) -> ElasticStream:

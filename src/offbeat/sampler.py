@@ -90,6 +90,8 @@ class Passes:
         """Whether `set_epoch` has set the epoch of the next pass."""
         self._begun: Epoch | None = None
         """The epoch of the last pass."""
+        self._again = False
+        """Whether `set_epoch` has named the epoch of the pass before, which had batches, or an earlier one."""
         self._dealt: list[LeasedRange] = []
         """The grants of the last pass, in their order."""
         self._ahead = _Ahead(-1, [], SplitProgress())
@@ -195,6 +197,7 @@ class Passes:
             session.take_back(self.pool)
         else:
             self._progress = SplitProgress()
+        self._again = self._chosen and bool(self._dealt) and self._begun is not None and epoch <= self._begun
         self._begun, self._dealt, self._moved = epoch, kept, False
         self._epoch, self._chosen = epoch + 1, False
         return epoch, chain(takewhile(lambda _: epoch == self._begun, list(kept)), self._grants(session, epoch))
@@ -227,6 +230,11 @@ class Passes:
             if grant is None:
                 if not dealt and session.over is not None:
                     session.ended = True
+                elif not dealt and self._again:
+                    warn(
+                        f"set_epoch({epoch}) names an epoch that is over: an epoch is dealt out once, and this pass has no batches. Give "
+                        "later epochs later numbers, or make a loader for each training"
+                    )
                 self._look_for_evaluation(dealt)
                 return
             yield grant
@@ -400,8 +408,12 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
                 deliver = follow_loader(partial(self._delivered, given))
             if deliver is not None:
                 deliver(number)
+            if number == self._told:  # what the script does with one more may fail, so it hears of that before
+                self._say_count("is dealt more")
             yield indices
-        self._check_count()
+        if self._dealt and self._told not in (None, len(self._dealt)):  # none: the epoch was over
+            self._say_count(f"was dealt {len(self._dealt)}")
+        self._told = None
 
     def _batches(self, epoch: Epoch, grants: Iterator[LeasedRange], given: list[LeasedRange]) -> Iterator[list[int]]:
         """Give each batch of a pass; ``given`` gets their grants."""
@@ -422,13 +434,12 @@ class ElasticBatchSampler(Passes, Sampler[list[int]]):
             given.append(grant)
             yield self._place.part(indices[first + grant.start : first + grant.stop].tolist())
 
-    def _check_count(self) -> None:
-        """Warn once if the script counts on a number of batches that this worker was not dealt."""
-        told, self._told = self._told, None
-        if self._dealt and told not in (None, len(self._dealt)) and not self._warned_of_count:  # none: the epoch was over
+    def _say_count(self, dealt: str) -> None:
+        """Warn once that a script that counts on `len` counts on another number of batches than this worker was dealt."""
+        if not self._warned_of_count:
             self._warned_of_count = True
             warn(
-                f"len() of this loader was {told}, and this worker was dealt {len(self._dealt)} batches: workers take as many batches of "
+                f"len() of this loader was {self._told}, and this worker {dealt} batches: workers take as many batches of "
                 "an epoch as they can. A script that counts on len (to step with a last group of batches, to set a schedule) needs "
                 "deal='even', which gives each worker an equal share, or a step after the loop"
             )

@@ -15,7 +15,7 @@ from tests.live.samples import Trainer, Used, finished, once, run
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from offbeat.errors import ConfigurationError
+from offbeat.errors import ConfigurationError, OffbeatWarning
 from offbeat.loaders import elastic
 
 
@@ -115,6 +115,27 @@ def test_a_loader_with_a_length(tmp_path: Path) -> None:
     results, reports = run(tmp_path / "journal", 2, script)
     assert all(once((used[epoch] for used in results), 30) for epoch in range(2))
     assert [report["folded"] for report in reports] == [30] * 2
+
+
+def test_a_script_that_counts_on_len_hears_of_a_batch_beyond_it_before_it_has_it() -> None:
+    """As timm's script, which divides by the size of the last group of batches: there its traceback was all that it saw."""
+    done = threading.Event()
+
+    def script(worker: Worker) -> int:
+        trainer = Trainer(worker, "asp")
+        loader = elastic(DataLoader(range(24), 4), optimizer=trainer.optimizer)  # type: ignore[arg-type]
+        if worker.number == 1:
+            wait(done)
+            return 0
+        for number, batch in enumerate(loader):
+            if number == len(loader):
+                break
+            trainer.step(batch)
+        done.set()
+        return number
+
+    with pytest.warns(OffbeatWarning, match=r"len\(\) of this loader was 3, and this worker is dealt more batches"), Job(2) as job:
+        assert job.run(script) == [3, 0]
 
 
 class Uneven:
