@@ -322,8 +322,9 @@ class Backwards(Sampler[int]):
 
 def test_the_loaders_sampler_has_the_epoch_set_as_that_of_ddp_has() -> None:
     optimizer = optimizer_of()
-    of_loader = DataLoader(range(6), 2, sampler=DistributedSampler(range(6), num_replicas=1, rank=0))  # type: ignore[arg-type]
-    for loader in (offbeat.elastic(of_loader), offbeat.elastic(range(6), batch_size=2)):
+    data: Any = range(6)
+    loader: Any
+    for loader in (offbeat.elastic(DataLoader(data, 2, sampler=DistributedSampler(data, 1, 0))), offbeat.elastic(data, batch_size=2)):
         for epoch in (3, 4):
             loader.sampler.set_epoch(epoch)
             assert loader.batch_sampler.state_dict()["epoch"] == epoch

@@ -123,7 +123,7 @@ def test_a_script_that_counts_on_len_hears_of_a_batch_beyond_it_before_it_has_it
 
     def script(worker: Worker) -> int:
         trainer = Trainer(worker, "asp")
-        loader = elastic(DataLoader(range(24), 4), optimizer=trainer.optimizer)  # type: ignore[arg-type]
+        loader: Any = elastic(DataLoader(range(24), 4), optimizer=trainer.optimizer)  # type: ignore[arg-type]
         if worker.number == 1:
             wait(done)
             return 0
