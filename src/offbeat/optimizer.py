@@ -7,10 +7,12 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any, Final, Literal, NoReturn
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from offbeat import session as sessions
 from offbeat.core.policy import Policy
@@ -35,6 +37,8 @@ _SIBLINGS: list[Any] = []
 _WRAPPED: WeakSet[DistributedOptimizer] = WeakSet()
 """The wrapped optimizers of this process."""
 _WRAPPING: Final = threading.Lock()
+_STEPPED: WeakKeyDictionary[torch.optim.Optimizer, list[tuple[DistributedOptimizer, int]]] = WeakKeyDictionary()
+"""The optimizers that have made a step: for one that is not wrapped those that have its parameters, with their numbers of steps then."""
 
 MAKES_STATE: Final = ("torch.distributed.checkpoint.state_dict", "_init_optim_state")
 """Module and name of the function that makes the state of an optimizer without one, by a step."""
@@ -48,6 +52,32 @@ class _Elsewhere(defaultdict[torch.Tensor, Any]):
 
     def __missing__(self, parameter: torch.Tensor) -> NoReturn:
         raise ConfigurationError("the job keeps this optimizer's state, not this process: optimizer.state_dict() gathers it")
+
+
+def _look_at(stepping: torch.optim.Optimizer, *_: Any) -> None:
+    """Called before each step of any optimizer. Warn of one over a job's parameters that is not wrapped, as where a script changes to
+    another for its second part: the workers part there, and nothing else says so, since the wrapped one steps no more. A class which
+    holds the wrapped one, as SAM's, makes steps of it in its own."""
+    if stepping not in _STEPPED:
+        own = {id(parameter) for group in stepping.param_groups for parameter in group["params"]}
+        with _WRAPPING:
+            wrapped = [one for one in _WRAPPED if one is stepping or not own.isdisjoint(one._known.trained)]
+        known = not wrapped or any(one is stepping or one._steps_with(stepping) for one in wrapped)
+        _STEPPED[stepping] = [] if known else [(one, -1) for one in wrapped]
+    seen = _STEPPED[stepping]
+    if any(one._in_job and one._session.steps == steps for one, steps in seen):
+        seen.clear()
+        warn(
+            f"the script calls step() of an optimizer that is not wrapped ({type(stepping).__name__}), over parameters of a "
+            "DistributedOptimizer: each worker makes these steps by itself, with its own gradients. Wrap it too, after close() of the one "
+            "before: 'Several optimizers' in docs/optimizers.md"
+        )
+    seen[:] = [(one, one._session.steps) for one, _ in seen]
+
+
+@cache
+def _look_at_steps() -> None:
+    register_optimizer_step_pre_hook(_look_at)
 
 
 @contextmanager
@@ -141,7 +171,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with own_mode():
             self._session = self._open(layout, spec, model, policy)
         self._session.known_as(self)
+        self._in_job = not isinstance(self._session, LocalSession)
+        """Whether other workers train the same parameters, until `close`."""
         with _WRAPPING:
+            _look_at_steps()
             for other in _WRAPPED:
                 if self._known.share(other._known):
                     self._session.shares = other._session.shares = True
@@ -340,6 +373,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Return the optimizers that the wrapped one holds and steps with, by the name of the attribute."""
         return {name: held for name, held in vars(self.wrapped).items() if isinstance(held, torch.optim.Optimizer)}
 
+    def _steps_with(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether its steps are this one's: it is the wrapped optimizer or held by it, or this one's step is under way."""
+        return self._session.inside or optimizer is self.wrapped or optimizer in self._held().values()
+
     def _unguard(self) -> None:
         for one in (self.wrapped, *self._held().values()):
             if (guard := vars(one).get("_offbeat_guard")) is not None:
@@ -447,6 +484,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Leave the job; the model keeps its parameters. Called automatically at the end of the script."""
         self._session.close()
+        self._in_job = False
         self._unguard()
 
 

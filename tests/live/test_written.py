@@ -17,7 +17,7 @@ from tests.live.harness import APART, Job, Worker, wait
 from tests.live.samples import Trainer
 from torch import nn
 
-from offbeat.errors import JobError
+from offbeat.errors import JobError, OffbeatWarning
 from offbeat.journal.file import read
 from offbeat.runtime.parameter_server.exchange import Exchange
 
@@ -307,3 +307,42 @@ def test_a_scheduler_that_one_worker_calls_is_reported(tmp_path: Path, by: str) 
         job.run(script)
     about = [record["about"] for record in read(tmp_path / "journal") if record["kind"] == "warning"]
     assert about.count("settings_differ") == (by == "chief")
+
+
+class Holder(torch.optim.Optimizer):
+    """As SAM has the optimizer that makes its steps."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, base.defaults)
+        self.base = base
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        self.base.step()
+
+
+@pytest.mark.parametrize("sync", ["bsp", "full", "ensemble(steps=2)"])
+def test_steps_of_an_optimizer_that_is_not_wrapped_are_told_of(sync: str) -> None:
+    """Not of that of another model, of one that holds the wrapped one, or of one after `close`."""
+
+    def script(worker: Worker) -> None:
+        trainer = Trainer(worker, sync)
+        later = torch.optim.ASGD(trainer.model.parameters(), lr=0.01)
+        other = torch.optim.SGD(nn.Linear(3, 1).parameters(), lr=0.01)
+        holder = Holder(trainer.optimizer)
+        for _ in range(3):
+            trainer.optimizer.zero_grad()
+            trainer.model(torch.ones(2, 1)).sum().backward()
+            holder.step()
+            other.step()
+        if worker.number == 0:
+            later.step()
+            later.step()
+        trainer.optimizer.close()
+        after = torch.optim.Adagrad(trainer.model.parameters(), lr=0.01)
+        after.step()
+        after.step()
+
+    with pytest.warns(OffbeatWarning) as told, Job(2) as job:
+        job.run(script)
+    caught = [str(one.message) for one in told if "that is not wrapped" in str(one.message)]
+    assert len(caught) == 1 and "(ASGD)" in caught[0]
