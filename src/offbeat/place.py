@@ -70,6 +70,11 @@ def steps(number: int, *, every: int = 1) -> Iterator[int]:
 
 
 def _steps(session: Session, number: int, every: int) -> Iterator[int]:
+    session.keeps_place = True  # also where the count begins within a pass over a loader, after passes over epochs that are over
+    return _count(session, number, every)
+
+
+def _count(session: Session, number: int, every: int) -> Iterator[int]:
     at = session.made
     session.begin(at)
     if at:

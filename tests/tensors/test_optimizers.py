@@ -30,7 +30,7 @@ def test_every_supported_optimizer_makes_the_trip(name: str) -> None:
 def test_each_class_of_torch_is_either_supported_or_refused_with_a_reason() -> None:
     assert {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adafactor"} <= set(supported())
     for name in ("LBFGS", "SparseAdam"):
-        with pytest.raises(ConfigurationError, match=f"{name} cannot be run by a server"):
+        with pytest.raises(ConfigurationError, match=f"{name} works under no rule: it "):
             spec_of(getattr(torch.optim, name)(one()))
 
 

@@ -32,7 +32,7 @@ _ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "
 _WHOLE = ("Adafactor", "Muon")
 """The step needs the whole tensor in its true shape: row and column means, or singular vectors."""
 _REFUSED = {
-    "LBFGS": "it evaluates the loss several times within a step, which a server cannot do",
+    "LBFGS": "it evaluates the loss several times within a step, and each time would need the gradients of all workers",
     "SparseAdam": "it needs sparse gradients, and gradients are exchanged dense; use Adam",
 }
 _DECOUPLED = ("AdamW", "Adafactor", "Muon")
@@ -98,8 +98,9 @@ def spec_of(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
             "full (bsp without servers) or ensemble"
         )
     if kind.__name__ not in supported():
-        reason = _REFUSED.get(kind.__name__, "it is not known how its state can be divided")
-        raise ConfigurationError(f"{kind.__name__} cannot be run by a server: {reason}; the known ones are {', '.join(supported())}")
+        reason = _REFUSED.get(kind.__name__)
+        why = f"works under no rule: {reason}" if reason else "cannot be run by a server: it is not known how its state can be divided"
+        raise ConfigurationError(f"{kind.__name__} {why}; the known ones are {', '.join(supported())}")
     return OptimizerSpec(kind.__name__, tuple(hyperparameters(optimizer)))
 
 
