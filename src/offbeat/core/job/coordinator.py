@@ -208,6 +208,8 @@ class Coordinator:
         if speaks:
             ended = "its script has ended" if event.exits else "its script has closed the optimizer"
             self._take_out(event.worker, WorkerState.FINISHED, "it was told to leave" if event.noticed else ended, now)
+        else:
+            self._tell_over()
 
     def _take_out(self, worker: WorkerId, state: WorkerState, reason: str, now: Seconds) -> None:
         if not self.participants.leave(worker, state, reason):
