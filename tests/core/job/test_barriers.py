@@ -131,6 +131,14 @@ def test_without_a_sampler_the_job_ends_with_its_first_workers() -> None:
     assert only(JobOver, job(Joined(1))).incarnation == 3, "one that comes still later is told at once"
 
 
+def test_who_comes_back_to_a_closed_optimizer_is_told_of_the_end_when_the_processes_have_ended() -> None:
+    job = Hand(rule("bsp"), 2)
+    job(Lost(1, "killed"))
+    job(Left(0, 1, exits=False))
+    assert not any(isinstance(effect, JobOver) for effect in job(Joined(1))), "another optimizer may come"
+    assert only(JobOver, job(Left(0, 1))) == JobOver(1, 2, OVER)
+
+
 def test_a_job_whose_first_workers_have_all_died_goes_on() -> None:
     job = Hand(rule("bsp"), 2)
     for worker in range(2):
