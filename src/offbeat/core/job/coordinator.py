@@ -195,6 +195,8 @@ class Coordinator:
     def _lost(self, event: Lost, now: Seconds) -> None:
         member = self.membership[event.worker]
         if event.incarnation is None:
+            if member.goes_on:
+                self.participants.died(event.worker, event.reason)
             # A process that fails after it has left, for instance sys.exit(3), has not completed its script.
             member.completed = member.goes_on = False
         if event.incarnation in (None, member.incarnation):
