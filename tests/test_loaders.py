@@ -178,7 +178,7 @@ def test_a_pass_that_was_left_may_be_gone_on_with() -> None:
     assert [next(left).tolist() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert sorted(indices(loader, optimizer)) == list(range(16))
     under_way = iter(loader)
-    with pytest.warns(UserWarning, match="another one over the same loader"):
+    with pytest.warns(OffbeatWarning, match="another one over the same loader"):
         assert next(left).tolist() == [8, 9]
     assert next(under_way).tolist() == [0, 1]
 
@@ -195,7 +195,7 @@ def test_a_pass_in_the_middle_of_another_ends_that_one_with_a_warning() -> None:
                 assert sorted(index for batch in loader for index in batch.tolist()) == list(range(16))
         return number
 
-    with pytest.warns(UserWarning, match="another one over the same loader") as warned:
+    with pytest.warns(OffbeatWarning, match="another one over the same loader") as warned:
         found = [steps(), steps()]
     assert len(warned) == 1 and found == [4, 4]
     optimizer.pull()

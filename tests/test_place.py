@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import offbeat
 from offbeat import session as sessions
 from offbeat.errors import OffbeatWarning
-from offbeat.session import LeasedRange, LocalSession
+from offbeat.session import LeasedRange, LocalSession, Session
 
 ROOT = Path(__file__).parents[1]
 OVER = "the scripts of the job's first workers have ended"
@@ -212,6 +213,20 @@ def test_epochs_go_on_after_a_checkpoint(tmp_path: Path) -> None:
 
     assert train(4) == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert train(9) == [(1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+
+
+def test_a_loader_is_of_the_first_optimizer_that_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "current", None)
+    first, second, third = (create_autospec(Session, instance=True, closed=False) for _ in range(3))
+    found: list[Session] = []
+    sessions.when_made(found.append)
+    for session in (first, second):
+        sessions.made(session)
+        sessions.when_made(found.append)
+    first.closed = True
+    sessions.made(third)
+    sessions.when_made(found.append)
+    assert found == [first, first, first, third]
 
 
 def test_epochs_are_those_of_a_loader_of_the_job() -> None:

@@ -58,7 +58,7 @@ def elastic(
         drop_last: leave out the last samples of an epoch if they do not fill a batch.
         order: the indices of an epoch, given its number, the same on every worker; instead of ``shuffle``.
         seed: the seed of the orders; default: the job's.
-        optimizer: the optimizer in whose job the samples are dealt out; default: the main session's `DistributedOptimizer`.
+        optimizer: the optimizer in whose job the samples are dealt out; default: the first that the script has not closed.
         deal: ``"pool"``: workers take as many batches of an epoch as they can. ``"even"``: each worker has an equal share, so that
             ``len(loader)`` is the number of its batches; what a dead worker leaves goes to its next process, or is unused.
         options: options of the ``DataLoader``: ``num_workers``, ``collate_fn``, ``pin_memory`` ... For a stream only ``collate_fn``.

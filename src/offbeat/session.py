@@ -194,6 +194,8 @@ class Session(ABC):
         """Whether the script goes on where the job is: it counts with `offbeat.steps` or `offbeat.epochs`, or has loaded a checkpoint."""
         self.over: str | None = None
         """Why the job has ended for this worker, which its script has not; None: it has not ended."""
+        self.closed = False
+        """Whether the script has closed the optimizer."""
         self.ended = False
         """Whether the script has been told of the end: by an empty pass, or, without a sampler, by the next step."""
         self.progress = SplitProgress()
@@ -642,9 +644,12 @@ _waiting: list[Callable[[Session], None]] = []
 
 
 def made(session: Session) -> None:
-    """Register the session of a new `DistributedOptimizer`, and make the waiting calls."""
+    """Register the session of a new `DistributedOptimizer`, and make the waiting calls.
+
+    The first one stays the main session until the script closes its optimizer and makes another. Without a launcher the newest one is it.
+    """
     global current
-    if current is None or isinstance(session, LocalSession):
+    if current is None or current.closed or isinstance(session, LocalSession):
         current = session
     waiting = list(_waiting)
     _waiting.clear()

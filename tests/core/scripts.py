@@ -65,6 +65,8 @@ class Process:
     """Which of the times to wake up that were set is the valid one."""
     now: float = 0.0
     gone: bool = False
+    closed: bool = False
+    """Its script has closed the optimizer, and its process goes on."""
     frozen_until: float = 0.0
     poisoned: bool = False
     """Its next gradient is not finite."""
@@ -106,7 +108,8 @@ class Process:
         for epoch in range(self.schedule.epochs):
             yield from self._epoch(epoch)
             yield from self._come_to_barrier(epoch)
-        yield Left(self.worker, self.incarnation)
+        self.closed = (self.worker + self.incarnation) % 3 == 0
+        yield Left(self.worker, self.incarnation, exits=not self.closed)
 
     def _epoch(self, epoch: int) -> Script:
         held: deque[LeaseId] = deque()

@@ -163,9 +163,18 @@ class World:
             self._in_sight = max(self._in_sight, process.frozen_until)  # only then does it learn that it was thought dead
 
     def _end(self, process: Process) -> None:
-        if not process.gone:
+        if process.closed:
+            process.closed = False
+            self._send(Lost(process.worker, "its process has ended"))
+        elif not process.gone:
             process.gone = True
             self._send(Lost(process.worker, "its process has ended", process.incarnation or None))
+
+    def _exit(self, process: Process) -> None:
+        """The script ends after it has closed the optimizer."""
+        if process.closed:
+            process.closed = False
+            self._send(Left(process.worker, process.incarnation))
 
     def _beat(self, process: Process, incarnation: int | None = None) -> None:
         """A sign of life now and then, from a process that is there and has not joined anew since."""
@@ -199,7 +208,10 @@ class World:
             process.waits = not isinstance(wish, Skipped)  # to which there is no answer
             if wish is not None:
                 self._send(wish)
-            if isinstance(wish, Left):
+            if isinstance(wish, Left) and process.closed:
+                process.gone = True
+                self._at(self._random.choice((1, 5, 20)), lambda: self._exit(process))
+            elif isinstance(wish, Left):
                 self._end(process)
 
     # The clock and the coordinator.

@@ -274,7 +274,7 @@ def test_so_it_is_where_it_has_left_the_job_before_and_sends_no_report(late: boo
         job.ends(0, 0, joined=True)
     job.ends(1, 1, joined=True)
     assert ((1, True) in job.machines.gone) == late
-    assert not late or job.notes[-1].endswith("the others had finished, and there was nothing left to do")
+    assert not late or job.notes[-1].endswith("the others had finished the training with which its script begins")
 
 
 def test_another_worker_takes_the_seat_of_one_that_has_ended_for_good_and_none_that_of_one_that_has_finished() -> None:

@@ -307,7 +307,7 @@ class Job:
             try:
                 self._results[number] = script(worker)
                 for session in reversed(worker.sessions):
-                    session.close()
+                    session._at_exit()
             except Death:
                 pass
             finally:

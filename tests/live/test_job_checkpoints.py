@@ -317,7 +317,9 @@ EPOCHS_EACH = 2
 EACH = EPOCHS_EACH * SIZE // BATCH // 2
 
 
-def one_after_the_other(worker: Worker, sync: str, epochs: int = EPOCHS_EACH) -> list[tuple[int, list[torch.Tensor]]]:
+def one_after_the_other(
+    worker: Worker, sync: str, epochs: int = EPOCHS_EACH, *, closes: bool = False
+) -> list[tuple[int, list[torch.Tensor]]]:
     """Train three models, with an optimizer each; the version at the beginning of each training, and the parameters at its end."""
     trained = []
     for number in range(TRAININGS):
@@ -326,12 +328,13 @@ def one_after_the_other(worker: Worker, sync: str, epochs: int = EPOCHS_EACH) ->
         optimizer = worker.distribute(torch.optim.AdamW(model.parameters(), lr=0.01), model, sync)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         begun, awaits = optimizer.version, worker.job.settings.checkpoint is not None and epochs == EPOCHS_EACH
+        unsure = (1 if closes else IDLE_FOLDS) if number else 0
         sampler = optimizer.batch_sampler(range(SIZE), batch_size=BATCH)
         for _ in range(epochs):
             for batch in sampler:
-                if awaits and optimizer.version > (IDLE_FOLDS if number else 0):  # else a job is over before it has saved much
-                    first = number and optimizer.version == IDLE_FOLDS + 1  # now the training before is known to be over
-                    saved = number * EACH + (0 if first else optimizer.version)
+                if awaits and optimizer.version > unsure:  # else a job is over before it has saved much
+                    known = closes or optimizer.version != unsure + 1  # else it is known from now on that the training before is over
+                    saved = number * EACH + (optimizer.version if known or not number else 0)
                     while not worker.job.has_saved(saved):
                         worker.sessions[-1].look()  # a rank's replica of a model before is asked for, too
                 optimizer.zero_grad()
@@ -340,18 +343,24 @@ def one_after_the_other(worker: Worker, sync: str, epochs: int = EPOCHS_EACH) ->
                 schedule.step()
         optimizer.pull()
         trained.append((begun, [parameter.detach().clone() for parameter in model.parameters()]))
+        if closes:
+            optimizer.close()
+            while awaits and not worker.job.has_saved((number + 1) * EACH):
+                pass
     return trained
 
 
-@pytest.mark.parametrize(("sync", "servers"), [("bsp", 1), ("bsp", 2), ("full", 1)])
+@pytest.mark.parametrize(
+    ("sync", "servers", "closes"), [("bsp", 1, False), ("bsp", 2, False), ("full", 1, False), ("bsp", 1, True), ("full", 1, True)]
+)
 @pytest.mark.parametrize("training", range(TRAININGS))
 def test_a_job_resumes_in_the_training_in_which_it_was_saved(
-    tmp_path: Path, sync: str, servers: int, training: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, sync: str, servers: int, closes: bool, training: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Trainings that were over stay so, and those that had yet to begin begin."""
 
     def script(worker: Worker) -> list[tuple[int, list[torch.Tensor]]]:
-        return one_after_the_other(worker, sync)
+        return one_after_the_other(worker, sync, closes=closes)
 
     with Job(2, servers=servers, checkpoint=CheckpointOrder(folder=str(tmp_path), every_versions=1, keep=99)) as job:
         whole = job.run(script)

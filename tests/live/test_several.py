@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import offbeat
+from offbeat.errors import ConfigurationError
 from offbeat.journal.file import of_optimizer, read
 from offbeat.runtime.worker.connection import WorkerConnection
 
@@ -220,6 +221,10 @@ def test_workers_that_have_closed_an_optimizer_make_the_next_one_together(sync: 
                 model(torch.ones(1, 4)).sum().backward()
                 optimizer.step(samples=1)
             optimizer.close()
+            batches = optimizer.batch_sampler(range(4), batch_size=2)
+            for call in (optimizer.step, optimizer.pull, batches.__iter__().__next__):
+                with pytest.raises(ConfigurationError, match="the script has closed this optimizer"):
+                    call()
 
     journal = tmp_path / "journal"
     with Job(2, journal=str(journal)) as job:

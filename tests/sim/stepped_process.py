@@ -157,7 +157,7 @@ class SteppedProcess(ABC):
             session.progress.deal(grant.parts, samples, batch)
             session.deliver(grant)
             self._compute(1, samples)
-        session.close()
+        session._at_exit()
         self.end("end of stream")
 
     @abstractmethod

@@ -89,7 +89,7 @@ class WorkerProcess:
         """Return how the newest process ended, in words."""
         then = "" if self.failure is None else f"; its script failed after its training loop: {self.failure.reason}"
         if self.too_late:
-            return f"came back too late: the others had finished, and there was nothing left to do{then}"
+            return f"came back too late: the others had finished the training with which its script begins{then}"
         if self.standing.kill_reason is not None:
             return f"{self.standing.kill_reason}, and was killed"
         if self.standing.was_done(status):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.core.hand import Hand, names, only
 
-from offbeat.core.effects import BARRIER, BarrierPassed, Effect, Fold, GoesOn, JobOver, Paused, Release, Settle
+from offbeat.core.effects import BARRIER, BarrierPassed, Effect, Fold, GoesOn, JobOver, Paused, Release, Settle, StateChanged
 from offbeat.core.events import BarrierWanted, Joined, Left, Lost
 from offbeat.policies import rule
+from offbeat.types import WorkerState
 
 OVER = "the scripts of the job's first workers have ended"
 
@@ -129,6 +130,25 @@ def test_without_a_sampler_the_job_ends_with_its_first_workers() -> None:
     assert only(JobOver, effects) == JobOver(1, 2, OVER)
     job(Lost(1, "killed"))
     assert only(JobOver, job(Joined(1))).incarnation == 3, "one that comes still later is told at once"
+
+
+def test_who_comes_back_to_a_closed_optimizer_is_told_of_the_end_when_the_processes_have_ended() -> None:
+    job = Hand(rule("bsp"), 2)
+    job(Lost(1, "killed"))
+    job(Left(0, 1, exits=False))
+    assert not any(isinstance(effect, JobOver) for effect in job(Joined(1))), "another optimizer may come"
+    assert only(JobOver, job(Left(0, 1))) == JobOver(1, 2, OVER)
+
+
+def test_who_has_closed_an_optimizer_and_dies_is_dead() -> None:
+    job = Hand(rule("bsp"), 2)
+    job(Left(1, 1, exits=False))
+    assert not job(Lost(1, "its connection has closed", 1)), "which closing does"
+    assert only(StateChanged, job(Lost(1, "killed by SIGKILL"))).state is WorkerState.DEAD
+    assert not job(Lost(1, "killed by SIGKILL")), "once"
+    job(Joined(1))
+    job.push(0, 0)
+    assert only(Fold, job.push(1, 0, incarnation=2)).version == 1
 
 
 def test_a_job_whose_first_workers_have_all_died_goes_on() -> None:

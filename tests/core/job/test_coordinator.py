@@ -334,6 +334,22 @@ def test_a_newcomer_begins_no_epoch_that_the_scripts_before_it_have_not(end: str
         assert only(Grant, effects).epoch == 1
 
 
+def test_a_newcomer_does_not_go_on_alone_in_an_optimizer_that_the_scripts_have_closed() -> None:
+    """Its loops pass without a batch: the others evaluate, or make another optimizer, for which they need its script."""
+    job = Hand(ASP(), 1)
+    job.want(0, batch=6)
+    job.push(0, 0, leases=(0,))
+    job.finish(0)
+    job(Joined(1))
+    job.want(1, 1)
+    told = only(NoMore, job(Left(0, 1, exits=False)))
+    assert "have closed the optimizer before epoch 1" in told.reason and not told.over
+    assert only(EpochEnded, job.finish(1, 1)).report["unused"] == 6
+    assert not only(NoMore, job.want(1, 2)).over
+    job(Left(0, 1))
+    assert only(NoMore, job.want(1, 2)).over, "its process has ended"
+
+
 @pytest.mark.parametrize("end", ["script", "notice", "death"])
 @pytest.mark.parametrize("idle", [False, True])
 def test_a_newcomer_does_not_go_on_alone_in_an_epoch_whose_loop_the_scripts_have_left(end: str, idle: bool) -> None:

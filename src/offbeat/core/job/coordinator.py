@@ -195,6 +195,8 @@ class Coordinator:
     def _lost(self, event: Lost, now: Seconds) -> None:
         member = self.membership[event.worker]
         if event.incarnation is None:
+            if member.goes_on:
+                self.participants.died(event.worker, event.reason)
             # A process that fails after it has left, for instance sys.exit(3), has not completed its script.
             member.completed = member.goes_on = False
         if event.incarnation in (None, member.incarnation):
@@ -208,6 +210,8 @@ class Coordinator:
         if speaks:
             ended = "its script has ended" if event.exits else "its script has closed the optimizer"
             self._take_out(event.worker, WorkerState.FINISHED, "it was told to leave" if event.noticed else ended, now)
+        else:
+            self._tell_over()
 
     def _take_out(self, worker: WorkerId, state: WorkerState, reason: str, now: Seconds) -> None:
         if not self.participants.leave(worker, state, reason):

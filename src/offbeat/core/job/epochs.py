@@ -13,8 +13,10 @@ shares of an epoch that a script has asked for (``deal="even"``).
 A worker that has joined the running job does not begin an epoch, except a sampler's first: it waits until a worker that was there when the
 job began, and has used this sampler, takes the first samples. The joiner's script may count epochs from an old checkpoint, and would
 otherwise train an epoch alone that no other script asks for. If no such worker is left, the joiner begins the epoch, unless the script of
-one of them has come to its end. Then the joiner gets no more samples, of the epoch under way either: the scripts left its loop before its
-end, as those do that count their steps over a sampler without one.
+one of them has come to its end, or has closed the optimizer. Then the joiner gets no more samples, of the epoch under way either: the
+scripts left its loop before its end, as those do that count their steps over a sampler without one. Where they go on, to evaluate or to
+make another optimizer, the joiner's loops pass, each without a batch, and its script follows them; where they have ended, so does the
+joiner's.
 """
 
 from __future__ import annotations
@@ -234,8 +236,8 @@ class Epochs:
         return self._leases.begun(pool) or not self._follows(worker, pool) or not self._others_begin(pool)
 
     def _over_for(self, worker: WorkerId, pool: int) -> bool:
-        """Return True if the worker has joined the running job, and the scripts that say how long a sampler is used have ended."""
-        return self._follows(worker, pool) and self._start.completed() and not self._others_begin(pool)
+        """Return True if the worker has joined the running job, and the scripts that say how long a sampler is used have left it."""
+        return self._follows(worker, pool) and self._start.closed() and not self._others_begin(pool)
 
     def _follows(self, worker: WorkerId, pool: int) -> bool:
         return pool in self._users and not self._start.first(worker)
@@ -246,8 +248,9 @@ class Epochs:
 
     def _no_more(self, event: LeaseWanted) -> NoMore:
         when = "in" if self._leases.begun(event.pool) else "before"
-        reason = f"the scripts of the job's first workers have ended {when} epoch {event.epoch}"
-        return NoMore(event.worker, event.incarnation, event.pool, event.epoch, False, reason, over=True)
+        over = self._start.completed()
+        reason = f"the scripts of the job's first workers have {'ended' if over else 'closed the optimizer'} {when} epoch {event.epoch}"
+        return NoMore(event.worker, event.incarnation, event.pool, event.epoch, False, reason, over=over)
 
     def places(self) -> dict[int, dict[str, Any]]:
         """Return each sampler's position for a checkpoint: see `Leases.place`."""

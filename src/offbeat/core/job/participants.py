@@ -48,10 +48,18 @@ class Participants:
         member = self.membership[worker]
         if member.state in (WorkerState.DEAD, WorkerState.FINISHED):
             return False
-        member.state = state
-        self._effects.append(StateChanged(worker, member.incarnation, state, reason))
+        self._change(worker, state, reason)
         self.outside.pop(worker, None)
         return True
+
+    def died(self, worker: WorkerId, reason: str) -> None:
+        """Note that the process of a worker is dead which had left, and gone on with its script."""
+        self._change(worker, WorkerState.DEAD, reason)
+
+    def _change(self, worker: WorkerId, state: WorkerState, reason: str) -> None:
+        member = self.membership[worker]
+        member.state = state
+        self._effects.append(StateChanged(worker, member.incarnation, state, reason))
 
     def speaks(self, worker: WorkerId, incarnation: Incarnation, now: Seconds) -> bool:
         """Note a sign of life; return whether its sender may speak.

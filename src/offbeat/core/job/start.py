@@ -91,3 +91,8 @@ class JobStart:
     def completed(self) -> bool:
         """Return whether the script of a worker that was there when the job began has come to its end."""
         return any(self._membership[worker].completed and self.first(worker) for worker in self._membership)
+
+    def closed(self) -> bool:
+        """Return whether such a script has come to its end, or has closed the optimizer."""
+        members = self._membership
+        return any((members[worker].completed or members[worker].goes_on) and self.first(worker) for worker in members)

@@ -244,7 +244,10 @@ class CheckpointKeeper:
 
     def _is_over(self, number: int) -> bool:
         """Return True if an optimizer's training is over, as far as is known."""
-        return self._count - self._at[number] > IDLE_FOLDS * (1 + self._most)
+        coordinator = self._jobs[number].coordinator
+        assert coordinator is not None
+        closed = coordinator.start.closed() and not coordinator.membership.in_state(WorkerState.ALIVE)
+        return closed or self._count - self._at[number] > IDLE_FOLDS * (1 + self._most)
 
     def _take(self, making: _Making, numbers: Collection[int], now: Seconds) -> bool:
         """Let the moment of these optimizers be now, and ask the workers for their parts. Returns False if there are none."""
@@ -308,7 +311,9 @@ class CheckpointKeeper:
         for peer in asked:
             header = {"kind": "checkpoint", "version": making.version, "random": job.number == self._leads}
             gives = peer.worker == giver
-            others = [[one.number, gives, gives and one.number not in self._known] for one in over]
+            others = [
+                [one.number, gives, gives and one.number not in self._known] for one in over if peer.worker in making.awaited[one.number]
+            ]
             peer.connection.send({**header, "rest": gives, "frozen": gives and job.number not in self._known, "others": others})
 
     def _content(self, job: Saves, giver: WorkerId | None, now: Seconds) -> OptimizerContent:
@@ -361,17 +366,14 @@ class CheckpointKeeper:
         assert making is not None
         for number in making.taken:
             content = making.contents[number]
-            if number in self._places and making.of_end:
-                content.replica = self._jobs[number].last_replica()
-                if content.replica is None:
-                    making.failed = "no rank has given its replica before it left"
+            if number in self._places and content.giver is not None:
+                making.servers += 1
+                self._jobs[number].save_replica(content.giver, partial(self._on_replica, making, content))
                 continue
             if number in self._places:
-                making.servers += 1
-                if content.giver is None:
-                    making.failed = "no rank is there to give its replica"
-                else:
-                    self._jobs[number].save_replica(content.giver, partial(self._on_replica, making, content))
+                content.replica = self._jobs[number].last_replica()
+                if content.replica is None:
+                    making.failed = "no rank is there to give its replica, and none has given it before it left"
                 continue
             making.servers += self._jobs[number].save_shards({"do": "save", "version": making.version}, partial(self._keep_copy, content))
 
@@ -430,7 +432,7 @@ class CheckpointKeeper:
             self._give_up(making, making.failed)
         elif now - making.began >= SERVERS_S and making.servers:
             self._give_up(making, f"{making.servers} servers have not written their part within {SERVERS_S:g} s")
-        elif not making.of_end and any(self._giver_is_gone(making, number) for number in replicas):
+        elif any(self._giver_is_gone(making, number) for number in replicas):
             self._give_up(making, "the rank that was asked for its replica is gone")
         elif not making.servers and (self._complete(making) or now - making.began >= making.patience_s):
             for number in replicas:
@@ -441,8 +443,10 @@ class CheckpointKeeper:
 
     def _giver_is_gone(self, making: _Making, number: int) -> bool:
         content, coordinator = making.contents[number], self._jobs[number].coordinator
+        if content.replica is not None:
+            return False
         assert coordinator is not None and content.giver is not None
-        return content.replica is None and coordinator.membership[content.giver].state is not WorkerState.ALIVE
+        return coordinator.membership[content.giver].state is not WorkerState.ALIVE
 
     def _replica_version(self, making: _Making, number: int) -> Version:
         """Return the version of a rank's replica. In the gossip family ranks count their own steps: then it is no version of the job."""

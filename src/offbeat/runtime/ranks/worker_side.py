@@ -132,6 +132,7 @@ class RankSession(JobSession):
     @property
     def _mine(self) -> RankMember:
         """Return this rank's part in the job; there is one from the welcome until `close`."""
+        self.link.check_open()
         assert self._part is not None, "this rank is not in a job"
         return self._part
 
@@ -167,6 +168,7 @@ class RankSession(JobSession):
     def close(self) -> None:
         self._leave()
         self._detach()
+        self.closed = True
 
     def _leave(self, *, exits: bool = False) -> None:
         if self.link.incarnation and not self.link.failed and not self.link.closed.is_set():

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, TypeAlias
 
 from offbeat.core.phases import UNMEASURED, Phase, PhaseClock
-from offbeat.errors import JobError, RefusedError
+from offbeat.errors import ConfigurationError, JobError, RefusedError
 from offbeat.runtime.job import last_words, messages
 from offbeat.runtime.worker.library_calls import Calls
 from offbeat.runtime.worker.links import RETRY_S, Links
@@ -28,6 +28,11 @@ from offbeat.types import NOT_JOINED, Incarnation, Seconds, WorkerId
 
 Pair: TypeAlias = tuple[SharedMemory, SharedMemory]
 """Memory for gradients, and memory for parameters."""
+CLOSED: Final = (
+    "the script has closed this optimizer, and this worker has left its job: call close() after its last step, save, barrier and pull, and "
+    "after the last pass over a loader that was made for it. A loader that is made after the next optimizer is that one's; to evaluate, "
+    "take a plain DataLoader"
+)
 MAIL: Final = ("welcome", "attached", "grant", "no_more", "epoch_ended", "barrier_passed", "farewell", "place", "parts")
 """Kinds of messages that are kept until the session waits for them."""
 LOOK_S: Seconds = 0.25
@@ -264,6 +269,11 @@ class WorkerConnection:
         self._hurry.put(None)
         self._links.close()
 
+    def check_open(self) -> None:
+        """Raise `ConfigurationError` if the script has closed the optimizer."""
+        if self.closed.is_set():
+            raise ConfigurationError(CLOSED)
+
     # Waiting.
 
     def receive(self, kind: str) -> Message:
@@ -351,6 +361,7 @@ class WorkerConnection:
             self._read(left)
 
     def _read(self, timeout_s: Seconds | None) -> None:
+        self.check_open()
         for connection, item in self._links.poll(timeout_s):
             if isinstance(item, Closed):
                 self._give_up(connection, item.reason)

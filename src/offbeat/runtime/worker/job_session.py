@@ -28,6 +28,7 @@ from offbeat.core.phases import Phase, slowest
 from offbeat.core.policy import Plan
 from offbeat.core.worker import State, Worker
 from offbeat.core.worker_messages import BarrierAsked, Compute, EpochEndWanted, HandIn, Instruction, PullAsked, SamplesWanted, Stimulus
+from offbeat.errors import warn
 from offbeat.runtime.job import last_words
 from offbeat.runtime.job.first_steps import FirstSteps
 from offbeat.runtime.job.loading import frozen
@@ -518,6 +519,7 @@ class JobSession(Session):
             self._hand_in()
         self._detach()
         self._leave()
+        self.closed = True
 
     def _leave(self, *, exits: bool = False) -> None:
         if not self.link.closed.is_set():
@@ -538,6 +540,7 @@ class JobSession(Session):
 
     @library_call
     def step(self, samples: int | None) -> None:
+        self.link.check_open()
         self.in_step, orders.last_step = True, orders.had_its_turn
         self.phases.turn(Phase.PUSH)
         try:
@@ -621,6 +624,8 @@ class JobSession(Session):
     @library_call
     def log(self, values: dict[str, float]) -> None:
         super().log(values)
+        if self.closed:
+            warn("the job does not hear of what offbeat.log() is given after close(): log it before")
         rest = [(name[:METRIC_NAME_MAX], value) for name, value in values.items() if name != "loss"]
         if not self.link.closed.is_set():
             for start in range(0, len(rest), METRICS_MAX):
