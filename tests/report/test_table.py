@@ -34,7 +34,7 @@ from offbeat.journal.worker_summary import NO_MACHINE
 from offbeat.policies import BSP, SSP, Backup, ElasticBSP
 from offbeat.report.figures import accuracy, seconds, share, short, state_words
 from offbeat.report.live import LiveProgress
-from offbeat.report.remarks import culprits, marked, remarks
+from offbeat.report.remarks import _optimizer_sentence, culprits, marked, remarks
 from offbeat.report.table import comparison, console, job_tables
 
 
@@ -277,3 +277,10 @@ def test_a_terminal_without_a_size_is_nobodys(monkeypatch: pytest.MonkeyPatch, s
         monkeypatch.setattr("sys.stdout", file)
         assert console().is_terminal is terminal
     os.close(ours)
+
+
+def test_an_optimizer_without_a_push_has_no_fates_to_name() -> None:
+    """As one with which a script was to go on, and that it has made at its end."""
+    one = {"optimizer": 1, "sync": "bsp", "version": 0, "pushes": 0, "fates": {"folded": 0}, "staleness_max": 0}
+    assert _optimizer_sentence(one) == "Optimizer 1, bsp: version 0, 0 pushes."
+    assert _optimizer_sentence({**one, "version": 4, "pushes": 8, "fates": {"folded": 8}}).endswith("version 4, 8 pushes (8 folded).")

@@ -70,7 +70,8 @@ def _optimizer_sentence(one: dict[str, Any]) -> str:
     """Return the remark on a further optimizer of the job; the rows of the table are about the first."""
     fates = ", ".join(f"{count:,} {fate}" for fate, count in one["fates"].items() if count)
     staleness = f", staleness {one['staleness_mean']:.1f}, max {one['staleness_max']}" if one["staleness_max"] else ""
-    return f"Optimizer {one['optimizer']}, {short(one['sync'])}: version {one['version']:,}, {one['pushes']:,} pushes ({fates}){staleness}."
+    pushes = f"{one['pushes']:,} pushes" + (f" ({fates})" if fates else "")
+    return f"Optimizer {one['optimizer']}, {short(one['sync'])}: version {one['version']:,}, {pushes}{staleness}."
 
 
 def culprits(summary: Summary) -> list[int]:
