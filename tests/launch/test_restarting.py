@@ -250,7 +250,7 @@ def test_a_script_that_fails_when_nothing_was_left_to_do_is_no_failure_of_the_jo
     job.ends(2, 1, joined=True)
     assert ((2, True) in job.machines.gone) == finished
     if finished:
-        assert job.notes[-1].endswith("nothing left to do; its script failed after its training loop: ValueError: no mean")
+        assert job.notes[-1].endswith("its script begins; its script failed after its training loop: ValueError: no mean")
 
 
 def test_so_it_is_where_the_job_has_ended_before_its_script() -> None:
