@@ -143,7 +143,7 @@ def test_a_resumption_says_from_where(job: Path, finished: bool, epochs: list[in
     folder.finish(folder.begin(8), {**MANIFEST, "version": 8, "finished": finished, "optimizers": optimizers})
     [told] = checkpointing.begin(None, checkpointing.found(job), None)
     assert told.startswith(f"going on from {job / 'version-00000008'}, {words}")
-    assert finished or "count of steps begins at 0, and those up to its last one are all made, unless it counts with offbeat.steps" in told
+    assert finished or "count of steps begins at 0 (offbeat.steps goes on where the job was)" in told
 
 
 def test_what_is_missing_at_the_end_is_counted() -> None:

@@ -200,7 +200,7 @@ def _place(saved: Checkpoint) -> str:
         return ": the job had finished there, and trains on if its script asks for more"
     places = [dict(optimizer["places"]) for optimizer in saved.manifest["optimizers"] if optimizer.get("places")]
     epochs = {pool: place["epoch"] + (place.get("rest") == []) for pool, place in places[0].items()} if places else {}
-    own = "its own count of steps begins at 0, and those up to its last one are all made, unless it counts with offbeat.steps"
+    own = "its own count of steps begins at 0 (offbeat.steps goes on where the job was)"
     if not any(epochs.values()):
         return f": the script begins at its top; {own}"
     newest, epoch = max(epochs), max(epochs.values())
