@@ -68,6 +68,17 @@ def test_metrics_come_from_the_newest_version_and_its_lowest_worker() -> None:
     assert tally.summary()["metrics"] == {"accuracy": "nan"}
 
 
+def test_what_a_later_optimizer_has_logged_takes_the_place_of_the_first_one_s() -> None:
+    tally = Tally.of([JOB, release(1.0, 0), push(2.0, 0, loss=3.0), metrics(0, 9, 0.1)])
+    job = {**JOB, "optimizer": 1}
+    for record in (job, release(3.0, 0, optimizer=1), push(4.0, 0, optimizer=1)):
+        tally.add(record)
+    assert (tally.summary()["loss"], tally.summary()["metrics"]) == (3.0, {"accuracy": 0.1}), "it has logged nothing"
+    for record in (push(5.0, 0, loss=2.0, optimizer=1), {**metrics(0, 2, 0.2), "optimizer": 1}):
+        tally.add(record)
+    assert (tally.summary()["loss"], tally.summary()["metrics"]) == (2.0, {"accuracy": 0.2})
+
+
 def test_a_loss_that_is_not_a_number_stays_one_that_json_can_carry() -> None:
     tally = Tally.of([JOB, release(1.0, 0), push(2.0, 0, loss="nan")])
     assert tally.summary()["loss"] == "nan"

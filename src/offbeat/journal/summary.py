@@ -207,7 +207,8 @@ class Tally(Watcher):
             }
             for number, worker in zip(sorted(self._workers), workers, strict=True)
         ]
-        losses = [float(worker.loss) for worker in workers if worker.loss is not None]
+        # Of a script that closes one optimizer and makes the next, the newest training has logged last.
+        trainings = [self, *(self._others[number] for number in sorted(self._others))]
         samples = sum(worker.samples for worker in workers)
         parts = sum(worker.staleness.count for worker in workers)
         wall_s = 0.0
@@ -230,19 +231,24 @@ class Tally(Watcher):
             "scale": self._scale.report() if (self._scale.least, self._scale.most) != (1.0, 1.0) else None,
             "shards": self._per_shard(),
             "per_worker": per_worker,
-            "metrics": {name: value for name, (_, value) in self._metrics.items()},
+            "metrics": {name: value for one in trainings for name, (_, value) in one._metrics.items()},
             **self._epochs.summary(brief=brief),
             "faults": list(self._faults),
             "warnings": list(self._warnings),
             "exceptions": list(self._exceptions),
             "rule_changes": list(self._rule_changes),
             "verdicts": [verdict.plain() for verdict in verdicts(self.costs)],
-            "loss": plain(sum(losses) / len(losses)) if losses else None,
+            "loss": next((loss for one in reversed(trainings) if (loss := one._loss()) is not None), None),
             "optimizers": self._per_optimizer(),
             "journal_failure": self.journal_failure,
             "ok": self._end.get("ok"),
             "reason": self._end.get("reason"),
         }
+
+    def _loss(self) -> float | str | None:
+        """Return the mean over workers of the newest loss of each; None: none has logged any."""
+        losses = [float(worker.loss) for _, worker in sorted(self._workers.items()) if worker.loss is not None]
+        return plain(sum(losses) / len(losses)) if losses else None
 
     def _per_shard(self) -> list[dict[str, Any]] | None:
         if not self._shards:
