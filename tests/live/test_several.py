@@ -236,6 +236,44 @@ def test_workers_that_have_closed_an_optimizer_make_the_next_one_together(sync: 
     assert not lost, "no optimizer begins without a worker whose process goes on"
 
 
+@pytest.mark.parametrize("sync", ["bsp", "full", "majority"])
+def test_a_worker_comes_back_to_a_training_that_the_others_have_closed(sync: str) -> None:
+    """It has the model of the first training as the others have it, and joins them in the second."""
+    back = threading.Event()
+
+    def train(worker: Worker) -> list[Tensor]:
+        ends = []
+        for number in range(3):
+            with seeded(number):
+                model = nn.Linear(4, 1)
+            optimizer = worker.distribute(torch.optim.Adam(model.parameters(), lr=0.1), model, sync)
+            for batch in optimizer.batch_sampler(range(24), batch_size=4):
+                if number == 1 and worker.number == 1 and not back.is_set():
+                    worker.die()
+                deadline = time.monotonic() + DEADLINE_S
+                while number == 1 and not back.wait(0.01):
+                    assert time.monotonic() < deadline, "waited in vain"
+                    optimizer.pull()  # the other may need a copy of the replica
+                optimizer.zero_grad()
+                model(torch.full((len(batch), 4), float(batch[0]))).square().mean().backward()
+                optimizer.step()
+            ends.append(model.weight.detach().clone())
+            optimizer.close()
+        return ends
+
+    def again(worker: Worker) -> list[Tensor]:
+        back.set()
+        return train(worker)
+
+    with Job(2) as job:
+        threads = [job.start(0, train), job.start(1, train)]
+        job.join(threads[1])
+        job.start(1, again)
+        job.join()
+        stayed, returned = job.results(0, 1)
+    assert all(map(torch.equal, stayed, returned))
+
+
 def test_all_sessions_are_in_a_call_while_one_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that comes back takes results of its first optimizer meanwhile, which are steps that the library makes, and not the script."""
     found: list[list[bool]] = []

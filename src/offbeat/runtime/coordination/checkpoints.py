@@ -101,8 +101,8 @@ class _Making:
     """Files of other servers, and replicas of ranks, that have not come yet."""
     awaited: dict[int, dict[WorkerId, Incarnation]] = field(default_factory=dict)
     """By optimizer: the workers that have not handed in their part for good, and their incarnations."""
-    asked: set[WorkerId] = field(default_factory=set)
-    """The workers that were alive."""
+    asked: dict[int, set[WorkerId]] = field(default_factory=dict)
+    """By optimizer: the workers that were alive."""
     patience_s: Seconds = PARTS_S
     """How long to wait for parts."""
     failed: str | None = None
@@ -305,7 +305,7 @@ class CheckpointKeeper:
             members = one.coordinator.membership
             here = [peer.worker for peer in asked if members[peer.worker].state is WorkerState.ALIVE]
             making.awaited[one.number] = {worker: members[worker].incarnation for worker in here}
-            making.asked.update(here)
+            making.asked[one.number] = set(here)
             making.contents[one.number] = content = self._content(one, giver if giver in here else None, now)
             content.parts.update(self._left.get(one.number, {}) if one is not job else {})
         for peer in asked:
@@ -348,7 +348,6 @@ class CheckpointKeeper:
         for job in self._begun():
             content = making.contents[job.number] = self._content(job, None, now)
             content.parts.update(self._left.get(job.number, {}))
-            making.asked.update(self._left.get(job.number, {}))
         making.taken = list(making.contents)
         self.after()
 
@@ -481,7 +480,7 @@ class CheckpointKeeper:
         return sum(content.place["version"] for number, content in making.contents.items() if number in self._counted)
 
     def _missing(self, making: _Making) -> list[WorkerId]:
-        return sorted({worker for worker in making.asked if any(worker not in content.parts for content in making.contents.values())})
+        return sorted(set().union(*(asked.difference(making.contents[number].parts) for number, asked in making.asked.items())))
 
     def _write(self, making: _Making) -> None:
         """Write all files. In a thread."""

@@ -135,7 +135,7 @@ FROM_WORKER: Final = Kinds(
         "met": MessageSchema(),
         "outside": MessageSchema(fields({"incarnation": whole(), "reason": _words})),
         "voided": MessageSchema(fields({"number": whole()})),
-        "leaving": MessageSchema(),
+        "leaving": MessageSchema(fields({}, {"exits": flag})),
         "donation": MessageSchema(
             fields(
                 {"to": maybe(_worker), "number": whole(), "failed": maybe(_words)},

@@ -242,12 +242,17 @@ class Joiners:
             return False
         return True
 
-    def on_leaving(self, rank: WorkerId) -> None:
-        """Let a rank leave. If it is the last one, ask for its replica first, for ranks that may still come back, or a checkpoint."""
+    def on_leaving(self, rank: WorkerId, *, exits: bool) -> None:
+        """Let a rank leave. If it is the last one, ask for its replica first, for ranks that may still come back, or a checkpoint.
+
+        Args:
+            rank: the rank.
+            exits: False: its script goes on. Ranks whose processes die later come back to this training, which is over, first.
+        """
         connection = self._peers[rank].connection
         absent = self._coordinator.membership.in_state(WorkerState.DEAD, WorkerState.RECOVERED, WorkerState.EXPECTED)
         self._leaving.add(rank)
-        if (absent or self.saves) and self._leaving.issuperset(self._sources()):
+        if (absent or self.saves or not exits) and self._leaving.issuperset(self._sources()):
             self._last.add(rank)
             connection.send({"kind": "donate", "to": None, "number": 0, "ticket": []})
         connection.send({"kind": "farewell"})

@@ -179,7 +179,7 @@ class RankSession(JobSession):
                 self._take_leave()
             # Another rank may want a copy of the replica before it is gone. Where the coordinator is gone, no request can come.
             with suppress(JobError):
-                self._coordinator.send({"kind": "leaving"})
+                self._coordinator.send({"kind": "leaving", "exits": exits})
                 self.link.answer("farewell")
             with suppress(Fenced, JobError):
                 self._take_leave()
