@@ -183,6 +183,23 @@ def test_a_pass_that_was_left_may_be_gone_on_with() -> None:
     assert next(under_way).tolist() == [0, 1]
 
 
+def test_a_loader_with_an_iter_of_its_own_is_told_of() -> None:
+    class Doubled(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return (2 * batch for batch in super().__iter__())
+
+    class Named(DataLoader[Any]):
+        name = "training"
+
+    optimizer = optimizer_of()
+    data: Any = range(4)
+    with pytest.warns(OffbeatWarning, match=r"the __iter__ of its own class is not called. To keep it: Doubled\(data, batch_sampler="):
+        assert indices(offbeat.elastic(Doubled(data, batch_size=2)), optimizer) == [0, 1, 2, 3]
+    kept = Doubled(data, batch_sampler=optimizer.batch_sampler(range(4), batch_size=2, shuffle=False))
+    assert indices(kept, optimizer) == [0, 2, 4, 6]
+    offbeat.elastic(Named(data, batch_size=2))
+
+
 def test_a_pass_in_the_middle_of_another_ends_that_one_with_a_warning() -> None:
     """As an evaluation does. What it has looked at is given once more, in the next pass and in no other."""
     optimizer = optimizer_of()
@@ -224,7 +241,7 @@ def test_a_small_data_set_that_is_fetched_ahead_as_a_whole(workers: int) -> None
         (lambda: offbeat.elastic(Stream(), batch_size=2, shuffle=True), "keeps its own order"),
         (lambda: offbeat.elastic(Stream(), batch_size=2, num_workers=2), "num_workers"),
         (lambda: offbeat.elastic(DataLoader(range(4)), batch_size=2), "set it on the DataLoader"),  # type: ignore[arg-type]
-        (lambda: offbeat.elastic(DataLoader(range(4), batch_size=None)), "batch_size=None"),  # type: ignore[arg-type]
+        (lambda: offbeat.elastic(DataLoader(range(4), batch_size=None)), "batch_size=None.*pass that as batch_sampler"),  # type: ignore[arg-type]
         (lambda: offbeat.elastic(DataLoader(range(10), batch_size=4, sampler=Every())), "order="),  # type: ignore[arg-type]
         (lambda: offbeat.elastic(DataLoader(range(4), batch_sampler=[[0, 1]]), batch_size="auto"), "are dealt out whole"),  # type: ignore[arg-type]
         (lambda: offbeat.elastic(DataLoader(range(4), batch_sampler=iter([[0, 1]]))), "has no length"),  # type: ignore[arg-type]

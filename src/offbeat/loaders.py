@@ -119,7 +119,16 @@ def _of_loader(
         of = _epochs(loader.dataset), loader.batch_size, loader.collate_fn
         return ElasticStream(*of, drop_last=loader.drop_last, session=session, auto=auto)
     if loader.batch_sampler is None:
-        raise ConfigurationError("elastic(DataLoader) deals out batches, but this DataLoader has batch_size=None: give it a batch size")
+        raise ConfigurationError(
+            "elastic(DataLoader) deals out batches, but this DataLoader has batch_size=None: give it a batch size, or, where its sampler "
+            "gives batches, pass that as batch_sampler"
+        )
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        warn(
+            f"elastic() deals out the batches of this {type(loader).__name__} with a plain DataLoader: the __iter__ of its own class is "
+            f"not called. To keep it: {type(loader).__name__}(data, batch_sampler=optimizer.batch_sampler(data, batch_size=...)), without "
+            "elastic()"
+        )
     if type(loader.batch_sampler) is BatchSampler:
         sampler, batch_size = loader.batch_sampler.sampler, loader.batch_sampler.batch_size
         part = checksum_of_part(loader.dataset, sampler)

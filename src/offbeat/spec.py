@@ -6,7 +6,7 @@ import ast
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from offbeat.errors import ConfigurationError
@@ -91,11 +91,12 @@ def build(text: str, kinds: Mapping[str, type[T]], what: str) -> T:
         if key not in known:
             settings = f"its settings are {', '.join(known)}" if known else "it has no settings"
             raise ConfigurationError(f"{text!r}: {name} has no setting {key!r}{hint(key, known)}; {settings}")
-    try:
-        return kind(**arguments)
-    except TypeError as error:
-        needed = ", ".join(known)
-        raise ConfigurationError(f"{text!r}: {name} needs its settings spelled out ({needed}): {error}") from None
+    needed = [key for key, f in known.items() if f.default is MISSING and f.default_factory is MISSING and key not in arguments]
+    if needed:
+        about: Any = getattr(kind, "about", None)
+        such = f", for instance {about.examples[0]}" if about is not None else ""
+        raise ConfigurationError(f"{text!r}: {name} needs {' and '.join(needed)}{such}; its settings are {', '.join(known)}")
+    return kind(**arguments)
 
 
 def hint(word: str, known: Iterable[str]) -> str:

@@ -45,7 +45,7 @@ REFUSED = [
     ("full(carry_clip=True)", "carry_clip must be a number above 0"),
     ("quorum(q=0)", "q must be a whole number, at least 1"),
     ("first_of(m=1.5)", "m must be a whole number"),
-    ("all_of", "all_of needs its settings spelled out"),
+    ("all_of", r"all_of needs m, for instance all_of\(m=2\)"),
 ]
 
 

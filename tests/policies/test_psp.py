@@ -26,7 +26,7 @@ REFUSED = [
     ("psp(c=2, scaling=square)", "scaling must be one of linear, none"),
     ("psp(c=2, interrupt=1)", "interrupt must be True or False"),
     ("psp(c=2, max_skew=-1)", "max_skew must be a whole number, at least 0"),
-    ("psp(b=0.9)", r"psp needs its settings spelled out \(c, b, "),
+    ("psp(b=0.9)", r"psp needs c, for instance psp\(c=2\); its settings are c, b, "),
 ]
 
 WORKERS = {0: 0, 1: 0, 2: 0, 3: 0}

@@ -116,7 +116,7 @@ def test_a_rule_of_another_family_is_refused() -> None:
         ("spp(staleness=3)", r"no synchronization rule 'spp' \(did you mean 'ssp'\?\); the known ones are .*adpsgd, .*ssp"),
         ("ssp(stalenes=3)", r"ssp has no setting 'stalenes' \(did you mean 'staleness'\?\); its settings are staleness"),
         ("bsp(k=2)", "bsp has no setting 'k'; it has no settings"),
-        ("ssp", r"ssp needs its settings spelled out \(staleness\)"),
+        ("ssp", r"ssp needs staleness, for instance ssp\(staleness=1\); its settings are staleness"),
         ("ssp(3)", r"the argument at character 5 has no name; write ssp\(key=value, ...\)"),
         ("ssp(staleness=3", "cannot read it at character"),
         ("ssp(staleness=1+x)", "the value at character 15 is neither a number, a word, nor a quoted string"),

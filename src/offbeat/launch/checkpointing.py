@@ -54,7 +54,7 @@ class Results:
         """Return, as a sentence, what is missing at the job's end; None: the last checkpoint was made, or there was to be none."""
         if self.reason is None:
             return None
-        left = "there is none" if self.newest is None else f"the newest one is of version {self.newest}"
+        left = "this job has made none" if self.newest is None else f"the newest one is of version {self.newest}"
         return f"the last checkpoint failed ({self.reason}): {self.failed} of {self.failed + self.made} failed, and {left}"
 
 

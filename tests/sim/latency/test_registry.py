@@ -244,7 +244,7 @@ def test_stretched_work_away_from_windows_is_the_same_to_the_last_bit() -> None:
         ("constant(seconds=1e999)", "must be a finite number"),
         ("constant(seconds=fast)", "seconds='fast'"),
         ("constant(seconds=True)", "seconds=True"),
-        ("constant", "needs its settings spelled out"),
+        ("constant", "constant needs seconds; its settings are seconds"),
         ("constant(second=1)", r"no setting 'second' \(did you mean 'seconds'\?\)"),
         ("constant(1)", "the argument at character 10 has no name"),
         ("constant(seconds=)", "cannot read it at character"),

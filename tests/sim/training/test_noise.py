@@ -52,7 +52,7 @@ def test_the_seed_and_the_version_decide() -> None:
 @pytest.mark.parametrize(
     ("spelling", "message"),
     [
-        ("noise", r"noise needs its settings spelled out"),
+        ("noise", "noise needs variance; its settings are signal, variance"),
         ("noise(variance=nan)", r"variance"),
         ("noise(variance=1, decay=0)", r"noise\(decay=0\): decay must be a number greater than 0"),
         ("noise(variance=1, dimensions=0)", r"dimensions must be a whole number, at least 1"),
